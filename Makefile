@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz coverage check audit bench docs notebooks clean
+.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz coverage check audit bench bench-gpu docs notebooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make check       formatting, lint, types"
 	@echo "make audit       known vulnerabilities of the dependencies; needs the network"
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
+	@echo "make bench-gpu   measure one GPU in eight minutes: training, decoding, tests; into gpu-results/"
 	@echo "make docs        write the reference pages, build the site in site/"
 	@echo "make notebooks   write the book's chapters as Jupyter notebooks, in notebooks/"
 	@echo "make clean       remove $(VENV) and what tools left behind"
@@ -72,6 +73,10 @@ audit: $(VENV)/installed-test
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run_all.py
+
+# Longer, or some parts only: make bench-gpu GPU="--minutes 30 --parts train-gpt2,decode"
+bench-gpu: $(VENV)/installed-test
+	@$(BIN)/python benchmarks/gpu.py $(GPU)
 
 docs: $(VENV)/installed-docs
 	@$(BIN)/python docs/make_reference.py

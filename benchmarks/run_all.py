@@ -1,7 +1,7 @@
 """Run every benchmark and write what it printed, with the machine, into RESULTS.md.
 
 A program's last output replaces the one before, between two marks that name the program; the rest
-of the file stays.
+of the file stays. `gpu.py` is not among them: it needs a GPU and writes files of its own.
 
     python benchmarks/run_all.py                              # all of them
     python benchmarks/run_all.py train_throughput.py --rounds 5

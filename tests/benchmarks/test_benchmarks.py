@@ -78,7 +78,7 @@ def test_sides_run_in_processes_of_their_own(tmp_path, monkeypatch, capsys):
 
 def test_results_keep_their_place():
     run_all = program("run_all")
-    names = {path.stem for path in BENCHMARKS.glob("*.py")} - {"run_all", "side_by_side"}
+    names = {path.stem for path in BENCHMARKS.glob("*.py")} - {"run_all", "side_by_side", "gpu"}
     assert {*run_all.PROGRAMS} == names
     text = "# Results\n\nBefore.\n"
     for output in ("one", "two"):
@@ -395,3 +395,44 @@ def test_losses(name, only, monkeypatch, capsys):
     program(name).main()
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == [f"| {one}" for one in only]
+
+
+def test_a_part_of_the_gpu_benchmark_writes_its_results(tmp_path, monkeypatch):
+    gpu = program("gpu")
+    for name, count in (("ceilings", 4), ("loss", 4)):
+        gpu.run_child(name, tmp_path, "cpu")
+        result = json.loads((tmp_path / f"{name}.json").read_text())
+        assert result["status"] == "complete"
+        assert len(result["results"]) == count
+
+    def lack_package(report):
+        report.add("first", ms=1.0)
+        import_module("no_such_package")
+
+    import_module = importlib.import_module
+    monkeypatch.setitem(gpu.PARTS, "loss", gpu.Part(lack_package, 1.0))
+    gpu.run_child("loss", tmp_path, "cpu")
+    result = json.loads((tmp_path / "loss.json").read_text())
+    assert result["status"] == "skipped: the package no_such_package is not installed"
+    assert result["results"] == [{"what": "first", "ms": 1.0}]
+
+
+def test_parts_of_the_gpu_benchmark_that_time_does_not_reach(tmp_path, capsys):
+    gpu = program("gpu")
+    names = gpu.select_parts("loss, ceilings")
+    assert names == ["ceilings", "loss"]  # the most important first
+    with pytest.raises(SystemExit, match="no part speed; there are: ceilings, train-gpt2"):
+        gpu.select_parts("speed")
+    assert gpu.run_parts(names, tmp_path, minutes=0.0, tiny=True) == 0
+    assert "not reached: ceilings, loss" in capsys.readouterr().out
+    assert json.loads((tmp_path / "summary.json").read_text())["not reached"] == names
+    assert gpu.run_part("loss", tmp_path, tiny=True, seconds=0.01)["status"].startswith("stopped")
+
+
+@pytest.mark.slow
+def test_every_part_of_the_gpu_benchmark(tmp_path, capsys):
+    gpu = program("gpu")
+    assert gpu.run_parts(gpu.PARTS, tmp_path, minutes=30.0, tiny=True) == 0
+    output = capsys.readouterr().out
+    for name in gpu.PARTS:
+        assert f"| {name} | complete |" in output, output

@@ -6,6 +6,9 @@ import pytest
 import torch
 from small_models import ALL_SPECS, BOTH, GENERATING, inputs_for, random_ids, small_model
 
+from trivium.models import build
+from trivium.presets import presets
+
 pytestmark = pytest.mark.gpu
 
 
@@ -49,3 +52,54 @@ def test_cached_equals_uncached(name):
     ]
     close(torch.cat(parts, 1), expected, name)
     assert cache.lengths.tolist() == [0, 11, 0, 11]
+
+
+def training_step(model, rows, length):
+    """The hidden states and the gradients of a batch with packed documents or padding."""
+    ids = random_ids(rows, length).cuda()
+    columns = torch.arange(length, device="cuda").expand(rows, -1)
+    inputs = {"input_ids": ids}
+    if model.spec.family == "encoder-decoder":
+        inputs |= {"decoder_input_ids": ids, "attention_mask": (columns < length // 2).long()}
+    else:
+        inputs["document_ids"] = columns // 70 + 1
+    model.zero_grad()
+    hidden = model(**inputs)
+    weights = torch.linspace(-1.0, 1.0, hidden.numel(), device="cuda")
+    (hidden * weights.view_as(hidden)).mean().backward()
+    grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return hidden.detach(), grads
+
+
+def pair(name):
+    """Two equal models of a preset on the GPU, without dropout."""
+    described = presets[name].replace(vocab_size=64).with_dropout(0.0)
+    return build(described, seed=0).cuda(), build(described, seed=0).cuda()
+
+
+@pytest.fixture
+def compiler():
+    """Compile from nothing, and restore the limits that `compile_blocks` raises."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, capture_scalar_outputs=False):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, which differ between GPUs
+@pytest.mark.parametrize(
+    "name", ["bert-tiny", "gpt2-tiny", "t5-tiny", "gemma2-tiny", "mixtral-tiny"]
+)
+@pytest.mark.parametrize("flex", [False, True])
+def test_compiled_blocks(name, flex, compiler):
+    model, compiled = pair(name)
+    if flex:
+        assert compiled.use_flex_attention() == ""
+    compiled.compile_blocks(fullgraph=True)
+    shapes = [(4, 256), (3, 200), (2, 150)]
+    for step, shape in enumerate([*shapes, *shapes]):
+        # After a batch of every kind, nothing is compiled again.
+        with torch._dynamo.config.patch(error_on_recompile=step >= len(shapes)):
+            actual = training_step(compiled, *shape)
+        expected = training_step(model, *shape)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)

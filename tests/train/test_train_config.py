@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from trivium.config import iter_keys
@@ -14,7 +15,7 @@ from trivium.presets import presets
 from trivium.spec import ALiBi, Sinusoidal, Spec
 from trivium.train import defaults
 from trivium.train.optimizers.adamw import AdamW
-from trivium.train.recipe import ModelConfig, Recipe
+from trivium.train.recipe import ModelConfig, Recipe, TrainConfig
 from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
 from trivium.train.schedules import Cosine, Linear
 
@@ -425,3 +426,16 @@ def test_a_key_of_layers_is_set_in_every_layer_whose_part_has_it():
     recipe = load_recipe(tree, ["model.decoder.first_layers.feed_forward.d_ff=24"])
     widths = [layer.feed_forward.d_ff for layer in recipe.model.build_spec().decoder.every_layer]
     assert widths == [24, 512, 512]
+
+
+def test_flex_attention_needs_a_gpu_and_compiled_blocks():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert not TrainConfig(steps=1).uses_flex(cpu)
+    assert TrainConfig(steps=1, attention="flex").uses_flex(gpu)
+    for config, device in (
+        (TrainConfig(steps=1, attention="flex"), cpu),
+        (TrainConfig(steps=1, attention="flex", compile=True), cpu),
+        (TrainConfig(steps=1, attention="flex", compile=False), gpu),
+    ):
+        with pytest.raises(RecipeError, match=r'train.attention = "flex" needs a GPU'):
+            config.uses_flex(device)

@@ -20,7 +20,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
-import trivium.train.optimizers.muon
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.causal import Causal
@@ -30,7 +29,7 @@ from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import ALONE, Parallel, join_processes, parallelize_step
 from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
-from trivium.train.optimizers.muon import Muon, full_tensor
+from trivium.train.optimizers.muon import MatrixMuon, Muon, full_tensor
 from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep
@@ -167,12 +166,12 @@ def assert_matrices_are_divided(parallel: Parallel) -> None:
     """Each process makes the steps of its part of the matrices orthogonal."""
     model: Any = small_model("llama")
     matrices, _ = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
-    original, counts = trivium.train.optimizers.muon.orthogonalized, []
-    trivium.train.optimizers.muon.orthogonalized = lambda x: counts.append(len(x)) or original(x)
+    assert isinstance(matrices, MatrixMuon)
+    original, counts = matrices.orthogonalize, []
+    matrices.orthogonalize = lambda x: counts.append(len(x)) or original(x)
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
     matrices.step()
-    trivium.train.optimizers.muon.orthogonalized = original
     [total] = parallel.all_reduce_sum(sum(counts))
     assert total == sum(len(group["params"]) for group in matrices.param_groups)
     assert sum(counts) < total
@@ -195,11 +194,14 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
 
     checkpoints = Checkpoints(folder / "checkpoints", parallel)
     model, optimizer = trained(3)
-    checkpoints.save(model, [optimizer], TrainState(step=3))
+    scale = LossScale(8.0)
+    checkpoints.save(model, [optimizer], TrainState(step=3, loss_scale=scale))
+    scale.update(overflowed=True)  # while the checkpoint is written
     checkpoints.wait()
     parallel.barrier()
     fresh, restored = trained(0)
-    assert checkpoints.restore(fresh, [restored], warn=print).step == 3
+    state = checkpoints.restore(fresh, [restored], warn=print)
+    assert (state.step, state.loss_scale) == (3, LossScale(8.0))
     for one, other in ((model, optimizer), (fresh, restored)):
         other.zero_grad()
         one(torch.ones(2, 3)).sum().backward()

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from small_models import small_model
-from test_train_synchronization import CHANGES, Events
+from step_events import CHANGES, Events
 
 from trivium.errors import TrainingError
 from trivium.plan.forecast import trainer_without_data

@@ -9,7 +9,13 @@ import torch
 from small_models import small_model
 
 from trivium.train import hardware
-from trivium.train.hardware import choose_arithmetic, describe_device, measure_products
+from trivium.train.hardware import (
+    PRECISIONS,
+    choose_arithmetic,
+    describe_device,
+    measure_products,
+    precision_name,
+)
 
 CPU = torch.device("cpu")
 
@@ -56,6 +62,21 @@ def test_the_faster_precision_and_number_of_threads_are_chosen_and_kept(speeds, 
     speeds["bf16", 3] = 21.0
     assert chosen() == (fp32, 3)
     assert chosen(kept={"precision": "bf16", "threads": 2}) == (bf16, 3)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp16"), ((7, 0), "fp16"), ((6, 1), "fp32")],
+)
+def test_a_gpu_takes_the_half_precision_that_it_has(capability, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "one")
+    device, model = torch.device("cuda"), small_model("bert")
+    for asked, kept in (("auto", {}), ("auto", {"device": "one", "precision": "bf16"})):
+        found = choose_arithmetic(asked, device, model, kept).precision
+        assert precision_name(found) == kept.get("precision", expected)
+    for asked, dtype in PRECISIONS.items():
+        assert choose_arithmetic(asked, device, model, {}).precision is dtype
 
 
 def test_products_are_measured_in_every_setting():

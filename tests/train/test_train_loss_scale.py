@@ -10,6 +10,7 @@ from torch import nn
 
 from trivium.errors import RecipeError, TrainingError
 from trivium.models import build
+from trivium.nn.loss import linear_cross_entropy
 from trivium.objectives import to_device
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
@@ -161,7 +162,8 @@ def test_a_family_learns_in_float16(name):
             choose_arithmetic("fp16", CPU, build(spec), {})
         return
     model, gradients = build(spec, seed=0).eval(), []
-    inputs = {"input_ids": ids}
+    real = torch.arange(16) < torch.tensor([[16], [11]])
+    inputs = {"input_ids": ids, "attention_mask": real.long()}
     if model.spec.family == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
     has_head = any(head.kind in ("lm", "mlm") for head in model.spec.heads)
@@ -178,6 +180,21 @@ def test_a_family_learns_in_float16(name):
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     between = sum((a - b).square().sum() for a, b in zip(*gradients, strict=True))
     assert 0 < (between / sum(one.square().sum() for one in gradients[0])).sqrt() < 0.03
+
+
+def test_the_loss_of_a_vocabulary_takes_a_factor_beyond_float16():
+    """The largest number of float16 is 65,504."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in ((5, 11), (43, 11))]
+    targets, gradients = torch.arange(5), []
+    for dtype in (torch.float32, torch.float16):
+        features, weight = (one.clone().requires_grad_() for one in start)
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.float16):
+            loss = linear_cross_entropy(features, weight, None, targets)
+        (loss * 2.0**20).backward()
+        gradients.append((features.grad, weight.grad))
+    for single, half in zip(*gradients, strict=True):
+        torch.testing.assert_close(half, single, rtol=0.01, atol=0.01 * single.abs().max().item())
 
 
 def test_fp8_is_refused_by_name():

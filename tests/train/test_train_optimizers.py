@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
+from torch._dynamo.utils import counters
 
 from trivium.adapt import count_parameters
 from trivium.presets import presets
@@ -161,6 +163,50 @@ def test_muon_steps_like_that_of_pytorch(monkeypatch):
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
     assert torch.equal(ours[-1], start[-1])  # it has no gradient
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
+def test_muon_makes_steps_orthogonal_in_every_precision(precision):
+    """As small gradients are, which float16 cannot hold, compared with U V^T by an SVD."""
+    for shape in ((5, 31, 67), (2, 67, 31)):
+        gradients = 1e-8 * torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+        left, _, right = torch.linalg.svd(gradients, full_matrices=False)
+        weights = [torch.nn.Parameter(torch.zeros(shape[1:])) for _ in gradients]
+        muon = MatrixMuon(
+            [{"params": weights}], lr=1.0, momentum=0.0, weight_decay=0.0, precision=precision
+        )
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.float()
+        muon.step()
+        steps = -torch.stack([weight.detach() for weight in weights]).double()
+        steps /= max(1.0, shape[1] / shape[2]) ** 0.5
+        expected = left @ right
+        assert (steps - expected).norm() < 0.25 * expected.norm()
+
+
+def test_compiled_muon_takes_the_same_steps_and_does_not_compile_every_shape(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    found, shapes = [], ((5, 7), (7, 5), (11, 3), (5, 7), (13, 17), (6, 8), (9, 5), (3, 5))
+    start = [torch.randn(s, generator=torch.Generator().manual_seed(0)) for s in shapes]
+    weights, compiled = ([torch.nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    optimizers = [
+        MatrixMuon([{"params": some, "lr": 0.1}], lr=0.1, momentum=0.9, weight_decay=0.3,
+                   precision=torch.float32, compiled=some is compiled)
+        for some in (weights, compiled)
+    ]  # fmt: skip
+    for step in range(3):
+        for one, other in zip(weights, compiled, strict=True):
+            one.grad = other.grad = torch.randn(one.shape)
+        for optimizer in optimizers:
+            set_learning_rate([optimizer], 1.0 / (1 + step))
+            optimizer.step()
+        found.append(counters["stats"]["unique_graphs"])
+        assert not counters["graph_break"]
+    assert 0 < found[0] == found[-1] < len(set(shapes))
+    for one, other in zip(weights, compiled, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
 
 
 def test_muon_makes_steps_orthogonal():

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from step_events import CHANGES, Events
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,17 +18,11 @@ from trivium.plan.forecast import trainer_without_data
 from trivium.presets import presets
 from trivium.train import trainer as trainer_module
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.trainer import Hooks, StepNumbers, Trainer, TrainState
+from trivium.train.trainer import StepNumbers, Trainer, TrainState
 
 # Data-dependent shapes and numbers that the host reads; a mask of an index is a hidden `nonzero`.
 READ = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "bincount")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
-CHANGES = {
-    "tokenizer": {"vocab_size": 300},
-    "data": {"length": 16},
-    "train": {"steps": 9, "batch_tokens": 64, "micro_batch_tokens": 32, "device": "cpu",
-              "precision": "fp32"},
-}  # fmt: skip
 
 
 class HostReads(TorchDispatchMode):
@@ -106,27 +101,6 @@ def test_a_step_reads_no_number_of_the_device(name, optimizer):
         losses, norm = numbers.read()
         assert all(map(torch.isfinite, losses.values()))
         assert 0 < norm < float("inf")
-
-
-class Events(Hooks):
-    """Hooks that keep the order of what happens, without what a clock decides."""
-
-    def __init__(self):
-        self.events = []
-
-    def step(self, number, progress):
-        self.events.append(("queued", number))
-
-    def log(self, record, progress):
-        kept = {name: record[name] for name in record.keys() - {"seconds", "tokens_per_second"}}
-        self.events.append(("log", record["step"], kept, progress))
-
-    def evaluate(self, trainer, state):
-        self.events.append(("evaluate", state.step))
-        return {"valid_loss": 1.0}, False
-
-    def save(self, state):
-        self.events.append(("save", state.step, list(state.last_losses)))
 
 
 def run(name="gpt2-tiny"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,11 +24,13 @@ from trivium import spec
 from trivium.adapt.lora import LoRA, adapted_layers, add_lora
 from trivium.errors import RecipeError
 from trivium.models import Transformer
+from trivium.nn import loss as loss_module
 from trivium.train.tensor_parallel import parallelize
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS = 3
+compile_loss = loss_module._compile
 
 
 class Case(NamedTuple):
@@ -37,12 +40,14 @@ class Case(NamedTuple):
     sequence_parallel: bool = False
     lora: bool = False
     length: int = 7
+    compiled_loss: bool = False
 
 
 @pytest.mark.slow
 def test_losses_and_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     """Of an odd vocabulary and an odd number of positions."""
     cases = [Case("gpt2", True), Case("bert"), Case("llama", True), Case("t5"), Case("marian")]
+    cases += [Case("gpt2", compiled_loss=True), Case("bert", compiled_loss=True)]
     run(2, tmp_path, cases)
 
 
@@ -174,6 +179,10 @@ def divisible(described: spec.TransformerSpec) -> spec.TransformerSpec:
 
 def divide(model: Transformer, case: Case, mesh: DeviceMesh) -> None:
     parallelize(model, mesh["tensor"], sequence_parallel=case.sequence_parallel)
+    if case.compiled_loss:  # as on a GPU, without its compiler
+        forced, loss = {"compiled": True, "vocab_multiple": 16}, model.linear_cross_entropy
+        model.linear_cross_entropy = lambda *inputs, **options: loss(*inputs, **options | forced)
+        loss_module._compile = partial(compile_loss, backend="eager")
     if mesh["data"].size() > 1:
         for block in model.blocks:
             fully_shard(block, mesh=mesh["data"])

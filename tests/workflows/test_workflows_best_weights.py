@@ -42,10 +42,10 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
     found = []
     take_step = Trainer._take_step
 
-    def noted(trainer, batch, state, lr):
+    def noted(trainer, batch, state):
         decays = {g["weight_decay"] for o in trainer.optimizers for g in o.param_groups}
         found.append((state.step, max(decays), trainer.loader.steps_per_epoch()))
-        return take_step(trainer, batch, state, lr)
+        return take_step(trainer, batch, state)
 
     monkeypatch.setattr(Trainer, "_take_step", noted)
     data = tmp_path / "text.txt"

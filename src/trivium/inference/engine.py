@@ -9,19 +9,19 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.forward import (
-    batch_by_length,
-    check_prompt,
-    extend,
-    prefill,
-    vocabulary_logits,
+from trivium.inference.decode_step import (
+    UNFIXED_SHAPES,
+    CUDAGraph,
+    DecodeStep,
+    captures_decoding,
+    fuse_projections,
 )
+from trivium.inference.forward import batch_by_length, check_prompt, prefill, vocabulary_logits
 from trivium.inference.logits_processors import DecodingState, next_choice_ids, process_logits
 from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
 from trivium.inference.sampling import sample_tokens
@@ -54,11 +54,17 @@ class Engine:
             all slots.
         draft: a source of draft tokens (speculative decoding); drafts change the speed, not the
             text.
+        cuda_graph: whether to capture the decode step in a CUDA graph; None: on a GPU, if the
+            shapes of the decode step do not depend on the tokens.
+        fused: whether to compute query, key and value in one matmul, and gate and up in one, which
+            may be faster on a GPU (`fuse_projections`).
 
     Raises:
-        SpecError: `compile` is set and the model is not a Transformer or has experts, or `draft`
+        SpecError: `compile` is set and the model is not a Transformer, `compile` or `cuda_graph` is
+            set and the shapes of the decode step depend on the tokens (experts), or `draft`
             proposes more tokens than the cache can roll back.
-        TriviumError: `slots` is below 1, or `compile` and `draft` are combined.
+        TriviumError: `slots` is below 1, `compile` and `draft` are combined, or `cuda_graph` is set
+            and the model is not on a GPU.
     """
 
     def __init__(
@@ -69,6 +75,8 @@ class Engine:
         slot_length: int = _SLOT_LENGTH,
         compile: bool = False,
         draft: Draft | None = None,
+        cuda_graph: bool | None = None,
+        fused: bool = False,
     ) -> None:
         check_bounds("slots", slots, {"ge": 1})
         if compile and draft is not None:
@@ -76,16 +84,17 @@ class Engine:
         module = lm.module
         if compile and not module.spec.stacks:
             raise SpecError("a compiled decode step needs a Transformer: leave compile out.")
-        if compile and not all(
-            layer.has_fixed_shapes for stack in module.spec.stacks for layer in stack.every_layer
-        ):
-            raise SpecError(
-                "a decode step with experts cannot be compiled, since how many tokens each gets "
-                "depends on the tokens: leave compile out."
-            )
+        for option, is_set in (("compile", compile), ("cuda_graph", cuda_graph)):
+            if is_set and not module.has_fixed_shapes:
+                raise SpecError(f"{UNFIXED_SHAPES}: leave {option} out.")
+        if cuda_graph and module.device.type != "cuda":
+            raise TriviumError("a CUDA graph needs a model on a GPU: leave cuda_graph out.")
+        if cuda_graph is None:
+            cuda_graph = captures_decoding(module)
         self.lm, self.slots = lm, slots
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
-        self._module, self._rules, self._draft = module, lm.generation_rules, draft
+        self._module = fuse_projections(module) if fused else module
+        self._rules, self.draft = lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.slot_length)
         if draft is not None and draft.num_tokens > self._cache.max_crop:
             raise SpecError(
@@ -95,9 +104,13 @@ class Engine:
         self._states: list[_RequestState | None] = [None] * slots
         self._waiting: deque[_RequestState] = deque()
         self._finished: list[GenerationRequest] = []
-        self._compiled = compile
-        self._extend: Any = (
-            torch.compile(extend, dynamic=False, fullgraph=True) if compile else extend
+        self.compiled = compile
+        self._extend_texts = DecodeStep(
+            self._module,
+            self._cache,
+            compile=compile,
+            capture=CUDAGraph if cuda_graph else None,
+            max_width=1 if draft is None else 1 + draft.num_tokens,
         )
         if draft is not None:
             draft.start(slots, self.slot_length)
@@ -224,7 +237,7 @@ class Engine:
 
     def _decode_running(self) -> None:
         """Run a decode step: generate at least one token for every running text."""
-        if not self._compiled and not self._waiting:
+        if not self.compiled and not self._waiting:
             self._compact_slots()
         running = self._running_states()
         drafts = self._propose_drafts(running)
@@ -233,7 +246,8 @@ class Engine:
             state.slot: [state.request.output_ids[-1], *drafts.get(state.slot, ())]
             for state in running
         }
-        hidden = self._extend_texts(new)
+        longest = max(state.num_cached + len(new[state.slot]) for state in running)
+        hidden = self._extend_texts(new, longest)
         if hidden.shape[1] == 1:
             self._sample_next(_select_slots(hidden[:, 0], running), running)
         else:
@@ -265,21 +279,6 @@ class Engine:
             slots, lengths = zip(*((state.slot, state.num_cached) for state in active), strict=True)
             self._cache.crop(*torch.tensor([slots, lengths], device=self._module.device))
 
-    def _extend_texts(self, new: Mapping[int, Sequence[int]]) -> Tensor:
-        """Append `new` (slot -> ids) to the cache. Returns padded hidden states [slots, T, D]."""
-        # The rows are the first slots, so no copy is needed; rows of free slots are padding.
-        rows = self.slots if self._compiled else 1 + max(new)
-        lengths = [len(new.get(slot, ())) for slot in range(rows)]
-        width = max(lengths)
-        ids = [[*new.get(slot, ()), *[0] * (width - lengths[slot])] for slot in range(rows)]
-        device, full = self._module.device, min(lengths) == width and not self._compiled
-        return self._extend(
-            self._module,
-            self._cache,
-            torch.tensor(ids, device=device),
-            lengths=None if full else torch.tensor(lengths, device=device),
-        )
-
     def _compact_slots(self) -> None:
         """Move texts to the lowest slots: a decode step also computes free slots below a text."""
         for slot in range(self.num_active):
@@ -292,19 +291,19 @@ class Engine:
 
     def _propose_drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
         """Return each slot's draft tokens: fewer than the number of tokens left to generate."""
-        if self._draft is None:
+        if self.draft is None:
             return {}
         texts, limits = {}, {}
         for state in running:
             request = state.request
-            limit = min(self._draft.num_tokens, state.limit - len(request.output_ids) - 1)
+            limit = min(self.draft.num_tokens, state.limit - len(request.output_ids) - 1)
             if limit > 0:
                 texts[state.slot] = [*request.prompt_ids, *request.output_ids]
                 limits[state.slot] = limit
         vocab_size = self._rules.vocab_size
         return {
             slot: list(takewhile(lambda token_id: token_id < vocab_size, ids))
-            for slot, ids in self._draft.propose(texts, limits).items()
+            for slot, ids in self.draft.propose(texts, limits).items()
         }
 
     def _sample_next(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from trivium.errors import SpecError
+from trivium.inference.decode_step import CUDAGraph, DecodeStep, captures_decoding
 from trivium.inference.forward import Ids, prefill
 from trivium.inference.sampling_params import check_bounds
 from trivium.models import LanguageModule
@@ -110,6 +111,12 @@ class DraftModel:
                 f"cache of this model can roll back {self._cache.max_crop}."
             )
         self._cached: list[list[int]] = [[] for _ in range(slots)]
+        self._extend_texts = DecodeStep(
+            self.module,
+            self._cache,
+            capture=CUDAGraph if captures_decoding(self.module) else None,
+            max_width=1 + self.num_tokens,
+        )
 
     @torch.inference_mode()
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
@@ -152,7 +159,13 @@ class DraftModel:
 
     def _predict_next(self, new: Mapping[int, Ids]) -> dict[int, int]:
         """Append the tokens `new` to their slots. Returns each slot's most probable next token."""
-        hidden = prefill(self.module, self._cache, list(new), list(new.values()))
+        slots, texts = list(new), list(new.values())
+        if max(map(len, texts)) <= 1 + self.num_tokens:
+            longest = max(len(self._cached[slot]) + len(ids) for slot, ids in new.items())
+            hidden = self._extend_texts(new, longest)
+            hidden = hidden[slots, [len(ids) - 1 for ids in texts]]
+        else:
+            hidden = prefill(self.module, self._cache, slots, texts)
         for slot, ids in new.items():
             self._cached[slot].extend(ids)
         return dict(zip(new, self.module.logits(hidden).argmax(-1).tolist(), strict=True))

@@ -22,7 +22,7 @@ Texts = TypeVar("Texts", str, list[str])
 class GenerationMixin(TextModel):
     """The methods that generate text: sampling with engines, and beam search."""
 
-    _compiled_engine: Engine | None = None
+    _kept_engine: Engine | None = None
 
     def generate(
         self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[GenerationOptions]
@@ -114,7 +114,13 @@ class GenerationMixin(TextModel):
         return stream_text()
 
     def engine(
-        self, *, slots: int = 8, slot_length: int = 2048, draft: Draft | None = None
+        self,
+        *,
+        slots: int = 8,
+        slot_length: int = 2048,
+        draft: Draft | None = None,
+        cuda_graph: bool | None = None,
+        fused: bool = False,
     ) -> Engine:
         """Create an engine that generates the texts of many requests together; see `Engine`.
 
@@ -122,28 +128,44 @@ class GenerationMixin(TextModel):
             SpecError: the model does not generate.
         """
         self.require("generate")
-        compile = self.compile and draft is None
-        return Engine(self, slots=slots, slot_length=slot_length, compile=compile, draft=draft)
+        return Engine(
+            self,
+            slots=slots,
+            slot_length=slot_length,
+            compile=self.compile and draft is None,
+            draft=draft,
+            cuda_graph=cuda_graph,
+            fused=fused,
+        )
 
     def engine_for(
         self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
     ) -> Engine:
         """Return an engine whose slots are long enough for all requests.
 
-        A compiled engine is reused, because every new shape has to be compiled. Each of its slots
-        has room for at least 2,048 tokens, or for the context length of the model.
+        An engine whose decode step is compiled or captured in CUDA graphs is reused, because this
+        takes time. Each slot of a compiled engine has room for at least 2,048 tokens. On a GPU, the
+        number of tokens is otherwise a power of two. It is at most the model's context length.
         """
         start = self.generation_rules.decoder_start
         lengths = [len(start or one.prompt_ids) + one.params.max_new_tokens for one in requests]
-        length = max(lengths, default=1)
-        if not self.compile or draft is not None:
+        length, compiles = max(lengths, default=1), self.compile and draft is None
+        if not compiles:  # a compiled engine has one shape, whatever the number of requests
             slots = max(1, min(slots, len(requests)))
+        if not compiles and self.module.device.type != "cuda":
             return self.engine(slots=slots, slot_length=length, draft=draft)
-        limit = self.module.spec.max_length or length
-        kept = self._compiled_engine
-        if kept is None or kept.slots != slots or kept.slot_length < min(length, limit):
-            kept = self.engine(slots=slots, slot_length=max(length, 2048))
-        self._compiled_engine = kept
+        length = min(length, self.module.spec.max_length or length)
+        kept = self._kept_engine
+        if (
+            kept is None
+            or kept.draft is not draft
+            or kept.compiled != compiles
+            or (kept.slots != slots if compiles else kept.slots < slots)
+            or kept.slot_length < length
+        ):
+            length = max(length, 2048) if compiles else 1 << (length - 1).bit_length()
+            kept = self.engine(slots=slots, slot_length=length, draft=draft)
+        self._kept_engine = kept
         return kept
 
     def _make_requests(

@@ -223,6 +223,11 @@ class AttentionRNN(LanguageModule):
         """The encoder and the decoder."""
         return iter((self.encoder, self.decoder))
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """True. See `LanguageModule.has_fixed_shapes`."""
+        return True
+
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """Return an empty cache of decoder states, whose size does not depend on `slot_length`."""
         state = make_state_template(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)

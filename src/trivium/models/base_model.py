@@ -20,7 +20,9 @@ from trivium.models.heads.scalar_mix import ScalarMix
 from trivium.models.heads.vocabulary import LMHead, VocabularyHead
 from trivium.models.stack import Stack
 from trivium.nn.activations import apply_soft_cap
+from trivium.nn.flex import MIN_HEAD_DIM
 from trivium.nn.loss import PAD_TO_MULTIPLE_OF, linear_cross_entropy
+from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.part import Count, Part, PartModule, to_field_error
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.state import Cache
@@ -220,6 +222,8 @@ class LanguageModule(PartModule):
     heads: nn.ModuleDict
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
     """Cross-entropy from hidden states and output matrix; replaced in tensor parallelism."""
+    compiles_loss: bool = False
+    """Whether `lm_loss` on a GPU uses a compiled function; set by `compile_blocks`."""
 
     def initializer(self) -> Any:
         """Return the `Initializer` of the weights; None if `reset_parameters` sets all weights."""
@@ -316,8 +320,37 @@ class LanguageModule(PartModule):
         """Return the decoder's attention weights over the source [B, T, S] if `spec.aligns`."""
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
-    def compile_blocks(self) -> None:
-        """Compile the blocks with `torch.compile`, in models that become faster by compilation."""
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether no shape in a decode step depends on the tokens or on the lengths of texts.
+
+        Such a decode step can be compiled, and captured in a CUDA graph.
+        """
+        return False
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile blocks and loss with `torch.compile`, in models that become faster by it.
+
+        The options are those of `torch.compile`.
+        """
+
+    def use_flex_attention(self) -> str:
+        """Let self-attention use FlexAttention where it can, except with a cache (see `nn.flex`).
+
+        Returns a warning if some blocks cannot use FlexAttention, else "".
+        """
+        blocks = [*self.blocks]
+        mixers = [getattr(block, "mixer", None) for block in blocks]
+        flex = [each for each in mixers if isinstance(each, AttentionModule) and each.supports_flex]
+        for mixer in flex:
+            mixer.uses_flex = True
+        if len(flex) == len(blocks):
+            return ""
+        return (
+            f"FlexAttention computes {len(flex)} of {len(blocks)} layers: it supports attention "
+            f"without dropout (model.dropout = 0) and without relative position embeddings, whose "
+            f"heads have at least {MIN_HEAD_DIM} dimensions."
+        )
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
@@ -376,6 +409,7 @@ class LanguageModule(PartModule):
                 targets,
                 smoothing=smoothing,
                 soft_cap=head.soft_cap,
+                compiled=self.compiles_loss and features.is_cuda,
             )
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -170,10 +170,21 @@ class GeneratorAndDiscriminator(nn.Module):
         yield from self.generator.blocks
         yield from self.discriminator.blocks
 
-    def compile_blocks(self) -> None:
-        """Compile every layer of the generator and the discriminator."""
-        self.generator.compile_blocks()
-        self.discriminator.compile_blocks()
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every layer of the generator and the discriminator.
+
+        The options are those of `torch.compile`.
+        """
+        self.generator.compile_blocks(**options)
+        self.discriminator.compile_blocks(**options)
+
+    def use_flex_attention(self) -> str:
+        """Let the generator and the discriminator use FlexAttention.
+
+        Returns the warning of one of them, or "". See `LanguageModule.use_flex_attention`.
+        """
+        warning = self.generator.use_flex_attention()
+        return self.discriminator.use_flex_attention() or warning
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, draws: Tensor) -> Tensor:

@@ -110,6 +110,11 @@ class NGramModel(LanguageModule):
         """The tanh layer, the only layer between token embeddings and heads."""
         return iter((self.hidden,))
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """True. See `LanguageModule.has_fixed_shapes`."""
+        return True
+
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """Return an empty cache of token ids, from which contexts are read in each step."""
         return build_token_cache(slots, slot_length, self.device)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +21,11 @@ from trivium.nn.part import Count, DropoutRate, NumLayers, Part, Positive, empty
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.sequence_info import NO_CACHE, LayerContext, SequenceInfo
 from trivium.nn.state import Cache
+
+# The most compiled variants of one kind of layer: training, evaluation and decoding, each with
+# whole batches, fewer rows, shorter rows, one row and padding. PyTorch limits the variants of a
+# function, and all kinds of layers share the function `Block.forward`.
+_VARIANTS_PER_KIND = 16
 
 
 def _layers_as_tuple(layers: Any) -> Any:
@@ -272,6 +278,21 @@ class TransformerStack(nn.Module):
         """The block of every layer; a block that several layers share occurs several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
         return [distinct[self.spec.block_index(i)] for i in range(self.spec.num_layers)]
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every block separately (`torch.compile`), so that equal layers compile once.
+
+        The options are those of `torch.compile`.
+        """
+        layers = self.spec.every_layer
+        # The first layer reads the embedding, and the last layer may return some tokens only.
+        kinds = {(each, i == 0, i == len(layers) - 1) for i, each in enumerate(layers)}
+        config = torch._dynamo.config
+        config.recompile_limit += _VARIANTS_PER_KIND * len(kinds)
+        # Sizes that depend on the data (the tokens of every expert) stay inside the compiled code.
+        config.capture_scalar_outputs |= not all(each.has_fixed_shapes for each in layers)
+        for block in self.layers:
+            block.compile(**options)
 
     def forward(
         self,

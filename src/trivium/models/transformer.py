@@ -391,10 +391,20 @@ class Transformer(LanguageModule):
             layers[-1] += stack.norm.parameters()
         return stacks
 
-    def compile_blocks(self) -> None:
-        """Compile every layer separately (`torch.compile`), so that equal layers compile once."""
-        for layer in self.blocks:
-            layer.compile()
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether no layer has experts. See `LanguageModule.has_fixed_shapes`."""
+        layers = [layer for stack in self.spec.stacks for layer in stack.every_layer]
+        return all(layer.has_fixed_shapes for layer in layers)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every layer separately and, on a GPU, the loss over the vocabulary.
+
+        See `LanguageModule.compile_blocks`.
+        """
+        for stack in self.stacks:
+            stack.compile_blocks(**options)
+        self.compiles_loss = True
 
     def flops_per_token(self, length: int) -> float:
         """Return the training FLOPs per token, forward and backward, in a row of `length` tokens.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trivium.nn.activations import apply_soft_cap
+from trivium.nn.flex import FlexMask, flex_attend
 from trivium.nn.mask import Mask, MaskPart, masked_score
 
 # The largest number of attention scores that all layers of a stack together keep for backward in
@@ -38,7 +39,8 @@ def attend(
         query: [B, N, T, H].
         key: [B, K, S, H], where N is a multiple of K (grouped-query attention).
         value: [B, K, S, V].
-        mask: the attention mask, which includes the position bias.
+        mask: the attention mask, which includes the position bias. A `FlexMask` is computed by
+            FlexAttention, without `scores` and dropout.
         scale: the factor of Q K^T; None: H^-0.5.
         scores: [1 or B, N, T, S], a term that is added to the scores; None: 0.
         soft_cap: c, with which s = Q K^T * scale becomes c tanh(s / c). No PyTorch kernel supports
@@ -51,6 +53,8 @@ def attend(
         The attention output [B, N, T, V].
     """
     scale = float(query.shape[3] ** -0.5) if scale is None else scale
+    if isinstance(mask, FlexMask):
+        return flex_attend(query, key, value, mask, scale=scale, soft_cap=soft_cap)
     whole, mixed = None, []
     if len(mask.slices) > 1 and not torch.is_grad_enabled():
         # Separate outputs of the parts would fragment the memory between large temporary tensors.

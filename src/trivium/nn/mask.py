@@ -199,9 +199,7 @@ class Mask:
             (rows, self._add_always_columns(columns, num_keys))
             for rows, columns in tiling.parts(num_queries, num_keys)
         ]
-        entries = self.num_heads * num_queries * num_keys
-        is_small = entries <= _MAX_MASK or torch.is_grad_enabled()
-        self.parts = [self._build_mask_part(*each) for each in self.slices] if is_small else None
+        self.parts = self._prepare_parts()
 
     def __iter__(self) -> Iterator[MaskPart]:
         """Iterate over the parts of the mask.
@@ -221,6 +219,13 @@ class Mask:
         """
         kernel = self.bias is None and not self.eager
         return self.conditions == {"causal"} and self.queries.is_prefill and kernel
+
+    def _prepare_parts(self) -> list[MaskPart] | None:
+        """Return the parts; None if they are large, and made one at a time when they are needed."""
+        num_queries, num_keys = self.queries.positions.shape[1], self.keys.positions.shape[1]
+        entries = self.num_heads * num_queries * num_keys
+        is_small = entries <= _MAX_MASK or torch.is_grad_enabled()
+        return [self._build_mask_part(*each) for each in self.slices] if is_small else None
 
     def _choose_tiling(self, num_queries: int, num_keys: int) -> _Tiling:
         """Return how the scores are divided into parts.

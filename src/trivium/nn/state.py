@@ -9,7 +9,8 @@ H head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -356,6 +357,7 @@ class Cache:
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._max_lengths = torch.zeros_like(self.lengths)  # the maximum length of each text
         self._prefill_lengths = torch.zeros_like(self.lengths)  # see `CacheSlice.prefill_lengths`
+        self._fixed_end: int | None = None  # see `fixed_shapes`
 
     @property
     def max_crop(self) -> int:
@@ -364,6 +366,25 @@ class Cache:
         Speculative decoding requires at least the number of draft tokens per step.
         """
         return min(state.max_crop for state in self.states)
+
+    @property
+    def source_length(self) -> int:
+        """The number of positions per slot of the cross-attention cache, 0 if it is empty."""
+        return 0 if self.source_mask is None else self.source_mask.shape[1]
+
+    @contextmanager
+    def fixed_shapes(self, end: int | None) -> Iterator[None]:
+        """Let forward passes read the first `end` positions of the first slots.
+
+        Shapes then do not depend on the lengths of the texts, and nothing is read back from the
+        device. The caller ensures that no slot holds more than `end` tokens after the pass. None:
+        no fixed shapes.
+        """
+        self._fixed_end = end
+        try:
+            yield
+        finally:
+            self._fixed_end = None
 
     def start_pass(
         self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None
@@ -385,13 +406,14 @@ class Cache:
         rows = slice(batch) if slots is None else slots
         start = self.lengths[rows].clone()
         prefill_lengths = self._prefill_lengths[rows]
-        if torch.compiler.is_compiling() or not start.all():  # some slots are empty
+        fixed_end = self._fixed_end
+        if fixed_end is not None or not start.all():  # some slots are empty
             new = torch.full_like(start, length) if lengths is None else lengths
             prefill_lengths = self._prefill_lengths[rows] = torch.where(
                 start == 0, new, prefill_lengths
             )
-        if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
-            return CacheSlice(rows, start, length, lengths, self.slot_length, prefill_lengths)
+        if fixed_end is not None:
+            return CacheSlice(rows, start, length, lengths, fixed_end, prefill_lengths)
         if slots is not None:
             numbers = slots.tolist()
             if numbers == list(range(numbers[0], numbers[0] + batch)):  # neighbours

@@ -311,11 +311,14 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
     memory = fit_memory(recipe, planned, [stream], ALONE, precision=precision, device=device)
     module = built(device)
+    if recipe.train.uses_flex(device):
+        module.use_flex_attention()
     if recipe.train.compiles(device):
         module.compile_blocks()
     tokens = memory.micro_batch_tokens
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)
-    optimizers = recipe.optimizer.build(module, precision)
+    compiled = device.type == "cuda" and recipe.train.compiles(device)
+    optimizers = recipe.optimizer.build(module, precision, compiled=compiled)
     carried = carried_state(module, stream)
     trainer = Trainer(
         recipe, TrainStep(module), loader, optimizers, device, precision, carried=carried

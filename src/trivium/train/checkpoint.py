@@ -13,6 +13,7 @@ on the number of processes or the layout, and can be resumed with others.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import shutil
@@ -203,7 +204,7 @@ class Checkpoints:
             process_group=self.parallel.checkpoint_group,
         )
         assert isinstance(written, Future)
-        state = dataclasses.replace(state)  # training changes it
+        state = copy.deepcopy(state)  # training changes it
         self._pending = self._thread.submit(self._complete, written, parts, state, carried, tables)
 
     def wait(self) -> None:

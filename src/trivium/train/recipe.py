@@ -363,6 +363,12 @@ class TrainConfig(Config):
     )
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "mps" (untried)')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
+    attention: Literal["sdpa", "flex"] = Field(
+        "sdpa",
+        description="self-attention by scaled_dot_product_attention, or by FlexAttention, which "
+        "keeps no scores for a trained bias (T5) or a soft cap (Gemma 2), and skips what documents "
+        "and windows mask: on a GPU, with compile, not with dropout",
+    )
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     gradual_unfreezing: float | None = Field(
         None, gt=0, lt=1, description="share of the run in which layers unfreeze, the last first"
@@ -434,6 +440,12 @@ class TrainConfig(Config):
     def compiles(self, device: torch.device) -> bool:
         """Whether the blocks are compiled on this device."""
         return device.type == "cuda" if self.compile is None else self.compile
+
+    def uses_flex(self, device: torch.device) -> bool:
+        """Whether FlexAttention is chosen. Raises RecipeError if `device` does not support it."""
+        if self.attention == "flex" and not (device.type == "cuda" and self.compiles(device)):
+            raise RecipeError('train.attention = "flex" needs a GPU, and train.compile = true.')
+        return self.attention == "flex"
 
     @field_validator("precision", mode="before")
     @classmethod

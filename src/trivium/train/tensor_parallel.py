@@ -41,7 +41,7 @@ from trivium.models import Transformer
 from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.models.transformer import TransformerStack
 from trivium.nn.blocks import Block, Residual
-from trivium.nn.loss import linear_cross_entropy
+from trivium.nn.loss import VocabularyShard, linear_cross_entropy
 from trivium.nn.part import PartModule
 from trivium.nn.positions import PositionsModule
 
@@ -240,47 +240,28 @@ def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Place
 
 
 def vocabulary_parallel_cross_entropy(
-    features: Tensor,
-    weight: DTensor,
-    bias: DTensor | None,
-    targets: Tensor,
-    *,
-    smoothing: float = 0.0,
-    soft_cap: float | None = None,
+    features: Tensor, weight: DTensor, bias: DTensor | None, targets: Tensor, **options: Any
 ) -> Tensor:
-    """`linear_cross_entropy` where each process has some rows of the vocabulary.
+    """Return `linear_cross_entropy` where each process has some rows of the vocabulary.
 
-    Three numbers for each row of logits are reduced over the processes, never logits
-    (Shoeybi et al. 2019, section 3).
+    Processes exchange three numbers for each row of logits, never logits (Shoeybi et al. 2019,
+    section 3). `options` are those of `linear_cross_entropy`.
     """
-    mesh, max_vocab_rows = weight.device_mesh, -(-len(weight) // weight.device_mesh.size())
+    mesh = weight.device_mesh
+    max_rows = -(-len(weight) // mesh.size())
     whole = DTensor.from_local(features, mesh, [Replicate()], run_check=False)
 
-    def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        row = (targets - mesh.get_local_rank() * max_vocab_rows)[:, None]
-        is_local = (row >= 0) & (row < logits.shape[1])
-        row = torch.where(is_local, row, 0)
-        max_logit = logits.amax(1, keepdim=True)
-        dist.all_reduce(max_logit, dist.ReduceOp.MAX, mesh.get_group())
-        logits -= max_logit
-        target_logit = (logits.gather(1, row) * is_local)[:, 0]
-        mean_logit = logits.sum(1) / len(weight)
-        exponentials = logits.exp_()
-        sums = torch.stack((exponentials.sum(1), target_logit, mean_logit))
-        dist.all_reduce(sums, group=mesh.get_group())
-        total, target_logit, mean_logit = sums
-        loss = total.log() - (1.0 - smoothing) * target_logit - smoothing * mean_logit
-        exponentials /= total[:, None]
-        exponentials.scatter_add_(1, row, (smoothing - 1.0) * is_local.float())
-        return loss.sum(), exponentials.sub_(smoothing / len(weight))
+    def gather(x: Tensor) -> Tensor:
+        """Return the tensors of all processes, stacked along a new first axis."""
+        parts = [torch.empty_like(x) for _ in range(mesh.size())]
+        dist.all_gather(parts, x, mesh.get_group())
+        return torch.stack(parts)
 
     return linear_cross_entropy(
         whole.to_local(grad_placements=[Partial()]),  # summed over the processes
         weight.to_local(),
         None if bias is None else bias.to_local(),
         targets,
-        smoothing=smoothing,
-        soft_cap=soft_cap,
-        softmax_loss=softmax_loss,
-        max_vocab_rows=max_vocab_rows,
+        shard=VocabularyShard(mesh.get_local_rank() * max_rows, max_rows, len(weight), gather),
+        **options,
     )

@@ -83,6 +83,7 @@ def train_run(
     recipe = defaults.complete(
         setup.recipe, lm.spec, num_examples=sum(one.num_train for one in corpus.examples)
     )
+    uses_flex = recipe.train.uses_flex(device)
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
     known = list(hardware.PRECISIONS.values())  # of GPUs that differ, the one that all have
     [index] = parallel.all_reduce_max(known.index(arithmetic.precision))
@@ -113,6 +114,8 @@ def train_run(
     )
     if memory.idle:
         line.warn(memory.idle)
+    if uses_flex and (warning := module.use_flex_attention()):  # type: ignore[operator]
+        line.warn(warning)
     if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
     divided = parallel.size > 1 and memory.data == "fsdp"
@@ -137,7 +140,8 @@ def train_run(
         "micro_batch_tokens": memory.micro_batch_tokens,
         "torch": torch.__version__,
     }
-    optimizers = recipe.optimizer.build(module, precision)
+    compiled = device.type == "cuda" and recipe.train.compiles(device)
+    optimizers = recipe.optimizer.build(module, precision, compiled=compiled)
     share = recipe.train.gradual_unfreezing
     unfreezing = None if share is None else GradualUnfreezing(module, share)
     carried = carried_state(module, streams[0])

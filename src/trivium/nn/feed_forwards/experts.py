@@ -202,11 +202,13 @@ class ExpertsNetwork(FeedForwardModule):
         gates = gates * self.part.scale
         order = chosen.flatten().argsort(stable=True)  # of all M * C choices, by expert
         owner = order // self.part.top_k  # the token of each
-        sizes = chosen.flatten().bincount(minlength=self.part.num_experts).tolist()
+        sizes = self._count_choices(chosen, torch.ones_like(chosen)).tolist()
         parts = tokens.index_select(0, owner).split(sizes)
+        # In training every expert needs a gradient, for data parallelism: 0 without tokens. A
+        # compiled block cannot branch on the number of tokens.
+        runs_all = self.training or torch.compiler.is_compiling()
         outputs = [
-            # In training every expert needs a gradient, for data parallelism: 0 without tokens.
-            expert(part)[0] if len(part) or self.training else part
+            expert(part)[0] if runs_all or len(part) else part
             for expert, part in zip(self.experts, parts, strict=True)
         ]
         weighted = torch.cat(outputs) * gates.flatten()[order, None]
@@ -217,6 +219,14 @@ class ExpertsNetwork(FeedForwardModule):
         if sequence is not None and sequence.cache_slice is not None:
             return y, None
         return y, self._compute_load(scores, chosen, sequence)
+
+    def _count_choices(self, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum of the weights [M, C] of every expert's choices [M, C]: int64 [E].
+
+        Unlike `bincount`, this does not wait for the GPU, and `torch.compile` supports it.
+        """
+        counts = chosen.new_zeros(self.part.num_experts)
+        return counts.scatter_add(0, chosen.flatten(), weights.flatten())
 
     def _choose_experts(self, scores: Tensor) -> Tensor:
         """Return the indices [M, C] of the experts chosen for each token, from scores [M, E]."""
@@ -240,12 +250,14 @@ class ExpertsNetwork(FeedForwardModule):
         probabilities = scores
         if self.part.scores == "sigmoid":
             probabilities = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+        weights = torch.ones_like(chosen)
         if sequence is not None:
             is_token = sequence.documents if sequence.is_token is None else sequence.is_token
             if is_token is not None:
-                is_token = sequence.gather(is_token).flatten() != 0
-                probabilities, chosen = probabilities[is_token], chosen[is_token]
-        counts = chosen.flatten().bincount(minlength=self.part.num_experts)
+                is_token = sequence.gather(is_token).reshape(-1, 1) != 0
+                probabilities = probabilities.masked_fill(~is_token, 0.0)
+                weights = is_token.expand_as(chosen).long()
+        counts = self._count_choices(chosen, weights)
         return torch.stack((counts.to(probabilities.dtype), probabilities.sum(0)))
 
     def loss(self, layer_sum: Tensor) -> Tensor:

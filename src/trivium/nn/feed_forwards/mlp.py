@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from trivium.nn.activations import Activation, Swish, build_activation
 from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
+from trivium.nn.fused_linear import FusedLinear
 from trivium.nn.part import Count, DropoutRate
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
@@ -82,6 +83,7 @@ class MLPModule(FeedForwardModule):
         self.up = nn.Linear(width, part.d_ff, bias=part.bias)
         self.down = nn.Linear(part.d_ff, width, bias=part.bias)
         self.gate = nn.Linear(width, part.d_ff, bias=part.bias) if part.gated else None
+        self.gate_up: FusedLinear | None = None  # gate and up, fused for decoding
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
@@ -89,6 +91,13 @@ class MLPModule(FeedForwardModule):
         """Return the output [..., D], and None because there is no auxiliary loss."""
         if self.gate is None:
             hidden = self.activation(self.up(x))
+        elif self.gate_up is not None:
+            gate, up = self.gate_up(x)
+            hidden = self.activation(gate) * up
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)
         return self.down(F.dropout(hidden, self.part.dropout, self.training)), None
+
+    def fuse_projections(self) -> None:
+        """Compute gate and up in one matmul from now on. Only for inference."""
+        self.gate_up = FusedLinear.fuse(self.gate, self.up)

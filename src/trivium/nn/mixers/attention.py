@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
+from trivium.nn.flex import MIN_HEAD_DIM, FlexMask
+from trivium.nn.fused_linear import FusedLinear
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import TP_PLAN, Mixer, MixerModule
 from trivium.nn.norm import Norm, build_norm
@@ -192,17 +194,29 @@ class AttentionModule(MixerModule):
         self.soft_cap = part.soft_cap
         self.scale = part.score_scale
         self.max_scores = MAX_EAGER_SCORES // num_layers
+        self.uses_flex = False  # see `LanguageModule.use_flex_attention`
         queries, keys = part.num_heads * part.head_dim, part.kv_heads * part.head_dim
         self.query = nn.Linear(width, queries, bias=part.bias)
         self.key = nn.Linear(width, keys, bias=part.has_key_bias)
         self.value = nn.Linear(width, keys, bias=part.bias)
         self.output = nn.Linear(queries, width, bias=part.has_output_bias)
+        self.qkv: FusedLinear | None = None  # query, key and value, fused for decoding
         whole = part.qk_norm_over == "all-heads"
         self.query_norm = build_norm(part.qk_norm, queries if whole else part.head_dim)
         self.key_norm = build_norm(part.qk_norm, keys if whole else part.head_dim)
         self.positions: PositionsModule = (
             part.positions.build(part, width) if part.positions else PositionsModule(part, width)
         )
+
+    @property
+    def supports_flex(self) -> bool:
+        """Whether FlexAttention supports the layer.
+
+        It supports neither attention dropout, nor narrow heads, nor a position encoding that
+        computes scores from the queries and keys of the layer.
+        """
+        has_scores = type(self.positions).scores is not PositionsModule.scores
+        return self.dropout == 0.0 and self.head_dim >= MIN_HEAD_DIM and not has_scores
 
     @property
     def table_key(self) -> Hashable:
@@ -248,7 +262,8 @@ class AttentionModule(MixerModule):
             table: the weights that the layers share (`new_table`); None: no such weights.
         """
         ready = self.positions.prepare(sequence, keys, table)
-        mask = Mask(
+        uses_flex = self.uses_flex and sequence.cache_slice is None
+        mask = (FlexMask if uses_flex else Mask)(
             sequence,
             keys,
             self.get_pattern(sequence),
@@ -344,10 +359,16 @@ class AttentionModule(MixerModule):
         QK norm and RoPE have been applied to queries and keys, if the spec has them. Keys and
         values include those in the cache. Queries have the dtype of the keys.
         """
-        query = self._split_and_rotate(self.query_norm, self.query(x), prepared.positions)
-        key_value_states = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
-        key = self._split_and_rotate(self.key_norm, self.key(key_value_states), prepared.positions)
-        value = self._split_heads(self.value(key_value_states))
+        if self.qkv is not None:
+            query, key, value = self.qkv(x)
+        else:
+            source = prepared.source
+            key_value_states = x[:, : sequence.num_keys] if source is None else source
+            query = self.query(x)
+            key, value = self.key(key_value_states), self.value(key_value_states)
+        query = self._split_and_rotate(self.query_norm, query, prepared.positions)
+        key = self._split_and_rotate(self.key_norm, key, prepared.positions)
+        value = self._split_heads(value)
         if sequence.cache_slice is not None and state is not None:
             key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
@@ -360,6 +381,10 @@ class AttentionModule(MixerModule):
         """
         ready = self.positions.project_positions(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
+
+    def fuse_projections(self) -> None:
+        """Compute query, key and value in one matmul from now on. Only for decoding."""
+        self.qkv = FusedLinear.fuse(self.query, self.key, self.value)
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values [B, K, S, H] of hidden states [B, S, D], split into heads.

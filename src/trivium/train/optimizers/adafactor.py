@@ -35,7 +35,7 @@ class Adafactor(Optimizer):
         """Return the optimizer with a learning rate, relative to the size of each weight."""
         return self if self.lr is not None else self.replace(lr=_RATE)
 
-    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
         """Return one Adafactor for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())

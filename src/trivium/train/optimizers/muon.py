@@ -37,7 +37,7 @@ class Muon(Optimizer):
         rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_scale:.3g}")
         return new.replace(embedding_lr=new.embedding_lr or rate)
 
-    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
         parameters = trained(model)
         matrices = block_matrices(model)
@@ -55,6 +55,7 @@ class Muon(Optimizer):
             momentum=self.momentum,
             weight_decay=self.initial_weight_decay,
             precision=precision,
+            compiled=compiled,
         )
         return [muon, self.adamw(model, rest)]
 
@@ -74,7 +75,7 @@ class MatrixMuon(torch.optim.Optimizer):
     as d_ff and the heads grow with them. A rate of AdamW would have to fall with the width.
 
     A sharded matrix is gathered for a step, on every process; one of them makes the step
-    orthogonal: they divide the matrices.
+    orthogonal: they divide the matrices. Matrices of equal shape take their steps together.
 
     Args:
         groups: of matrices, with learning rates of their own.
@@ -82,6 +83,8 @@ class MatrixMuon(torch.optim.Optimizer):
         momentum: the share of the old momentum that is kept.
         weight_decay: decoupled, times the learning rate.
         precision: of the products that make a step orthogonal.
+        compiled: whether what makes steps orthogonal is compiled, once for tall and once for wide
+            matrices.
     """
 
     def __init__(
@@ -92,9 +95,13 @@ class MatrixMuon(torch.optim.Optimizer):
         momentum: float,
         weight_decay: float,
         precision: torch.dtype,
+        compiled: bool = False,
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.precision = precision
+        self.orthogonalize = orthogonalized
+        if compiled:
+            self.orthogonalize = torch.compile(orthogonalized, dynamic=True)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -105,7 +112,8 @@ class MatrixMuon(torch.optim.Optimizer):
                 if weight.grad is not None:
                     by_shape[tuple(weight.shape)].append((weight, group))
         for shape, weights in by_shape.items():
-            count = max(1, _STACKED // (shape[0] * shape[1])) * _processes()[1]
+            most = max(1, _STACKED // (shape[0] * shape[1])) * _processes()[1]
+            count = -(-len(weights) // -(-len(weights) // most))  # stacks of nearly equal size
             for first in range(0, len(weights), count):
                 self._step_together(weights[first : first + count])
 
@@ -113,30 +121,44 @@ class MatrixMuon(torch.optim.Optimizer):
         """A step of matrices of one shape."""
         rank, size = _processes()
         own: list[Tensor] = []
-        for number, (weight, group) in enumerate(weights):
-            momentum = full_tensor(self._momentum(weight, group["momentum"]))  # all take part
+        updates = self._nesterov_momenta([weight for weight, _ in weights])
+        for number, ((weight, _), update) in enumerate(zip(weights, updates, strict=True)):
+            whole = _whole(weight, update)  # all take part
             if number % size == rank:
-                own.append(momentum.to(self.precision))
-        steps = iter(orthogonalized(torch.stack(own)) if own else ())
+                own.append(whole)
+        steps = iter(self._orthogonal_steps(torch.stack(own)) if own else ())
+        decays = [1 - group["lr"] * group["weight_decay"] for _, group in weights]
+        torch._foreach_mul_([_local(weight) for weight, _ in weights], decays)  # type: ignore
         for number, (weight, group) in enumerate(weights):
-            lr, height, width = group["lr"], *weight.shape
+            height, width = weight.shape
             if number % size == rank:
-                step = next(steps).contiguous()
+                step = next(steps)
             else:
                 step = torch.empty(weight.shape, dtype=self.precision, device=weight.device)
             if size > 1:
                 dist.broadcast(step, number % size)
-            weight.mul_(1 - lr * group["weight_decay"])
-            weight.add_(_sharded_like(weight, step), alpha=-lr * max(1, height / width) ** 0.5)
+            rate = group["lr"] * max(1, height / width) ** 0.5
+            weight.add_(_sharded_like(weight, step), alpha=-rate)
 
-    def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
-        """The gradient and the mean of all before, which it joins."""
-        state = self.state[weight]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        assert weight.grad is not None
-        mean = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
-        return weight.grad.lerp(mean, momentum)
+    def _orthogonal_steps(self, momenta: Tensor) -> Tensor:
+        """Orthogonal steps in the precision of products: [n, height, width]."""
+        if self.precision is torch.float16:  # whose smallest numbers are larger than gradients
+            momenta = momenta / momenta.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+        return self.orthogonalize(momenta.to(self.precision))
+
+    def _nesterov_momenta(self, weights: list[Tensor]) -> list[Tensor]:
+        """Return the gradients, drawn to the mean of all before, which they join.
+
+        Of a sharded weight it is the part of this process.
+        """
+        for weight in weights:
+            if "momentum_buffer" not in self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        momentum = self.defaults["momentum"]
+        means = [_local(self.state[weight]["momentum_buffer"]) for weight in weights]
+        gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        torch._foreach_lerp_(means, gradients, 1 - momentum)  # type: ignore
+        return list(torch._foreach_lerp(gradients, means, momentum))  # type: ignore
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -151,7 +173,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x.mT.contiguous() if tall else x
 
 
 def _processes() -> tuple[int, int]:
@@ -162,6 +184,21 @@ def _processes() -> tuple[int, int]:
 def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor that is divided among processes as a whole, on each of them."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """A tensor, or the part of it that this process has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(weight: Tensor, part: Tensor) -> Tensor:
+    """The whole of a tensor that is sharded as the weight, of which every process has a part."""
+    if not isinstance(weight, DTensor):
+        return part
+    mesh, shape = weight.device_mesh, weight.shape
+    return DTensor.from_local(
+        part, mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
+    ).full_tensor()
 
 
 def _sharded_like(weight: Tensor, whole: Tensor) -> Tensor:
