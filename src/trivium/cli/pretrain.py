@@ -70,7 +70,7 @@ def pretrain(
             data.paths of a recipe file.
         out: The run folder.
         show_batch: Print what the loss sees of the first batch; the report has it, too.
-        show_recipe: Print every key of the recipe, its value and where it comes from; train nothing.
+        show_recipe: Print every key of the recipe, its value and its origin; train nothing.
     """
     if show_recipe:
         from trivium.workflows.show_recipe import show_recipe as print_recipe

@@ -42,7 +42,10 @@ class Choosing(Objective):
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """See `Objective.check_tokens`; whole words need tokens that continue a word."""
         super().check_tokens(vocabulary)
-        if self.whole_words and vocabulary.continues_word.mean() < _FEWEST_CONTINUATIONS:
+        # A tokenizer that is not trained yet has special tokens only.
+        is_trained = not vocabulary.is_special.all()
+        few = vocabulary.continues_word.mean() < _FEWEST_CONTINUATIONS
+        if self.whole_words and is_trained and few:
             raise RecipeError(
                 "objective.whole_words = true masks the same as false here: hardly a token of this "
                 f"{vocabulary.kind} vocabulary continues a word. Chinese characters are words by "
