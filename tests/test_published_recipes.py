@@ -1,4 +1,4 @@
-"""The catalogue of published recipes: tables typed from the papers, and recipes that train by it."""
+"""The catalogue of published recipes: tables typed from the papers, and layers of recipes."""
 
 from __future__ import annotations
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 from run_settings import quiet, settings
 
 from trivium.cli import app
 from trivium.errors import RecipeError
-from trivium.presets import catalogue, is_own_size, presets
+from trivium.plan import forecast
+from trivium.presets import presets
+from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine
 from trivium.train import defaults
 from trivium.train.recipe_loading import load_recipe
 from trivium.workflows.introduction import _tell_published
 from trivium.workflows.training import pretrain
-
-PUBLISHED = [name for name, spec in presets.items() if spec.stacks and not is_own_size(name)]
 
 
 def told(recipe) -> str:
@@ -23,21 +26,45 @@ def told(recipe) -> str:
     return " ".join(console.file.getvalue().split())
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
+@pytest.mark.parametrize("preset", published_recipes())
 def test_only_keys_of_the_paper_are_called_published(preset):
     try:
         recipe = defaults.complete(load_recipe(preset), presets[preset])
     except RecipeError as error:
         pytest.skip(str(error))  # it has no pretraining objective
-    lines = told(recipe)
-    assert ("as published" in lines) == bool(catalogue[preset].recipe)
-    if catalogue[preset].recipe:
-        assert "optimizer.lr, " in lines
-        assert "train.tokens" in lines
-        changes = ["optimizer.lr=1e-5", "train.steps=5"]
-        changed = defaults.complete(load_recipe(preset, changes), presets[preset])
-        assert not any(key in told(changed) for key in ("optimizer.lr,", "train.tokens"))
-        assert "data.length" in told(changed)
+    lines, published = told(recipe), published_recipes()[preset]
+    assert ("as published (" in lines) == published.is_complete
+    assert "not as published" not in lines
+    if not published.is_complete:
+        assert ("no complete recipe is published" in lines) == (recipe.defaults == "fast")
+        return
+    name, _ = published.budget
+    assert "optimizer.lr, " in lines
+    assert name in lines
+    changes = ["optimizer.lr=1e-5", "train.steps=5"]
+    changed = told(defaults.complete(load_recipe(preset, changes), presets[preset]))
+    same, different = changed.split("not as published: ")
+    assert "data.length" in same
+    assert "optimizer.lr = 1e-05 (published: " in different
+    assert name in different
+    assert not {"optimizer.lr", name} & set(re.split("[, ]+", same))
+
+
+def test_the_published_budget_runs_only_if_it_is_set(text, tmp_path, monkeypatch):
+    """A million steps take days; the error names what to set. Few steps on much text are fine."""
+    small = {"num_layers": 1, "layers": {"mixer": {"num_heads": 2}}}
+    changes = {"model": {"d_model": 8, "encoder": small}, "tokenizer": {"vocab_size": 300}}
+    changes |= {"data": {"length": 32}, "train": {"batch_tokens": 32 * 7, "device": "cpu"}}
+    monkeypatch.setattr(forecast, "_SECONDS", 0.1)
+    with pytest.raises(RecipeError, match=r"train.steps = 1,000,000, .*--set train.minutes=60"):
+        pretrain(
+            "bert-base", data=text, out=tmp_path / "run", changes=changes, console=quiet()
+        )  # fmt: skip
+    monkeypatch.setattr(forecast, "_DAY", math.inf)
+    with pytest.raises(RecipeError, match=r"reads this text [0-9,]+ times, and Devlin et al. 2018"):
+        pretrain(
+            "bert-base", data=text, out=tmp_path / "other", changes=changes, console=quiet()
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "said"), [(None, False), (32, True)])

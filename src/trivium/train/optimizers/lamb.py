@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ class LAMB(Optimizer):
         assert self.lr is not None
         with require_extra("optimizer.kind = lamb", "optimizers"):
             from pytorch_optimizer import Lamb
-        options = {"betas": self.betas, "eps": self.eps, "weight_decouple": False}
+        options: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
+        # The library then corrects no bias, for which it would count steps outside of the state.
+        options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
         groups = self._groups(trained(model), set())
-        return [Lamb(groups, lr=self.lr, foreach=False, **options)]
+        return [Lamb(groups, lr=self.lr, **options)]
