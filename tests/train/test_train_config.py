@@ -119,7 +119,7 @@ def test_sizes_of_our_own_train_as_learns_fastest_and_those_of_papers_as_publish
     # Turc et al. 2019 leave the learning rate and the batch open.
     assert chosen("bert-mini") == fast
     assert chosen("t5-mini") == ("fast", "muon", 0.15)
-    assert chosen("t5-mini") == ("published", "adafactor", 0.15)
+    assert chosen("t5-small") == ("published", "adafactor", 0.15)
     # What is set wins, and a changed part may leave no fast initialization.
     set_all = ("model.initialization=published", "objective.probability=0.2", "optimizer.kind=muon")
     assert chosen("modernbert-mini", *set_all) == ("published", "muon", 0.2)

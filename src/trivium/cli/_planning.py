@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from trivium.models.base_model import Spec
 from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
-from trivium.presets import Preset, catalogue, is_own_size
+from trivium.presets import catalogue, is_own_size
 from trivium.presets.facts import shape_summary
+from trivium.presets.published import PublishedRecipe, published_recipes
 from trivium.progress import format_duration, labelled
 from trivium.train import defaults
 from trivium.train.memory import trained_state
@@ -74,22 +76,58 @@ def print_plan(
         typer.echo("\n" + translated("plan.on_gpu", gpu=gpu, left_out=left_out))
 
 
-def _published(name: str) -> dict[str, Preset]:
+@dataclass(frozen=True)
+class PlannedSize:
+    """A size whose training is planned: rows of `context` tokens, steps of `batch` tokens.
+
+    Values that are not known are None.
+    """
+
+    spec: Spec
+    paper: str = ""
+    context: int | None = None
+    tokens: float | None = None
+    batch: float | None = None
+    lr: float | None = None
+    text_bytes: float | None = None
+    hardware: str = ""
+
+
+def _published(name: str) -> dict[str, PlannedSize]:
     """The preset of this name, or the published sizes of a family; none where it is a recipe."""
 
-    def complete(preset: Preset) -> Preset:
-        context, batch = min(preset.context or _LONGEST, _LONGEST), preset.batch or _BATCH
-        return dataclasses.replace(preset, context=context, batch=batch)
+    def complete(name: str) -> PlannedSize:
+        preset, recipe = catalogue[name], published_recipes().get(name)
+        values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
+        return PlannedSize(
+            preset.spec,
+            preset.paper,
+            min(values.get("data.length") or preset.context or _LONGEST, _LONGEST),
+            (recipe and recipe.tokens) or preset.tokens,
+            values.get("train.batch_tokens", _BATCH),
+            values.get("optimizer.lr"),
+            preset.text_bytes,
+            _hardware(recipe),
+        )
 
     if name in catalogue:
-        return {name: complete(catalogue[name])}
+        return {name: complete(name)}
     is_path = Path(name).exists()
-    family = {n: complete(p) for n, p in catalogue.items() if n.startswith(f"{name}-")}
+    family = {n: complete(n) for n in catalogue if n.startswith(f"{name}-")}
     published = {n: preset for n, preset in family.items() if preset.tokens}
     return {} if is_path else published or family
 
 
-def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, dict[str, Any]]:
+def _hardware(recipe: PublishedRecipe | None) -> str:
+    """Return the published devices and duration of a training as a text, "" if there are none."""
+    known = {} if recipe is None else {key: one.value for key, one in recipe.hardware.items()}
+    time = next((f"{known[unit]:g} {unit}" for unit in ("days", "hours") if unit in known), "")
+    if "device_hours" in known:
+        time = f"{known['device_hours']:,.0f} device hours"
+    return ", ".join(filter(None, (str(known.get("devices", "")), time)))
+
+
+def _of_recipe(name: str, changes: Sequence[str]) -> tuple[PlannedSize, dict[str, Any]]:
     """What a recipe trains, and what else of it a `Workload` has.
 
     What the changes of a published size do not set is as published. Raises RecipeError for
@@ -102,7 +140,7 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, dict[str, Any
     if name in catalogue and preset is not None and not is_own_size(preset):
         size = _published(preset)[preset]
     else:
-        size = Preset(spec, "", None)
+        size = PlannedSize(spec)
         recipe = recipe if recipe.labelled else defaults.complete(recipe, spec)
     batch = recipe.train.batch_tokens or size.batch
     kind, budget = recipe.train.budget or ("", None)
@@ -150,7 +188,7 @@ def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
         typer.echo(labelled("warning", forecast.warning))
 
 
-def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
+def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
     work = plan.step.work
     typer.echo(labelled("model", _model_line(plan, size)))
     width, heads, layers, feed_forward = shape_cells(shape_summary(work.spec))
@@ -186,6 +224,8 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
     samples = translated("plan.left_out_samples") if work.samples else ""
     typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated('join.colon')}{reasons}"))
     typer.echo(labelled("time", _time_line(plan)))
+    if size.hardware:
+        typer.echo(labelled("published", size.hardware))
     typer.echo(labelled("memory", held))
     typer.echo(labelled("", translated("plan.left_out") + samples))
 
@@ -197,7 +237,7 @@ def _say_export(spec: Spec) -> None:
         typer.echo(labelled("", words))
 
 
-def _model_line(plan: TrainingPlan, size: Preset) -> str:
+def _model_line(plan: TrainingPlan, size: PlannedSize) -> str:
     work = plan.step.work
     parameters, active = work.sizes.parameters, active_parameters(work.spec)
     line = translated("plan.model", name=plan.name, count=parameters)
@@ -260,7 +300,7 @@ def _layout_table(plan: TrainingPlan) -> TextTable:
     return table
 
 
-def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> TextTable:
+def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, PlannedSize]) -> TextTable:
     """The table of sizes in a family's paper, and what each of them takes."""
     table = new_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",

@@ -44,6 +44,6 @@ def _bigbird(
 PRESETS: dict[str, Preset] = {
     "bigbird-tiny": _bigbird(2, 128, block_size=16, paper="after Zaheer et al. 2020 (BigBird)"),
     "bigbird-mini": _bigbird(4, 256, block_size=16, paper="after Zaheer et al. 2020 (BigBird)"),
-    "bigbird-base": _bigbird(12, 768, lr=1e-4, batch=256 * 4096),
+    "bigbird-base": _bigbird(12, 768),
     "bigbird-large": _bigbird(24, 1024),
 }

@@ -32,10 +32,10 @@ def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) ->
 PRESETS: dict[str, Preset] = {
     "bloom-tiny": _bloom(2, 128, 2),
     "bloom-mini": _bloom(4, 256, 4),
-    "bloom-560m": _bloom(24, 1024, 16, tokens=341e9, lr=3e-4, batch=256 * 2048),
-    "bloom-1.1b": _bloom(24, 1536, 16, tokens=341e9, lr=2.5e-4, batch=256 * 2048),
-    "bloom-1.7b": _bloom(24, 2048, 16, tokens=341e9, lr=2e-4, batch=512 * 2048),
-    "bloom-3b": _bloom(30, 2560, 32, tokens=341e9, lr=1.6e-4, batch=512 * 2048),
-    "bloom-7.1b": _bloom(30, 4096, 32, tokens=341e9, lr=1.2e-4, batch=512 * 2048),
-    "bloom-176b": _bloom(70, 14_336, 112, tokens=366e9, lr=6e-5, batch=2048 * 2048),
+    "bloom-560m": _bloom(24, 1024, 16, tokens=341e9),
+    "bloom-1.1b": _bloom(24, 1536, 16, tokens=341e9),
+    "bloom-1.7b": _bloom(24, 2048, 16, tokens=341e9),
+    "bloom-3b": _bloom(30, 2560, 32, tokens=341e9),
+    "bloom-7.1b": _bloom(30, 4096, 32, tokens=341e9),
+    "bloom-176b": _bloom(70, 14_336, 112, tokens=366e9),
 }

@@ -20,22 +20,6 @@ from trivium.nn.positions.learned import Learned
 from trivium.nn.positions.rotary import Llama3Scaling, Rotary
 from trivium.presets.preset import GPT2_INIT, Preset, attention, decoder, swiglu_spec
 
-# Brown et al. 2020, appendix B: warm-up over the first 375 million of 300 billion tokens, then
-# cosine decay. The paper's decay ends after 260 billion tokens; here the decay ends with training.
-# The batch size grows in the paper, but not here.
-_GPT3_TRAINING = {
-    "optimizer": {"kind": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
-    "schedule": {"kind": "cosine", "warmup": 0.00125, "final": 0.1},
-    "train": {"clip": 1.0},
-}
-# Touvron et al. 2023, section 2.3. The Llama 2 paper (section 2.2) also gives eps.
-_LLAMA_TRAINING = {
-    "optimizer": {"kind": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.1},
-    "schedule": {"kind": "cosine", "warmup": 2000, "final": 0.1},
-    "train": {"clip": 1.0},
-}
-_LLAMA2_TRAINING = _LLAMA_TRAINING | {"optimizer": {**_LLAMA_TRAINING["optimizer"], "eps": 1e-5}}
-
 # Every size sets its own num_heads and head_dim.
 ROTARY_ATTENTION = Attention(num_heads=1, head_dim=64, bias=False, positions=Rotary())
 
@@ -129,7 +113,7 @@ _gpt1 = partial(
     initialization=Normal(),
 )
 _gpt2 = partial(_gpt, paper="Radford et al. 2019 (GPT-2)", vocab_size=50_257, max_length=1024)
-_gpt2_published = partial(_gpt2, batch=512 * 1024, text_bytes=40e9)
+_gpt2_published = partial(_gpt2, text_bytes=40e9)
 # Layers with dense and with locally banded attention alternate. The paper does not give the width
 # of the bands: here they have 256 positions, as in GPT-Neo. Table 2.1 gives XL 24 heads and 13B a
 # width of 5140. Neither fits the totals of table D.1; 16 heads and a width of 5120 do.
@@ -142,7 +126,7 @@ _gpt3 = partial(
     dropout=0.0,
 )
 # `text_bytes` counts only filtered Common Crawl, the largest part of the text (section 2.2).
-_gpt3_published = partial(_gpt3, tokens=300e9, text_bytes=570e9, training=_GPT3_TRAINING)
+_gpt3_published = partial(_gpt3, tokens=300e9, text_bytes=570e9)
 # GPT-3 with only dense attention and a larger vocabulary. Jumbo is wider and shallower than GPT-3
 # 175B (sections 2.1 to 2.3).
 _jurassic = partial(
@@ -157,14 +141,8 @@ _opt = partial(
     initialization=Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
     learned=partial(Learned, offset=2, counted="attended"),
 )
-_llama1 = partial(llama, eps=1e-6, training=_LLAMA_TRAINING)
-_llama2 = partial(
-    llama,
-    paper="Touvron et al. 2023 (Llama 2)",
-    context=4096,
-    tokens=2e12,
-    training=_LLAMA2_TRAINING,
-)
+_llama1 = partial(llama, eps=1e-6)
+_llama2 = partial(llama, paper="Touvron et al. 2023 (Llama 2)", context=4096, tokens=2e12)
 _llama3 = partial(
     llama,
     paper="Grattafiori et al. 2024 (Llama 3)",
@@ -219,7 +197,7 @@ _olmo2 = partial(
 PRESETS: dict[str, Preset] = {
     "gpt1-tiny": _gpt1(2, 128),
     "gpt1-mini": _gpt1(4, 256),
-    "gpt1": _gpt1(12, 768, lr=2.5e-4, batch=64 * 512, text_bytes=5e9),
+    "gpt1": _gpt1(12, 768, text_bytes=5e9),
     "gpt2-tiny": _gpt2(2, 128),
     "gpt2-mini": _gpt2(4, 256),
     "gpt2-midi": _gpt2(6, 512),
@@ -230,57 +208,55 @@ PRESETS: dict[str, Preset] = {
     "gpt2-xl": _gpt2_published(48, 1600),
     "gpt3-tiny": _gpt3(2, 128),
     "gpt3-mini": _gpt3(4, 256),
-    "gpt3-125m": _gpt3_published(12, 768, 12, lr=6e-4, batch=0.5e6),
-    "gpt3-350m": _gpt3_published(24, 1024, 16, lr=3e-4, batch=0.5e6),
-    "gpt3-760m": _gpt3_published(24, 1536, 16, lr=2.5e-4, batch=0.5e6),
-    "gpt3-1.3b": _gpt3_published(24, 2048, 16, lr=2e-4, batch=1e6),
-    "gpt3-2.7b": _gpt3_published(32, 2560, 32, lr=1.6e-4, batch=1e6),
-    "gpt3-6.7b": _gpt3_published(32, 4096, 32, lr=1.2e-4, batch=2e6),
-    "gpt3-13b": _gpt3_published(40, 5120, 40, lr=1e-4, batch=2e6),
-    "gpt3-175b": _gpt3_published(96, 12_288, 96, lr=0.6e-4, batch=3.2e6),
+    "gpt3-125m": _gpt3_published(12, 768, 12),
+    "gpt3-350m": _gpt3_published(24, 1024, 16),
+    "gpt3-760m": _gpt3_published(24, 1536, 16),
+    "gpt3-1.3b": _gpt3_published(24, 2048, 16),
+    "gpt3-2.7b": _gpt3_published(32, 2560, 32),
+    "gpt3-6.7b": _gpt3_published(32, 4096, 32),
+    "gpt3-13b": _gpt3_published(40, 5120, 40),
+    "gpt3-175b": _gpt3_published(96, 12_288, 96),
     "jurassic1-tiny": _jurassic(2, 128),
     "jurassic1-mini": _jurassic(4, 256),
-    "jurassic1-large": _jurassic(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
-    "jurassic1-jumbo": _jurassic(76, 13_824, 96, tokens=300e9, lr=0.6e-4, batch=3.2e6),
+    "jurassic1-large": _jurassic(32, 4096, 32, tokens=300e9),
+    "jurassic1-jumbo": _jurassic(76, 13_824, 96, tokens=300e9),
     "opt-tiny": _opt(2, 128),
     "opt-mini": _opt(4, 256),
-    "opt-125m": _opt(12, 768, 12, tokens=180e9, lr=6e-4, batch=0.5e6),
+    "opt-125m": _opt(12, 768, 12, tokens=300e9),
     # Unlike the other sizes: post-norm, with token embeddings half as wide as the model.
     "opt-350m": _opt(
         24,
         1024,
         16,
-        tokens=180e9,
-        lr=3e-4,
-        batch=0.5e6,
+        tokens=300e9,
         norm_placement="post",
         factorised=Factorised(width=512, bias=False, projected="tokens"),
     ),
-    "opt-1.3b": _opt(24, 2048, 32, tokens=180e9, lr=2e-4, batch=1e6),
-    "opt-2.7b": _opt(32, 2560, 32, tokens=180e9, lr=1.6e-4, batch=1e6),
-    "opt-6.7b": _opt(32, 4096, 32, tokens=180e9, lr=1.2e-4, batch=2e6),
-    "opt-13b": _opt(40, 5120, 40, tokens=180e9, lr=1e-4, batch=4e6),
-    "opt-30b": _opt(48, 7168, 56, tokens=180e9, lr=1e-4, batch=4e6),
-    "opt-66b": _opt(64, 9216, 72, tokens=180e9, lr=0.8e-4, batch=2e6),
-    "opt-175b": _opt(96, 12_288, 96, tokens=180e9, lr=1.2e-4, batch=2e6),
+    "opt-1.3b": _opt(24, 2048, 32, tokens=300e9),
+    "opt-2.7b": _opt(32, 2560, 32, tokens=300e9),
+    "opt-6.7b": _opt(32, 4096, 32, tokens=300e9),
+    "opt-13b": _opt(40, 5120, 40, tokens=300e9),
+    "opt-30b": _opt(48, 7168, 56, tokens=300e9),
+    "opt-66b": _opt(64, 9216, 72, tokens=300e9),
+    "opt-175b": _opt(96, 12_288, 96, tokens=300e9),
     "llama-tiny": _llama1(2, 128, 4, 344, num_kv_heads=2),
     "llama-mini": _llama1(4, 256, 4, 688, num_kv_heads=2),
     "llama-midi": _llama1(8, 512, 8, 1376, num_kv_heads=4),
     "llama1-tiny": _llama1(2, 128, 2, 344),
     "llama1-mini": _llama1(4, 256, 4, 688),
     "llama1-midi": _llama1(8, 512, 8, 1376),
-    "llama-7b": _llama1(32, 4096, 32, 11_008, tokens=1.0e12, lr=3e-4, batch=4e6),
-    "llama-13b": _llama1(40, 5120, 40, 13_824, tokens=1.0e12, lr=3e-4, batch=4e6),
-    "llama-33b": _llama1(60, 6656, 52, 17_920, tokens=1.4e12, lr=1.5e-4, batch=4e6),
-    "llama-65b": _llama1(80, 8192, 64, 22_016, tokens=1.4e12, eps=1e-5, lr=1.5e-4, batch=4e6),
-    "llama2-7b": _llama2(32, 4096, 32, 11_008, lr=3e-4, batch=4e6),
-    "llama2-13b": _llama2(40, 5120, 40, 13_824, lr=3e-4, batch=4e6),
-    "llama2-34b": _llama2(48, 8192, 64, 22_016, num_kv_heads=8, lr=1.5e-4, batch=4e6),
-    "llama2-70b": _llama2(80, 8192, 64, 28_672, num_kv_heads=8, lr=1.5e-4, batch=4e6),
-    "llama3-8b": _llama3(32, 4096, 32, 14_336, lr=3e-4),
-    "llama3-70b": _llama3(80, 8192, 64, 28_672, lr=1.5e-4),
-    "llama3.1-8b": _llama31(32, 4096, 32, 14_336, lr=3e-4),
-    "llama3.1-405b": _llama31(126, 16_384, 128, 53_248, tokens=15.6e12, lr=8e-5, batch=16e6),
+    "llama-7b": _llama1(32, 4096, 32, 11_008, tokens=1.0e12),
+    "llama-13b": _llama1(40, 5120, 40, 13_824, tokens=1.0e12),
+    "llama-33b": _llama1(60, 6656, 52, 17_920, tokens=1.4e12),
+    "llama-65b": _llama1(80, 8192, 64, 22_016, tokens=1.4e12, eps=1e-5),
+    "llama2-7b": _llama2(32, 4096, 32, 11_008),
+    "llama2-13b": _llama2(40, 5120, 40, 13_824),
+    "llama2-34b": _llama2(48, 8192, 64, 22_016, num_kv_heads=8),
+    "llama2-70b": _llama2(80, 8192, 64, 28_672, num_kv_heads=8),
+    "llama3-8b": _llama3(32, 4096, 32, 14_336),
+    "llama3-70b": _llama3(80, 8192, 64, 28_672),
+    "llama3.1-8b": _llama31(32, 4096, 32, 14_336),
+    "llama3.1-405b": _llama31(126, 16_384, 128, 53_248, tokens=15.6e12),
     "llama3.2-1b": _llama32(16, 2048, 32, 8192),
     "llama3.2-3b": _llama32(28, 3072, 24, 8192),
     "mistral-tiny": _mistral_small(2, 128, 4, 448),

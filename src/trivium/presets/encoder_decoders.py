@@ -102,7 +102,7 @@ def _t5(
         initialization=FanIn(),
     )
     paper = "Shazeer 2020, Raffel et al. 2019 (T5 1.1)" if v11 else "Raffel et al. 2019 (T5)"
-    return Preset(model, paper, 512, tokens, batch=2.0**20 if tokens else None)
+    return Preset(model, paper, 512, tokens)
 
 
 def _bart(num_layers: int, d_model: int) -> Preset:

@@ -25,11 +25,11 @@ def _glm(
     return Preset(model, paper, 512, **published)
 
 
-_BATCH = 1024.0 * 512  # appendix A: 200 thousand steps of 1024 rows of 512 tokens
+_BATCH = 1024.0 * 512  # tokens per step (presets/recipes/glm.toml)
 
 PRESETS: dict[str, Preset] = {
     "glm-tiny": _glm(2, 128, paper="after Du et al. 2022 (GLM)"),
     "glm-mini": _glm(4, 256, paper="after Du et al. 2022 (GLM)"),
-    "glm-base": _glm(12, 768, batch=_BATCH, tokens=2e5 * _BATCH),
-    "glm-large": _glm(24, 1024, batch=_BATCH, tokens=2e5 * _BATCH),
+    "glm-base": _glm(12, 768, tokens=1.5e5 * _BATCH),
+    "glm-large": _glm(24, 1024, tokens=2e5 * _BATCH),
 }

@@ -35,12 +35,12 @@ PRESETS: dict[str, Preset] = {
     "gopher-tiny": _gopher(2, 128, 2),
     "gopher-mini": _gopher(4, 256, 4),
     # Rae et al. 2021, table 1.
-    "gopher-44m": _gopher(8, 512, 16, tokens=300e9, lr=6e-4, batch=0.25e6),
-    "gopher-117m": _gopher(12, 768, 12, tokens=300e9, lr=6e-4, batch=0.25e6),
-    "gopher-417m": _gopher(12, 1536, 12, tokens=300e9, lr=2e-4, batch=0.25e6),
-    "gopher-1.4b": _gopher(24, 2048, 16, tokens=300e9, lr=2e-4, batch=0.25e6),
-    "gopher-7.1b": _gopher(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
-    "gopher-280b": _gopher(80, 16_384, 128, tokens=300e9, lr=4e-5, batch=6e6),
+    "gopher-44m": _gopher(8, 512, 16, tokens=300e9),
+    "gopher-117m": _gopher(12, 768, 12, tokens=300e9),
+    "gopher-417m": _gopher(12, 1536, 12, tokens=300e9),
+    "gopher-1.4b": _gopher(24, 2048, 16, tokens=300e9),
+    "gopher-7.1b": _gopher(32, 4096, 32, tokens=300e9),
+    "gopher-280b": _gopher(80, 16_384, 128, tokens=300e9),
     "chinchilla-tiny": _chinchilla(2, 128, 2),
     "chinchilla-mini": _chinchilla(4, 256, 4),
     # Some of the models whose losses the paper fits (table A9), and Chinchilla itself (table 4).
@@ -50,5 +50,5 @@ PRESETS: dict[str, Preset] = {
     "chinchilla-2.6b": _chinchilla(30, 2560, 20),
     "chinchilla-9.3b": _chinchilla(42, 4096, 32),
     "chinchilla-16b": _chinchilla(47, 5120, 40),
-    "chinchilla-70b": _chinchilla(80, 8192, 64, tokens=1.4e12, lr=1e-4, batch=3e6),
+    "chinchilla-70b": _chinchilla(80, 8192, 64, tokens=1.4e12),
 }

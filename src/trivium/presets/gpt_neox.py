@@ -41,7 +41,7 @@ def _gpt_neox(
 
 
 # From table 1 and the released configurations: 143 thousand steps.
-_pythia = partial(_gpt_neox, tokens=300e9, batch=1024 * 2048)
+_pythia = partial(_gpt_neox, tokens=300e9)
 
 PRESETS: dict[str, Preset] = {
     "gpt-neox-20b": _gpt_neox(
@@ -50,20 +50,18 @@ PRESETS: dict[str, Preset] = {
         64,
         paper="Black et al. 2022 (GPT-NeoX-20B)",
         vocab_size=50_432,
-        activation="gelu_tanh",
-        lr=0.97e-4,  # as in the released configuration; the paper prints 0.97E-5
-        batch=1538 * 2048,
+        activation="gelu_tanh",  # as in the released configuration; the paper prints 0.97E-5
         tokens=150e3 * 1538 * 2048,
     ),
     "pythia-tiny": _gpt_neox(2, 128, 2),
     "pythia-mini": _gpt_neox(4, 256, 4),
-    "pythia-70m": _pythia(6, 512, 8, lr=1e-3),
-    "pythia-160m": _pythia(12, 768, 12, lr=6e-4),
-    "pythia-410m": _pythia(24, 1024, 16, lr=3e-4),
-    "pythia-1b": _pythia(16, 2048, 8, lr=3e-4),
-    "pythia-1.4b": _pythia(24, 2048, 16, lr=2e-4),
-    "pythia-2.8b": _pythia(32, 2560, 32, lr=1.6e-4),
+    "pythia-70m": _pythia(6, 512, 8),
+    "pythia-160m": _pythia(12, 768, 12),
+    "pythia-410m": _pythia(24, 1024, 16),
+    "pythia-1b": _pythia(16, 2048, 8),
+    "pythia-1.4b": _pythia(24, 2048, 16),
+    "pythia-2.8b": _pythia(32, 2560, 32),
     # Training with more processes padded the vocabulary further.
-    "pythia-6.9b": _pythia(32, 4096, 32, vocab_size=50_432, lr=1.2e-4),
-    "pythia-12b": _pythia(36, 5120, 40, vocab_size=50_688, lr=1.2e-4),
+    "pythia-6.9b": _pythia(32, 4096, 32, vocab_size=50_432),
+    "pythia-12b": _pythia(36, 5120, 40, vocab_size=50_688),
 }

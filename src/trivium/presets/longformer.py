@@ -33,7 +33,7 @@ def _longformer(
 
 
 # Continued pretraining of RoBERTa (section 5): 64 rows of 4096 tokens, 65 thousand steps.
-_CONTINUED = {"lr": 3e-5, "batch": 64 * 4096, "tokens": 65e3 * 64 * 4096}
+_CONTINUED = {"tokens": 65e3 * 64 * 4096}
 
 PRESETS: dict[str, Preset] = {
     "longformer-tiny": _longformer(2, 128, window=32, paper="after Beltagy et al. 2020"),

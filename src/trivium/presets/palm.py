@@ -40,7 +40,7 @@ PRESETS: dict[str, Preset] = {
     "palm-tiny": _palm(2, 128, 2, 64),
     "palm-mini": _palm(4, 256, 4, 64),
     # Tables 1 and 21. The batch size doubles once or twice; no learning rate for Adam is published.
-    "palm-8b": _palm(32, 4096, 16, tokens=780e9, batch=512 * 2048),
-    "palm-62b": _palm(64, 8192, 32, tokens=795e9, batch=1024 * 2048),
-    "palm-540b": _palm(118, 18_432, 48, tokens=780e9, batch=2048 * 2048),
+    "palm-8b": _palm(32, 4096, 16, tokens=780e9),
+    "palm-62b": _palm(64, 8192, 32, tokens=795e9),
+    "palm-540b": _palm(118, 18_432, 48, tokens=780e9),
 }

@@ -50,7 +50,7 @@ def _protein_encoder() -> Preset:
         norm_placement="pre",
         heads=(MLMHead(),),
     )
-    return Preset(model, _PAPER, 1024, lr=1e-3)  # appendix A.2
+    return Preset(model, _PAPER, 1024)  # appendix A.2
 
 
 PRESETS: dict[str, Preset] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,46 +25,23 @@ GELU_MLM = MLMHead(dense=Dense(activation="gelu", norm=True))
 
 @dataclass(frozen=True)
 class Preset:
-    """A model spec, with the paper of the model and its published training settings.
+    """A model spec, with the paper of the model and the size of its training.
 
-    Training settings that the paper does not give are None.
+    Numbers that the paper does not give are None. `presets.published` has the training recipes.
 
     Args:
         spec: the configuration of the model, with the published initialization.
         paper: the publication of the model.
         context: the maximum length of training sequences in tokens.
         tokens: the number of training tokens. Tokens of repeated epochs are counted again.
-        lr: the peak learning rate.
-        batch: the batch size in tokens. If it grows during training, the final batch size.
         text_bytes: the size of the training text in bytes.
-        training: the other keys of the training recipe as a nested dict. None if the paper omits
-            important settings.
     """
 
     spec: Spec
     paper: str
     context: int | None
     tokens: float | None = None
-    lr: float | None = None
-    batch: float | None = None
     text_bytes: float | None = None
-    training: Any = None
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """The recipe of the published training as a nested dict, or {} if a setting is unpublished.
-
-        >>> from trivium.presets import catalogue
-        >>> catalogue["llama-7b"].recipe["optimizer"]["lr"], catalogue["bert-base"].recipe
-        (0.0003, {})
-        """
-        if not (self.training and self.lr and self.batch and self.context and self.tokens):
-            return {}
-        tree: dict[str, Any] = copy.deepcopy(self.training)
-        tree["optimizer"]["lr"] = self.lr
-        tree["data"] = {"length": self.context}
-        tree["train"] |= {"batch_tokens": int(self.batch), "tokens": int(self.tokens)}
-        return tree
 
 
 _PLAIN, _TIED = Embedding(), LMHead(tied=True)

@@ -65,7 +65,7 @@ def _textbook_gpt3() -> Preset:
         initialization=Normal(),
     )
     paper = "after Brown et al. 2020 (GPT-3, as a textbook composes it)"
-    published = {"tokens": 300e9, "lr": 0.6e-4, "batch": 3.2e6, "text_bytes": 570e9}
+    published = {"tokens": 300e9, "text_bytes": 570e9}
     return Preset(model, paper, 2048, **published)
 
 

@@ -71,13 +71,13 @@ def _small_transformer_xl(num_layers: int, d_model: int) -> Preset:
 PRESETS: dict[str, Preset] = {
     "transformer-xl-tiny": _small_transformer_xl(2, 128),
     "transformer-xl-mini": _small_transformer_xl(4, 256),
-    # Learning rates, batch sizes and steps are from the authors' run_wt103_base.sh and _large.sh.
+    # Batch sizes and steps are from the authors' run_wt103_base.sh and _large.sh.
     "transformer-xl-base": _transformer_xl(
-        16, 410, 2100, 10, 150, paper=_PAPER, vocab_size=267_735, dropout=0.1, lr=2.5e-4,
-        batch=60 * 150, tokens=2e5 * 60 * 150,
+        16, 410, 2100, 10, 150, paper=_PAPER, vocab_size=267_735, dropout=0.1,
+        tokens=2e5 * 60 * 150,
     ),
     "transformer-xl-large": _transformer_xl(
-        18, 1024, 4096, 16, 384, paper=_PAPER, vocab_size=267_735, dropout=0.2, lr=2.5e-4,
-        batch=128 * 384, tokens=4e6 * 128 * 384,
+        18, 1024, 4096, 16, 384, paper=_PAPER, vocab_size=267_735, dropout=0.2,
+        tokens=4e6 * 128 * 384,
     ),
 }  # fmt: skip

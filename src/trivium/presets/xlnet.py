@@ -36,5 +36,5 @@ PRESETS: dict[str, Preset] = {
     "xlnet-mini": _xlnet(4, 256, paper="after Yang et al. 2019 (XLNet)"),
     "xlnet-base": _xlnet(12, 768),
     # Section 3.1 and the appendix on pretraining: 500 thousand steps of 8192 rows of 512 tokens.
-    "xlnet-large": _xlnet(24, 1024, lr=4e-4, batch=8192 * 512, tokens=5e5 * 8192 * 512),
+    "xlnet-large": _xlnet(24, 1024, tokens=5e5 * 8192 * 512),
 }
