@@ -30,13 +30,59 @@ from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
 from trivium.presets import catalogue
 from trivium.presets.facts import preset_summary
+from trivium.presets.published import published_recipes
 from trivium.train import defaults
 from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
+from trivium.workflows.show_recipe import show_recipe
 
 DOCS = Path(__file__).parent
 COMMANDS = DOCS.parent / "src" / "trivium" / "cli"
 PRESETS = ("bert-mini", "modernbert-mini", "gpt2-mini", "llama-mini", "t5-mini", "bart-mini")
+SHOWN_RECIPES = (
+    *("bert-base", "gpt2", "gpt3-175b", "t5-base", "bart-base"),
+    *("llama-65b", "roberta-base", "electra-base", "chinchilla-70b", "xlnet-large"),
+)
+PUBLISHED_RECIPES = """\
+# Published recipes
+
+What did it take to train BERT, GPT-3, T5 or LLaMA? The package has a catalogue of published
+training recipes. Every number names the section of the paper, or the file of the authors' code,
+in which it was read. What is published nowhere is missing.
+
+```sh
+trivium presets bert-base --recipe
+```
+
+This prints the recipe of BERT as a table: the keys of a run, the data, the hardware and the
+duration, what Trivium does in another way, and what is not published.
+[`trivium plan bert-base`](plan.md) computes what the recipe takes on other hardware.
+
+## Layers of a recipe
+
+The recipe of a run is the result of layers. A value of a higher layer replaces that of a lower
+one:
+
+1. `--set`, and other options of the command;
+2. your recipe file;
+3. the published recipe of the preset if it is complete, otherwise the fast settings (see
+   [sizes of papers and our own](concepts.md#sizes-of-papers-and-our-own));
+4. the defaults of the task (fine-tuning);
+5. the defaults of the library, some of which follow from the model and the data.
+
+```sh
+trivium pretrain bert-base --data my_texts/ --show-recipe
+```
+
+This prints every key with its value, and says in a comment where the value comes from. The
+`recipe.toml` of a run has the same comments.
+
+A published budget is long. Before the first step, a run measures its speed. If the published
+budget takes more than a day, or reads your text more often than the authors read theirs, the
+run stops and names `--set train.minutes=60` and `--set train.steps=2000`. With a budget of your
+own, the published warm-up and the [phases](recipe.md#phases) keep their shares of the budget,
+and everything else stays as published. `--set train.steps=1000000` trains BERT as published.
+"""
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
@@ -169,6 +215,42 @@ def recipe_keys() -> str:
                     parts.append(_keys(keys, f"{name}.{key}[]."))
     parts.append(model_parts())
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def published_recipes_page() -> str:
+    """docs/published_recipes.md: the catalogue of published recipes, and ten of them as run."""
+    complete: dict[str, list[str]] = {}
+    missing: dict[str, tuple[list[str], str]] = {}
+    for name, recipe in published_recipes().items():
+        if recipe.is_complete:
+            complete.setdefault(recipe.paper, []).append(f"`{name}`")
+        else:
+            names, _ = missing.setdefault(recipe.paper, ([], "; ".join(recipe.missing)))
+            names.append(f"`{name}`")
+    trained = [f"| {paper} | {', '.join(names)} |" for paper, names in complete.items()]
+    left_open = [
+        f"| {paper} | {', '.join(names)} | {text} |" for paper, (names, text) in missing.items()
+    ]
+    shown = [
+        f"<details><summary><code>trivium pretrain {name} --show-recipe</code></summary>\n\n"
+        f"```toml\n{show_recipe(name).strip()}\n```\n\n</details>"
+        for name in SHOWN_RECIPES
+    ]
+    return "\n\n".join(
+        [
+            NOTE,
+            PUBLISHED_RECIPES,
+            "## Complete recipes",
+            "\n".join(["| paper | presets |", "|---|---|", *trained]),
+            "## Recipes with gaps",
+            "These sizes train with the settings that learn fastest, because something that a run "
+            "needs is published nowhere. `trivium presets NAME --recipe` shows what is known.",
+            "\n".join(["| paper | presets | missing |", "|---|---|---|", *left_open]),
+            "## Ten recipes as a run has them",
+            *shown,
+            "",
+        ]
+    )
 
 
 def model_parts() -> str:
@@ -370,3 +452,4 @@ if __name__ == "__main__":
         page.write_text(names(language), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")
+    (DOCS / "published_recipes.md").write_text(published_recipes_page(), encoding="utf-8")

@@ -69,7 +69,12 @@ def reference() -> ModuleType:
 
 
 def test_reference_pages_are_up_to_date(reference: ModuleType) -> None:
-    for page, make in ((DOCS / "cli.md", "command_line"), (DOCS / "recipe.md", "recipe_keys")):
+    for name, make in (
+        ("cli", "command_line"),
+        ("recipe", "recipe_keys"),
+        ("published_recipes", "published_recipes_page"),
+    ):
+        page = DOCS / f"{name}.md"
         written = page.read_text(encoding="utf-8")
         assert written == getattr(reference, make)(), f"{page} is out of date: `make docs`"
     for name, make in reference.STORED.items():
