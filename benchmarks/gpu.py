@@ -292,17 +292,17 @@ def make_trainer(
 
 def start_clock_after(trainer: Any, warmup: int, device: str) -> list[float]:
     """Return a list to which the trainer adds the time at which it has done some steps."""
-    from trivium.train.trainer import Hooks
+    from trivium.train.callback import Callback
 
     started: list[float] = []
 
-    class StepClock(Hooks):
-        def step(self, number: int, progress: float) -> None:
-            if number == warmup:
+    class StepClock(Callback):
+        def on_step(self, step: int, progress: float) -> None:
+            if step == warmup:
                 synchronize(device)
                 started.append(time.perf_counter())
 
-    trainer.hooks = StepClock()
+    trainer.callbacks = [StepClock()]
     return started
 
 

@@ -1,4 +1,4 @@
-"""Small streams of rows and of examples, and hooks that only keep what is logged."""
+"""Small streams of rows and of examples, and a callback that only keeps what is logged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trivium.data.rows import Rows
 from trivium.objectives import Objective
 from trivium.objectives.causal import Causal
 from trivium.text.vocabulary import Vocabulary
+from trivium.train.callback import Callback
 from trivium.train.loader import BatchStream
-from trivium.train.trainer import Hooks
 
 FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))
 CPU = torch.device("cpu")
@@ -56,14 +56,11 @@ def example_stream(objective: Objective) -> BatchStream:
     return BatchStream("b", objective, examples, FACTS, seed=4, rows_per_step=13)
 
 
-class Records(Hooks):
-    """Hooks that keep what is logged, and the size of smaller micro-batches."""
+class Records(Callback):
+    """A callback that keeps what is logged."""
 
     def __init__(self):
         self.records = []
 
-    def log(self, record, progress):
+    def on_log(self, record):
         self.records.append(record)
-
-    def out_of_memory(self, step, micro_batch_tokens):
-        self.micro_batch_tokens = micro_batch_tokens

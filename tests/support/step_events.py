@@ -1,10 +1,11 @@
-"""Small runs on random tokens, and hooks that keep the order of what happens in them."""
+"""Small runs on random tokens, and a callback that keeps the order of what happens in them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trivium.train.trainer import Hooks
+from trivium.train.callback import Callback
+from trivium.train.trainer import TrainState
 
 CHANGES: dict[str, Any] = {
     "tokenizer": {"vocab_size": 300},
@@ -14,22 +15,36 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Events(Hooks):
-    """Hooks that keep the order of what happens, without what a clock decides."""
+class Events(Callback):
+    """A callback that keeps the order of what happens, without what a clock decides.
 
-    def __init__(self):
-        self.events = []
+    Every evaluation measures a loss of 1.
+    """
 
-    def step(self, number, progress):
-        self.events.append(("queued", number))
+    def __init__(self, trainer):
+        self.events, self.state = [], TrainState()
+        trainer.callbacks = [self]
+        trainer.measure = self.measure
 
-    def log(self, record, progress):
+    def on_start(self, batch, lm):
+        self.events.append(("start", batch.num_tokens))
+
+    def on_step(self, step, progress):
+        self.events.append(("queued", step, progress))
+
+    def on_log(self, record):
         kept = {name: record[name] for name in record.keys() - {"seconds", "tokens_per_second"}}
-        self.events.append(("log", record["step"], kept, progress))
+        self.events.append(("log", record["step"], kept))
 
-    def evaluate(self, trainer, state):
-        self.events.append(("evaluate", state.step))
-        return {"valid_loss": 1.0}, False
+    def measure(self, trainer, state):
+        self.events.append(("measure", state.step))
+        return {"valid_loss": 1.0}
 
-    def save(self, state):
-        self.events.append(("save", state.step, list(state.last_losses)))
+    def on_evaluate(self, record, lm):
+        self.events.append(("evaluate", record["step"], record["valid_loss"]))
+
+    def on_save(self, folder):
+        self.events.append(("save", folder.name, list(self.state.last_losses)))
+
+    def on_end(self, error):
+        self.events.append(("end", type(error)))

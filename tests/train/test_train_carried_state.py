@@ -44,7 +44,7 @@ def trainer_of(model, stream, micro_batch_tokens, **changes: Any) -> Trainer:
         TrainStep(model),
         Loader([stream], [1.0], seed=0, micro_batch_tokens=micro_batch_tokens),
         recipe.optimizer.build(model),
-        hooks=Records(),
+        callbacks=[Records()],
         device=CPU,
         precision=torch.float32,
         started=0.0,

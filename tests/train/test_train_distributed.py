@@ -35,8 +35,8 @@ from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
-from trivium.workflows import training_run
-from trivium.workflows.training_run import RunHooks
+from trivium.workflows import run_evaluation
+from trivium.workflows.run_evaluation import RunEvaluation
 
 Build = Callable[[nn.Module], list[torch.optim.Optimizer]]
 LAYOUTS = [{"data": "ddp"}, {"data": "fsdp"}, {"data": "fsdp", "replicas": 2}]
@@ -152,14 +152,14 @@ def records_of(
     recipe = load_recipe(
         "gpt2-tiny", {"train": train, "schedule": schedule, "optimizer": {"lr": 0.1}}
     )
-    hooks = Records()
+    records = Records()
     unfreezing = GradualUnfreezing(model, 0.6) if unfreezes else None
     trainer = Trainer(
-        recipe, step, loader, build(model), CPU, precision, 0.0, parallel, hooks,
+        recipe, step, loader, build(model), CPU, precision, 0.0, parallel, [records],
         unfreezing=unfreezing,
     )  # fmt: skip
     trainer.train(TrainState(loss_scale=scale))
-    return hooks.records
+    return records.records
 
 
 def assert_matrices_are_divided(parallel: Parallel) -> None:
@@ -225,17 +225,12 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
         assert {weight.device.type for weight in model.whole.parameters()} == {expected}
         assert model.lm.module is model.whole
     # Without metrics it is for callbacks, and takes no memory of the GPU.
-    monkeypatch.setattr(training_run, "validation_losses", lambda *_: {})
+    monkeypatch.setattr(run_evaluation, "validation_losses", lambda *_: {})
     model = model_of(divided=True)
-    context = SimpleNamespace(line=ProgressLine(), callbacks=["one"], parallel=ALONE)
-    hooks: Any = SimpleNamespace(
-        context=context,
-        recipe=SimpleNamespace(train=SimpleNamespace(keep_best=False, patience=None)),
-        validation_streams=[],
-        model=model,
-        held_out=SimpleNamespace(sources=[], limit=None),
-    )
-    RunHooks.evaluate(hooks, cast(Any, None), TrainState())
+    held_out: Any = SimpleNamespace(sources=[], limit=None)
+    kept: Any = SimpleNamespace(model=model)
+    evaluation = RunEvaluation(ProgressLine(), device, held_out, [], kept, callbacks_read=True)
+    assert evaluation(cast(Any, None), TrainState()) == {}
     for name, weight in model.module.state_dict().items():
         assert torch.equal(model.whole.state_dict()[name], weight)
     whole = model_of(divided=False)

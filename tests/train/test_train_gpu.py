@@ -22,26 +22,25 @@ PRESETS = ["gpt2-tiny", "bert-tiny", "t5-tiny"]
 
 
 def trainer_on(device, name, *, optimizer="adamw", **train):
-    """The trainer of a preset on random tokens, which logs to `Events`."""
+    """The trainer of a preset on random tokens, and the `Events` that it calls."""
     train = {**CHANGES["train"], "device": device, "compile": False, **train}
     changes = {**CHANGES, "train": train, "optimizer": {"kind": optimizer}}
     trainer, _ = trainer_without_data(load_recipe(name, changes))
-    trainer.hooks = Events()
-    return trainer
+    return trainer, Events(trainer)
 
 
-def logged(trainer):
+def logged(trainer, callback):
     """The log lines of a whole run by step."""
     trainer.train(TrainState())
-    events = [one for one in trainer.hooks.events if one[0] == "log" and "train_loss" in one[2]]
-    return {step: record for _, step, record, _ in events}
+    logs = [one for one in callback.events if one[0] == "log"]
+    return {step: record for _, step, record in logs}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_never_waits_for_the_gpu(name, optimizer, compiled):
-    trainer = trainer_on("cuda", name, optimizer=optimizer, precision="bf16", compile=compiled)
+    trainer, _ = trainer_on("cuda", name, optimizer=optimizer, precision="bf16", compile=compiled)
     trainer.train_step.train()
     batches = [trainer.loader.step(number) for number in range(6)]
     numbers = []
@@ -62,7 +61,7 @@ def test_a_step_never_waits_for_the_gpu(name, optimizer, compiled):
 @pytest.mark.parametrize("name", PRESETS)
 def test_log_lines_are_those_of_a_cpu(name):
     train = {"log_every": 2, "eval_every": 5, "save_every": 4}
-    expected, found = (logged(trainer_on(one, name, **train)) for one in ("cpu", "cuda"))
+    expected, found = (logged(*trainer_on(one, name, **train)) for one in ("cpu", "cuda"))
     assert found.keys() == expected.keys() == {2, 4, 6, 8, 9}
     for step, record in expected.items():
         for value in ("train_loss", "grad_norm", "lr", "tokens"):
@@ -77,19 +76,19 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step(monkeypatch):
         return {term: loss * (math.nan if step == 4 else 1.0) for term, loss in losses.items()}
 
     monkeypatch.setattr(trainer_module, "forward_backward", spoiled)
-    trainer = trainer_on("cuda", "gpt2-tiny", log_every=2, eval_every=9, save_every=9)
+    trainer, callback = trainer_on("cuda", "gpt2-tiny", log_every=2, eval_every=9, save_every=9)
     with pytest.raises(TrainingError, match="not finite at step 5 "):
         trainer.train(TrainState())
-    assert [one[1] for one in trainer.hooks.events if one[0] == "log"] == [2, 4]
+    assert [one[1] for one in callback.events if one[0] == "log"] == [2, 4]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_float16_learns_as_float32(name, optimizer):
     train = {"log_every": 1, "eval_every": 9, "save_every": 9, "optimizer": optimizer}
-    expected = logged(trainer_on("cuda", name, precision="fp32", **train))
-    half = trainer_on("cuda", name, precision="fp16", **train)
-    found = logged(half)
+    expected = logged(*trainer_on("cuda", name, precision="fp32", **train))
+    half, callback = trainer_on("cuda", name, precision="fp16", **train)
+    found = logged(half, callback)
     assert half.precision is torch.float16
     skipped = found[9]["skipped_steps"]
     assert skipped < 5

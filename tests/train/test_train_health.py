@@ -10,10 +10,11 @@ from run_settings import quiet
 from trivium.objectives import Objective
 from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
-from trivium.train.health import LossMonitor, is_spike
+from trivium.train.health import LossMonitor, WarnOfRecords, is_spike
 from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import RunLog
+from trivium.train.terminal_log import TerminalLog
+from trivium.train.trackers import MetricsFile
 
 UNIGRAM = 7.0
 
@@ -79,15 +80,15 @@ def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tm
     run = RunFolder(tmp_path)
     for numbers, shown in ((range(1, 40), 1), (range(40, 50), 0)):
         console = quiet()
-        log = RunLog(
-            run,
-            ProgressLine(console),
-            TrainConfig(eval_every=1000),
-            {"unigram_loss": UNIGRAM, "peak_flops": None},
-            monitor=LossMonitor(UNIGRAM, 200),
-        )
+        facts = {"unigram_loss": UNIGRAM, "peak_flops": None}
+        terminal = TerminalLog(ProgressLine(console), TrainConfig(eval_every=1000), facts)
+        warnings = WarnOfRecords(run, LossMonitor(UNIGRAM, 200))
+        warnings.on_start(None, None)  # type: ignore[arg-type]
         for number in numbers:
-            log.write(record(number, 7.1), number / 50)
+            line = record(number, 7.1)
+            for callback in (warnings, MetricsFile(run), terminal):
+                callback.on_step(line["step"], number / 50)
+                callback.on_log(line)
         printed = console.file.getvalue()  # type: ignore[attr-defined]
         assert printed.count("warning    step 250: the training loss 7.10") == shown
     assert [r["step"] for r in run.read_metrics() if "warning" in r] == [250]

@@ -329,7 +329,7 @@ def trainer_of(model, loader, **train) -> Trainer:
         TrainStep(model),
         loader,
         recipe.optimizer.build(model),
-        hooks=Records(),
+        callbacks=[Records()],
         device=CPU,
         precision=torch.float32,
         started=0.0,
@@ -387,7 +387,7 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     trainer = trainer_of(model, loader)
     state = trainer.train(TrainState())
     assert state.step == 2
-    assert trainer.hooks.micro_batch_tokens == 38  # type: ignore[attr-defined]
+    assert loader.micro_batch_tokens == 38
     # From a size that no step fills, and of examples of different lengths: halved until it helps.
     streams = map(example_stream, (LabelledCausal(), Together()))
     for stream in (row_stream(Causal()), *streams):
@@ -410,7 +410,7 @@ def test_the_last_log_line_is_a_mean_over_as_many_steps_as_every_other():
         loader = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=77)
         trainer = trainer_of(small_model("gpt2"), loader, steps=4, log_every=every)
         trainer.train(TrainState())
-        logged = trainer.hooks.records  # type: ignore[attr-defined]
+        logged = trainer.callbacks[0].records  # type: ignore[attr-defined]
         records[every] = {record["step"]: record["train_loss"] for record in logged}
     single = records[1]
     assert records[3] == {

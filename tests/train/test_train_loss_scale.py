@@ -34,7 +34,7 @@ def loader():
     return Loader([row_stream(Causal())], [1.0], seed=1, micro_batch_tokens=33)
 
 
-def trained(precision, config=None, *, first=LARGE, steps=STEPS, hooks=None):
+def trained(precision, config=None, *, first=LARGE, steps=STEPS, records=None):
     """A model after some steps of the trainer, and the state of the run."""
     model = small_model("llama")
     train = {"steps": steps, "log_every": 1, "eval_every": 99, "save_every": 99, "clip": CLIP}
@@ -44,7 +44,13 @@ def trained(precision, config=None, *, first=LARGE, steps=STEPS, hooks=None):
     recipe = recipe.replace(optimizer=config)
     optimizers = config.build(model, precision)
     trainer = Trainer(
-        recipe, TrainStep(model), loader(), optimizers, CPU, precision, hooks=hooks or Records()
+        recipe,
+        TrainStep(model),
+        loader(),
+        optimizers,
+        CPU,
+        precision,
+        callbacks=[records or Records()],
     )
     state = trainer.train(TrainState(loss_scale=LossScale(first)))
     return model, state
@@ -82,8 +88,8 @@ def distance(model, other):
 
 def test_steps_are_those_of_a_loop_with_grad_scaler(monkeypatch):
     monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 3)
-    hooks = Records()
-    model, state = trained(torch.float16, hooks=hooks)
+    records = Records()
+    model, state = trained(torch.float16, records=records)
     scaler = torch.amp.GradScaler("cpu", init_scale=LARGE, growth_interval=3)
     expected = trained_by_pytorch(scaler)
     for name, weight in model.state_dict().items():
@@ -92,8 +98,8 @@ def test_steps_are_those_of_a_loop_with_grad_scaler(monkeypatch):
     assert state.loss_scale.factor == scaler.get_scale() < LARGE
     assert state.loss_scale.steps == scaler.state_dict()["_growth_tracker"]
     assert 0 < state.skipped_steps < STEPS
-    assert [one["skipped_steps"] for one in hooks.records][:2] == [1, 2]
-    assert hooks.records[-1]["loss_scale"] == state.loss_scale.factor
+    assert [one["skipped_steps"] for one in records.records][:2] == [1, 2]
+    assert records.records[-1]["loss_scale"] == state.loss_scale.factor
 
 
 def test_the_factor_follows_that_of_grad_scaler(monkeypatch):
@@ -122,10 +128,10 @@ def test_weights_are_nearly_those_of_float32(config):
 @pytest.mark.parametrize("config", [ADAMW, MUON], ids=lambda one: one.kind)
 def test_an_overflow_in_one_weight_skips_the_step_of_all(config):
     """Also where one optimizer has none of the gradients that overflow."""
-    hooks = Records()
-    model, state = trained(torch.float16, config, steps=1, hooks=hooks)
-    assert state.skipped_steps == hooks.records[0]["skipped_steps"] == 1
-    assert hooks.records[0]["train_loss"] > 0
+    records = Records()
+    model, state = trained(torch.float16, config, steps=1, records=records)
+    assert state.skipped_steps == records.records[0]["skipped_steps"] == 1
+    assert records.records[0]["train_loss"] > 0
     for name, weight in small_model("llama").state_dict().items():
         assert torch.equal(model.state_dict()[name], weight), name
 

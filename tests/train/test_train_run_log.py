@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from trivium.model_folder import write_checksums
 from trivium.presets import presets
 from trivium.progress import ProgressLine, format_duration
 from trivium.train import hardware
-from trivium.train.checkpoint import average_weights, restore, save_checkpoint
+from trivium.train.checkpoint import restore, save_checkpoint
+from trivium.train.kept_weights import average_weights
 from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import RunLog
+from trivium.train.terminal_log import TerminalLog
+from trivium.train.trackers import MetricsFile, TensorBoard
 from trivium.train.trainer import TrainState
 
 STEP = {"step": 10, "tokens": 99, "seconds": 1.5, "train_loss": 3.25, "tokens_per_second": 1000.0}
@@ -26,17 +29,37 @@ FACTS = {"unigram_loss": 6.0, "flops_per_token": 1, "peak_flops": None}
 EVALUATED = {"eval_examples": 400, "metric_examples": 400, "valid_examples": 900}
 
 
+class Log:
+    """A terminal's log in which a step and its record are one call."""
+
+    def __init__(self, line, config, facts, metric=None):
+        self.metric = metric
+        self.terminal = TerminalLog(line, config, facts, lambda: self.metric)
+
+    def write(self, record, progress):
+        if "train_loss" in record:
+            self.terminal.on_step(record["step"], progress)
+            self.terminal.on_log(record)
+        else:
+            self.terminal.on_evaluate(record, None)  # type: ignore[arg-type]
+
+
 def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     output = io.StringIO()
     line = ProgressLine(Console(file=output, width=80))
     run = RunFolder(tmp_path)
-    log = RunLog(run, line, TrainConfig(eval_every=10, tensorboard=True), FACTS)
-    log.metric = "accuracy"
+    log = Log(line, TrainConfig(eval_every=10), FACTS, "accuracy")
+    evaluation = {"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75, "samples": ["text"]}
     log.write(STEP, 0.25)
-    log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
-    log.close()
-    assert run.read_metrics()[0] == STEP
+    log.write(evaluation, 0.25)
+    lm: Any = None
+    for callback in (MetricsFile(run), TensorBoard(tmp_path / "tensorboard")):
+        callback.on_start(lm, lm)
+        callback.on_log(STEP)
+        callback.on_evaluate(evaluation, lm)
+        callback.on_end(None)
+    assert run.read_metrics() == [STEP, evaluation]
     assert [word.strip() for word in output.getvalue().splitlines()[1].split("|")] == [
         "10", "3.2500", "3.5000", "0.7500",
     ]  # fmt: skip
@@ -46,12 +69,11 @@ def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
     assert len(run.read_metrics()) == 2
 
 
-def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
+def test_a_live_line_stays_one_line(monkeypatch):
     output = io.StringIO()
     console = Console(file=output, width=60, force_terminal=True)
     line = ProgressLine(console)
-    run = RunFolder(tmp_path)
-    log = RunLog(run, line, TrainConfig(eval_every=10), FACTS | {"peak_flops": 1})
+    log = Log(line, TrainConfig(eval_every=10), FACTS | {"peak_flops": 1})
     with line.running():
         log.write(STEP, 0.2)
         log.write(STEP, 0.25)
@@ -70,14 +92,12 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     assert format_duration(8000) == "2h13m"
 
 
-def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
+def test_progress_in_a_log_file_takes_rows_of_the_table(monkeypatch):
     monkeypatch.setattr(progress, "_LOG_EVERY", -1.0)
     output = io.StringIO()
     line = ProgressLine(Console(file=output, width=80))
     with line.running():
-        log = RunLog(
-            RunFolder(tmp_path), line, TrainConfig(eval_every=20), {**FACTS, **EVALUATED}, metric=""
-        )
+        log = Log(line, TrainConfig(eval_every=20), {**FACTS, **EVALUATED}, metric="")
         log.write(STEP, 0.25)
         line.update("evaluating")
         log.metric = "accuracy"
@@ -93,10 +113,9 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
     ]
 
 
-def test_every_log_line_is_shown_where_their_distance_is_set(tmp_path):
+def test_every_log_line_is_shown_where_their_distance_is_set():
     output = io.StringIO()
-    log = RunLog(
-        RunFolder(tmp_path),
+    log = Log(
         ProgressLine(Console(file=output, width=80)),
         TrainConfig(eval_every=200, log_every=100),
         FACTS,

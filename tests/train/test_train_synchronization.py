@@ -107,12 +107,12 @@ def run(name="gpt2-tiny"):
     """The events of a run of nine steps, and its weights."""
     train = {**CHANGES["train"], "log_every": 2, "eval_every": 5, "save_every": 4}
     trainer, _ = trainer_without_data(load_recipe(name, {**CHANGES, "train": train}))
-    hooks = trainer.hooks = Events()
+    callback = Events(trainer)
     try:
-        trainer.train(TrainState())
+        trainer.train(callback.state)
     except TrainingError as error:
-        hooks.events.append(("error", str(error)))
-    return hooks.events, trainer.train_step.state_dict()
+        callback.events.append(("error", str(error)))
+    return callback.events, trainer.train_step.state_dict()
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bert-tiny", "t5-tiny"])
@@ -127,9 +127,12 @@ def test_numbers_that_are_read_late_are_the_same(name, monkeypatch):
     ]
     order = [one[:2] for one in late]
     # A log line waits for the next step, but for steps that are evaluated or saved.
-    assert order[:3] == [("queued", 1), ("queued", 2), ("queued", 3)]
-    assert order[3:6] == [("log", 2), ("queued", 4), ("log", 4)]
-    assert order[-4:] == [("log", 9), ("evaluate", 9), ("log", 9), ("save", 9)]
+    assert order[0][0] == "start"
+    assert order[1:4] == [("queued", 1), ("queued", 2), ("queued", 3)]
+    assert order[4:7] == [("log", 2), ("queued", 4), ("log", 4)]
+    assert order[-5:] == [
+        ("log", 9), ("measure", 9), ("evaluate", 9), ("save", "step-00000009"), ("end", type(None)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -147,6 +150,8 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step(late, bad, monkeypatch
     events, _ = run()
     assert events[-1][0] == "error"
     assert f"not finite at step {bad} " in events[-1][1]
-    logged = [one[1] for one in events if one[0] == "log" and "train_loss" in one[2]]
+    assert events[-2] == ("end", TrainingError)
+    logged = [one[1] for one in events if one[0] == "log"]
     assert logged == [step for step in (2, 4, 6, 8) if step < bad]
-    assert [one[1] for one in events if one[0] == "save"] == [n for n in (4, 8) if n < bad]
+    saved = [one[1] for one in events if one[0] == "save"]
+    assert saved == [f"step-{n:08}" for n in (4, 8) if n < bad]

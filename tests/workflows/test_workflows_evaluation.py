@@ -15,7 +15,8 @@ from trivium import load
 from trivium.errors import DataError, RecipeError
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.task_metrics import Metrics
-from trivium.train.checkpoint import average_weights
+from trivium.train import kept_weights
+from trivium.train.kept_weights import average_weights
 from trivium.workflows import finished_run
 from trivium.workflows.evaluate import evaluate
 from trivium.workflows.training import finetune, pretrain
@@ -94,7 +95,7 @@ def test_the_mean_of_checkpoints_is_written_where_it_is_best(reviews, tmp_path, 
     def measure(*_):
         return {"": Metrics({"accuracy": float(next(scores))})}
 
-    monkeypatch.setattr(finished_run, "average_weights", average)
+    monkeypatch.setattr(kept_weights, "average_weights", average)
     monkeypatch.setattr(finished_run.HeldOutMetrics, "measure", measure)
     changes = settings(steps=2, eval_every=1, save_every=1, average=2)
     changes["train"] |= {"batch_tokens": None, "eval_tokens": None}

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from trivium.files import (
     write_json,
 )
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
+from trivium.messages import translated
 from trivium.model_folder import (
     CHECKSUMS,
     WEIGHTS,
@@ -54,6 +56,8 @@ from trivium.model_folder import (
     last_good_checkpoint,
     write_checksums,
 )
+from trivium.progress import ProgressLine
+from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
@@ -294,6 +298,39 @@ class Checkpoints:
                 shutil.rmtree(parts, ignore_errors=True)
 
 
+@dataclass
+class SaveCheckpoints(Callback):
+    """Writes the checkpoints of a run; every process has this callback.
+
+    Args:
+        checkpoints: the checkpoints of the run.
+        model: the part of the model that this process trains.
+        optimizers: the optimizers of the model.
+        state: the state of the run, which training changes.
+        line: where progress is shown.
+        waits: whether callbacks after this one read the checkpoint.
+    """
+
+    checkpoints: Checkpoints
+    model: nn.Module
+    optimizers: Optimizers
+    state: TrainState
+    line: ProgressLine
+    waits: bool
+
+    def on_save(self, folder: Path) -> None:
+        """Write a checkpoint to `folder`; several processes write it in the background."""
+        self.line.update(translated("progress.saving"))
+        self.checkpoints.save(self.model, self.optimizers, self.state)
+        assert folder == self.checkpoints.path(self.state)
+        if self.waits:
+            self.checkpoints.wait()
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Wait for the last checkpoint."""
+        self.checkpoints.wait()
+
+
 def read_state(checkpoint: Path) -> TrainState:
     """Return the state in a checkpoint. Raises CheckpointError for another format version."""
     data = read_json(checkpoint / STATE)
@@ -309,19 +346,6 @@ def read_state(checkpoint: Path) -> TrainState:
         return TypeAdapter(TrainState).validate_python(data)
     except ValidationError as error:
         raise CheckpointError(f"{checkpoint}: {STATE} is not the state of a run: {error}") from None
-
-
-def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
-    """Return the mean weights of the last `count` good checkpoints (Vaswani et al. 2017, 6.1)."""
-    total: dict[str, Tensor] = {}
-    good = [path for path in checkpoints(folder) if damage(path) is None][:count]
-    for checkpoint in good:
-        for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
-            if not weight.is_floating_point():  # a table that is not trained
-                total[name] = weight
-                continue
-            total[name] = total[name] + weight / len(good) if name in total else weight / len(good)
-    return total
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:

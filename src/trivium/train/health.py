@@ -12,7 +12,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trivium.language_model import LanguageModel
 from trivium.messages import english
+from trivium.objectives import Monitor
+from trivium.train.callback import Callback
+from trivium.train.loader import GlobalBatch
+from trivium.train.run_folder import RunFolder
 
 SPIKE_WINDOW = 100
 """Steps whose gradient norms a new one is compared with."""
@@ -71,3 +76,29 @@ class LossMonitor:
             self._stuck = True
             return english("warning.stuck", now=loss, unigram=self.unigram_loss, steps=self._passed)
         return None
+
+
+class WarnOfRecords(Callback):
+    """Adds the warnings of a monitor to the records of a run, for the callbacks after it.
+
+    Args:
+        run: the folder of the run.
+        monitor: reads records, and returns each warning once.
+    """
+
+    def __init__(self, run: RunFolder, monitor: Monitor | LossMonitor) -> None:
+        self.run, self.monitor = run, monitor
+
+    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
+        """Read the records of a resumed run, whose warnings are not repeated."""
+        for record in self.run.read_metrics():
+            self.monitor.warning(record)
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        """Add the `warning` of a record, if there is one."""
+        if warning := self.monitor.warning(record):
+            record["warning"] = warning
+
+    def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
+        """Add the `warning` of a record, if there is one."""
+        self.on_log(record)

@@ -20,10 +20,13 @@ from trivium.models import build
 from trivium.models.base_model import Spec
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.responses import SLOTS
+from trivium.progress import ProgressLine
+from trivium.train.callback import Callback
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
-from trivium.train.loader import BatchStream
+from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe import DataParallelism, Recipe
+from trivium.train.run_folder import RunFolder
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
@@ -195,6 +198,32 @@ def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Par
     if recipe.train.micro_batch_tokens != recorded:
         return recipe
     return recipe.replace(train=recipe.train.replace(micro_batch_tokens=size))
+
+
+class StoreMicroBatchSize(Callback):
+    """Stores the size of micro-batches for --resume if memory ran out, and warns the user.
+
+    Args:
+        run: the folder of the run.
+        line: where progress is shown.
+        loader: the batches, whose micro-batches the trainer halves.
+    """
+
+    def __init__(self, run: RunFolder, line: ProgressLine, loader: Loader) -> None:
+        self.run, self.line, self.loader = run, line, loader
+        self.stored = loader.micro_batch_tokens
+
+    def on_step(self, step: int, progress: float) -> None:
+        """Look whether the step had smaller micro-batches than those before."""
+        size = self.loader.micro_batch_tokens
+        if size == self.stored:
+            return
+        self.stored = size
+        self.run.write_facts(self.run.read_facts() | {"micro_batch_tokens": size})
+        self.line.warn(
+            f"out of GPU memory at step {step}: from now on micro-batches have {size:,} tokens, "
+            "also after --resume; this changes dropout and rounding, nothing else."
+        )
 
 
 def fit_memory(

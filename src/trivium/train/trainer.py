@@ -13,8 +13,9 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.progress import handle_signals
+from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.defaults import decays_by_passes
 from trivium.train.distributed import ALONE, Parallel, reducing
@@ -85,29 +87,6 @@ class TrainState:
     borders: list[int] = field(default_factory=list)
 
 
-class Hooks:
-    """Actions around the loop: show progress, log, evaluate, save; they do nothing by default.
-
-    Users of `pretrain` pass a `Callback` instead.
-    """
-
-    def step(self, number: int, progress: float) -> None:
-        """Show that `number` steps are done, and the share `progress` of the budget is used."""
-
-    def log(self, record: dict[str, Any], progress: float) -> None:
-        """Write a record of `metrics.jsonl`."""
-
-    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
-        """Return held-out metrics, and whether to stop early; update the best in `state`."""
-        return {}, False
-
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint."""
-
-    def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
-        """Store that from this step on micro-batches have `micro_batch_tokens` tokens."""
-
-
 class TrainStep(nn.Module):
     """Model and objective in one forward pass, which DDP, FSDP2 and torch.compile can wrap."""
 
@@ -134,9 +113,14 @@ class Trainer:
         precision: the precision of activations.
         started: `time.monotonic` when the command began.
         parallel: the processes of the run.
-        hooks: the actions around the loop.
+        callbacks: everything around the steps: logs, checkpoints, the user's own. Each method of
+            `Callback` is called on one after another, in this order.
         carried: the state that the model carries from row to row, if the objective carries state.
         unfreezing: the layers that each step trains; None if every step trains all layers.
+        measure: returns the held-out losses and metrics of an evaluation, and keeps the best in the
+            state; None where nothing is held out.
+        lm: the model that callbacks get.
+        checkpoints: the folder of the checkpoints that callbacks get and write.
     """
 
     recipe: Recipe
@@ -147,9 +131,12 @@ class Trainer:
     precision: torch.dtype
     started: float = field(default_factory=time.monotonic)
     parallel: Parallel = ALONE
-    hooks: Hooks = field(default_factory=Hooks)
+    callbacks: Sequence[Callback] = ()
     carried: CarriedState | None = None
     unfreezing: GradualUnfreezing | None = None
+    measure: Callable[[Trainer, TrainState], dict[str, Any]] | None = None
+    lm: Any = None
+    checkpoints: Path = Path("checkpoints")
     loss_scale: LossScale | None = field(default=None, init=False)
     """The factor of the loss in float16, which is part of the state."""
     _halved: bool = field(default=False, init=False)
@@ -167,9 +154,24 @@ class Trainer:
                 after the last checkpoint is kept.
             Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
         """
+        try:
+            if self.callbacks:
+                batch = self.loader.step(state.step)
+                for callback in self.callbacks:
+                    callback.on_start(batch, self.lm)
+            self._train(state)
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+        return state
+
+    def _train(self, state: TrainState) -> None:
+        """Take the steps of `train`."""
         config, schedule = self.recipe.train, self.recipe.schedule
         peak, forgets = self.recipe.optimizer.lr, decays_by_passes(self.recipe)
         eval_every, save_every = config.eval_every, config.save_every
+        patience = config.patience or math.inf
         assert eval_every is not None
         assert save_every is not None
         assert peak is not None
@@ -178,7 +180,7 @@ class Trainer:
 
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_end(state)
-            return state
+            return
 
         def clock() -> float:
             return seconds_before + time.monotonic() - self.started
@@ -221,16 +223,15 @@ class Trainer:
                     clock(), timer.eval_seconds, due, stopped()
                 )
                 self._end_phases(state)
-                self.hooks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
-                skipped = self._skipped_record(state)
                 progress = 1.0 if last else self.progress(state)
+                for callback in self.callbacks:
+                    callback.on_step(state.step, progress)
+                skipped = self._skipped_record(state)
                 is_logged = state.step % log_every == 0 or last
                 unread.append(
-                    UnreadStep(
-                        batch, numbers, lr, progress_record(state), skipped, progress, is_logged
-                    )
+                    UnreadStep(batch, numbers, lr, progress_record(state), skipped, is_logged)
                 )
                 evaluates = state.step % eval_every == 0 or last
                 saves = state.step % save_every == 0 or due or last or stop
@@ -240,25 +241,25 @@ class Trainer:
                     self._read_step(unread.popleft(), meter, timer)
                 if evaluates:
                     with timer.paused():
-                        metrics, stop_early = self.hooks.evaluate(self, state)
+                        measured = self.measure(self, state) if self.measure else {}
                     timer.eval_seconds, state.evaluated_step = timer.pause, state.step
+                    # The first process knows the best evaluation.
+                    stop_early = self.parallel.is_main and state.evals_since_best >= patience
                     state.seconds, stop_early, stop = self.parallel.all_reduce_max(
                         clock(), stop_early, stopped()
                     )
-                    if metrics:
-                        self.hooks.log(progress_record(state) | metrics, self.progress(state))
+                    self._tell_evaluation(state, measured)
                     self.train_step.train()
                     last = last or bool(stop_early) or self.progress(state) >= 1.0
                 if saves or last or stop:
                     state.last_losses = meter.to_list()
                     with timer.paused():
-                        self.hooks.save(state)
+                        self._save(state)
                     timer.saved, timer.save_seconds = time.monotonic(), timer.pause
                 if last:
                     break
                 if stop:
                     raise Interrupted(state.step)
-        return state
 
     def reads_again(self, step: int) -> bool:
         """Return whether a step, counted from 0, takes rows that earlier steps have taken."""
@@ -331,11 +332,27 @@ class Trainer:
         """Evaluate a run that has no budget left, if it was interrupted before its evaluation."""
         if state.evaluated_step == state.step:
             return
-        metrics, _ = self.hooks.evaluate(self, state)
+        measured = self.measure(self, state) if self.measure else {}
         state.evaluated_step = state.step
-        if metrics:
-            self.hooks.log(progress_record(state) | metrics, 1.0)
-        self.hooks.save(state)
+        self._tell_evaluation(state, measured)
+        self._save(state)
+
+    def _tell_evaluation(self, state: TrainState, measured: dict[str, Any]) -> None:
+        """Call `on_evaluate` with the record of an evaluation, if anything was measured."""
+        record = progress_record(state) | measured
+        for callback in self.callbacks if measured else ():
+            callback.on_evaluate(record, self.lm)
+
+    def _save(self, state: TrainState) -> None:
+        """Call `on_save` with the folder of the checkpoint of a state."""
+        for callback in self.callbacks:
+            callback.on_save(self.checkpoints / f"step-{state.step:08}")
+
+    def _end(self, error: BaseException | None) -> None:
+        """Call `on_end` of every callback, also where that of an earlier one fails."""
+        with ExitStack() as stack:
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.on_end, error)
 
     @property
     def _reads_late(self) -> bool:
@@ -354,7 +371,9 @@ class Trainer:
             record = step.record | meter.means("train", self.loader.streams)
             record |= {"lr": step.lr, "grad_norm": norm}
             record["tokens_per_second"] = round(timer.rate(step.record["tokens"]), 1)
-            self.hooks.log(record | step.skipped, step.progress)
+            record |= step.skipped
+            for callback in self.callbacks:
+                callback.on_log(record)
 
     def _skipped_record(self, state: TrainState) -> dict[str, Any]:
         """Return the entries of a log line about skipped steps, if steps can be skipped."""
@@ -438,12 +457,12 @@ class Trainer:
         tokens = f"{batch.micro_batch_tokens:,}"
         if self.parallel.size > 1:  # the others wait for this one inside the step
             raise TrainingError(
-                f"out of GPU memory at step {step}: set train.micro_batch_tokens to less than "
+                f"out of GPU memory at step {step + 1}: set train.micro_batch_tokens to less than "
                 f'{tokens}, parallel.data = "fsdp" or parallel.activation_checkpointing = true.'
             )
         if self._halved:
             raise TrainingError(
-                f"out of GPU memory at step {step}, also after halving the micro-batch "
+                f"out of GPU memory at step {step + 1}, also after halving the micro-batch "
                 f"to {tokens} tokens: set a smaller train.micro_batch_tokens, a shorter "
                 "data.length or a smaller model."
             )
@@ -451,9 +470,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        batch = self.loader.halve_micro_batches(step)
-        self.hooks.out_of_memory(step, batch.micro_batch_tokens)
-        return batch
+        return self.loader.halve_micro_batches(step)
 
 
 def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
@@ -571,7 +588,6 @@ class UnreadStep:
         lr: the learning rate.
         record: the first entries of its log line (`progress_record`).
         skipped: the last entries of its log line, on skipped steps.
-        progress: the share of the budget that is used with this step.
         is_logged: whether the step has a log line.
     """
 
@@ -580,7 +596,6 @@ class UnreadStep:
     lr: float
     record: dict[str, Any]
     skipped: dict[str, Any]
-    progress: float
     is_logged: bool
 
 

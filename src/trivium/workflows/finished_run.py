@@ -12,10 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from trivium.adapt import merged_state
-from trivium.interop import tensor_files
 from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
 from trivium.messages import translated, translated_english
@@ -26,12 +23,11 @@ from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metri
 from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
-from trivium.train.checkpoint import average_weights
 from trivium.train.distributed import ALONE, Parallel
+from trivium.train.kept_weights import KeptWeights
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import TrainState
-from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 
 # Shares of a budget in minutes that an evaluation during training, and those at its end, may take;
@@ -133,7 +129,7 @@ class FinishedRun:
         line: where progress is shown.
         recipe: the recipe with every number decided.
         corpus: the data.
-        model: the trained model, which is saved.
+        kept: the weights with which the run may end, of the trained model.
         held_out: the evaluations of the run.
     """
 
@@ -141,10 +137,11 @@ class FinishedRun:
     line: ProgressLine
     recipe: Recipe
     corpus: Corpus
-    model: WholeModel
+    kept: KeptWeights
     held_out: HeldOutMetrics
 
     def __post_init__(self) -> None:
+        self.model = self.kept.model
         self.lm = self.model.lm
 
     def write(self, state: TrainState) -> None:
@@ -152,9 +149,7 @@ class FinishedRun:
 
         The first process writes.
         """
-        if state.best_step:  # of all that is trained: ELECTRA's two models fit together
-            best = tensor_files.read_safetensors(self.run.best(state.best_step))
-            self.model.whole.load_state_dict(best)
+        self.kept.load_best()
         if not self.model.parallel.is_main:
             self._choose_weights()
             return
@@ -232,9 +227,7 @@ class FinishedRun:
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
 
-        These are the weights of the best evaluation, where one was kept, else the last ones. With
-        labelled examples the mean of the last `train.average` checkpoints (not of an adapter) is
-        taken where it is better.
+        With labelled examples these are the `candidates` of `KeptWeights` with the best metric.
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:
@@ -243,10 +236,7 @@ class FinishedRun:
         if not self.corpus.examples and not config.rank:
             self._write_model()
             return {}
-        candidates: list[dict[str, Tensor]] = [merged_state(module)]
-        if self.recipe.train.average > 1 and not config.rank:
-            average = average_weights(self.run.checkpoints, self.recipe.train.average)
-            candidates.append({name: average[name] for name in candidates[0]})
+        candidates = self.kept.candidates()
         self.lm = copy.copy(self.model.lm)
         self.lm.module = build(self.lm.spec, seed=0, device=module.device)
         self.lm.module.load_state_dict(candidates[0])

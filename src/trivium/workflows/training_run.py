@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,7 @@ import torch
 
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
-from trivium.files import sync, write_file
-from trivium.interop import tensor_files
+from trivium.files import write_file
 from trivium.messages import translated
 from trivium.model_folder import checkpoints, write_without_weights
 from trivium.plan.forecast import say_forecast
@@ -22,19 +20,18 @@ from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
 from trivium.train.carried_state import carried_state
-from trivium.train.checkpoint import Checkpoints
+from trivium.train.checkpoint import Checkpoints, SaveCheckpoints
 from trivium.train.distributed import Parallel, parallelize_step
-from trivium.train.health import LossMonitor
-from trivium.train.loader import BatchStream
-from trivium.train.loss_meter import joined
-from trivium.train.memory import fit_memory, resumed_micro_batch
-from trivium.train.optimizers import Optimizers
+from trivium.train.health import LossMonitor, WarnOfRecords
+from trivium.train.kept_weights import KeptWeights, drop_abandoned_best
+from trivium.train.memory import StoreMicroBatchSize, fit_memory, resumed_micro_batch
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import recipe_file
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import RunLog
-from trivium.train.trainer import Hooks, Trainer, TrainState, TrainStep, validation_losses
+from trivium.train.terminal_log import TerminalLog
+from trivium.train.trackers import MetricsFile, TensorBoard
+from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
@@ -47,10 +44,8 @@ from trivium.workflows.introduction import (
     tell_steps,
 )
 from trivium.workflows.model_setup import ModelSetup
+from trivium.workflows.run_evaluation import RunEvaluation
 from trivium.workflows.streams import build_phases, build_streams, source_shares
-
-# The number of prompts whose responses are logged at every evaluation of a policy run.
-_SAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -157,18 +152,16 @@ def train_run(
         _check_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, line.warn, verify=recipe.train.verify)
         _say_resumed(context, state, machine, before)
-        _drop_abandoned_best(context, state)
+        drop_abandoned_best(run, state, line, parallel)
     parallel.barrier()  # all have read run.json, which the first one writes now
-    log_book = None
+    facts: dict[str, Any] = {}
     if parallel.is_main:
         facts = run_facts(recipe, corpus, setup, shares, held_out) | machine
         facts["gflops"] = dict(arithmetic.gflops)
         facts["peak_flops"] = hardware.peak_flops(device, precision)
-        log_book = _open_log(context, recipe, corpus, setup, held_out, facts, state)
-    hooks = RunHooks(
-        *(context, recipe, model, held_out, validation_streams, saved, optimizers, log_book),
-        saved_best_step=state.best_step,
-    )
+        _write_files(context, recipe, corpus, setup, facts, state)
+    metric = facts.get("metric", "") if held_out.sources else None
+    kept = KeptWeights(run, recipe, model, saved, state, metric)
     loader = RolloutLoader(
         streams,
         list(shares.values()),
@@ -181,6 +174,7 @@ def train_run(
         module=module,
         precision=precision,
     )
+    reads = bool(context.callbacks)
     trainer = Trainer(
         recipe,
         train_step,
@@ -190,30 +184,37 @@ def train_run(
         precision,
         context.started,
         parallel,
-        hooks,
-        carried,
-        unfreezing,
+        carried=carried,
+        unfreezing=unfreezing,
+        measure=RunEvaluation(line, device, held_out, validation_streams, kept, reads),
+        lm=lm,
+        checkpoints=run.checkpoints,
     )
     if state.step == 0:
         tell_steps(line, trainer, lm.spec)
         tell_phases(line, trainer)
-        facts = run.read_facts() if parallel.is_main else {}
-        facts |= say_forecast(trainer, memory, facts, line)
+        stored = run.read_facts() if parallel.is_main else {}
+        stored |= say_forecast(trainer, memory, stored, line)
         if parallel.is_main:
-            run.write_facts(facts)
+            run.write_facts(stored)
     run.training = True
-    for callback in context.callbacks if parallel.is_main else ():
-        callback.on_start(loader.step(state.step), lm)
-    if resume and trainer.progress(state) >= 1.0:
+    is_finished = resume and trainer.progress(state) >= 1.0
+    if is_finished:
         say_finished(line, recipe, state)
-    elif log_book is not None and log_book.metric != "":
-        log_book.show_heading()  # the first row may take a while
-    try:
-        state = trainer.train(state)
-    finally:
-        saved.wait()
-        if log_book is not None:
-            log_book.close()
+    save = SaveCheckpoints(saved, module, optimizers, state, line, waits=reads)
+    trainer.callbacks = [save]
+    if parallel.is_main:
+        trainer.callbacks = [
+            StoreMicroBatchSize(run, line, loader),
+            *_monitors(run, recipe, facts),
+            MetricsFile(run),
+            *([TensorBoard(run.path / "tensorboard")] if recipe.train.tensorboard else []),
+            save,
+            kept,
+            *context.callbacks,
+            TerminalLog(line, recipe.train, facts, lambda: kept.metric, not is_finished),
+        ]
+    trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
     [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # the first one knows
     for optimizer in optimizers:
@@ -221,132 +222,9 @@ def train_run(
     model.gather(device)
     if not held_out.answers_here:
         return None
-    finished = FinishedRun(run, line, recipe, corpus, model, held_out)
+    finished = FinishedRun(run, line, recipe, corpus, kept, held_out)
     finished.write(state)
     return finished if parallel.is_main else None
-
-
-@dataclass
-class RunHooks(Hooks):
-    """The actions of a run around the loop: progress, log, evaluations, checkpoints.
-
-    Only the first process has a `log_book`.
-    """
-
-    context: RunContext
-    recipe: Recipe
-    model: WholeModel
-    held_out: HeldOutMetrics
-    validation_streams: Sequence[BatchStream]
-    checkpoints: Checkpoints
-    optimizers: Optimizers
-    log_book: RunLog | None
-    saved_best_step: int
-    """The step of the best weights at the last checkpoint."""
-
-    def step(self, number: int, progress: float) -> None:
-        """Show the progress of the run."""
-        if self.log_book is not None:
-            self.log_book.show_progress(number, progress)
-
-    def log(self, record: dict[str, Any], progress: float) -> None:
-        """Write a record of `metrics.jsonl` and show it."""
-        if self.log_book is None:
-            return
-        self.log_book.write(record, progress)
-        for callback in self.context.callbacks:
-            if "train_loss" in record:
-                callback.on_log(record)
-            else:
-                callback.on_evaluate(record, self.model.lm)
-
-    def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
-        """Store the smaller size of micro-batches for --resume, and warn the user."""
-        smaller = {"micro_batch_tokens": micro_batch_tokens}
-        self.context.run.write_facts(self.context.run.read_facts() | smaller)
-        self.context.line.warn(
-            f"out of GPU memory at step {step}: from now on micro-batches have "
-            f"{micro_batch_tokens:,} tokens, also after --resume; this changes dropout and "
-            "rounding, nothing else."
-        )
-
-    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
-        """Return validation losses and metrics of labelled objectives, and whether to stop early.
-
-        The best weights are kept.
-        """
-        self.context.line.update(translated("progress.evaluating"))
-        measured = self.held_out
-        record = validation_losses(trainer, self.validation_streams, measured.limit)
-        # Of a mix with labelled examples their metric decides.
-        by_loss = (
-            "valid_loss" in record and not measured.sources and self._keeps_best(trainer, state)
-        )
-        if measured.sources or self.context.callbacks or by_loss:
-            self.model.gather(self.context.device if measured.sources else torch.device("cpu"))
-        if by_loss and self.log_book is not None:
-            self._keep_if_best(state, -record["valid_loss"])
-        patience = self.recipe.train.patience or math.inf
-        if not measured.sources or not measured.answers_here:
-            counted = by_loss and self.log_book is not None
-            return record, counted and state.evals_since_best >= patience
-        metrics = measured.measure(self.model.lm, measured.limit)
-        if self.log_book is None:
-            return record, False
-        for name, one in metrics.items():
-            prefix = f"valid_{name}/" if name else "valid_"
-            record = joined(record, {prefix + key: v for key, v in one.values.items()})
-        name, first = next(iter(metrics.items()))
-        main = f"{name}/{first.main}" if name else first.main
-        if measured.sources[0].objective.rolls_out:
-            record = {**record, "samples": first.predictions[:_SAMPLES]}
-        if self.log_book.metric == "" and math.isfinite(first.score):
-            self.log_book.metric = main
-            known = {"metric": main, "higher_is_better": first.higher_is_better}
-            self.context.run.write_facts(self.context.run.read_facts() | known)
-        elif self.log_book.metric == "":
-            self.log_book.metric = None
-            self.context.line.tell("metrics", "run.metric_undefined", metric=main)
-        loss_score = -record.get("valid_loss", math.nan)
-        self._keep_if_best(state, first.score if self.log_book.metric else loss_score)
-        self.model.release()
-        return record, state.evals_since_best >= patience
-
-    def _keeps_best(self, trainer: Trainer, state: TrainState) -> bool:
-        """Return whether the weights of the lowest validation loss are kept.
-
-        Unless the recipe decides, they are kept from the second pass over the text on, since a
-        model overfits only text that it has seen before.
-        """
-        train = self.recipe.train
-        if train.keep_best is None and train.patience is None:
-            return trainer.reads_again(state.step - 1)
-        return train.keep_best is not False
-
-    def _keep_if_best(self, state: TrainState, score: float) -> None:
-        """Write the weights if no earlier evaluation had a higher score; update the state."""
-        if math.isfinite(score) and (state.best is None or score > state.best):
-            state.best, state.best_step, state.evals_since_best = score, state.step, 0
-            run = self.context.run
-            run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(run.best(state.step), self.model.whole.state_dict())
-            # A resumed run may need the best weights that its checkpoint knows.
-            self.checkpoints.wait()
-            run.keep_best(state.step, self.saved_best_step)
-        else:
-            state.evals_since_best += 1
-
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint."""
-        self.context.line.update(translated("progress.saving"))
-        if self.log_book is not None:
-            sync(self.context.run.metrics_file)  # a checkpoint has all records before it
-        self.checkpoints.save(self.model.module, self.optimizers, state)
-        self.saved_best_step = state.best_step
-        if self.context.callbacks:
-            self.checkpoints.wait()
-        for callback in self.context.callbacks if self.log_book is not None else ():
-            callback.on_save(self.context.run.checkpoints / f"step-{state.step:08}")
 
 
 def _check_divided(recipe: Recipe) -> None:
@@ -364,15 +242,14 @@ def _check_divided(recipe: Recipe) -> None:
             )
 
 
-def _open_log(
+def _write_files(
     context: RunContext,
     recipe: Recipe,
     corpus: Corpus,
     setup: ModelSetup,
-    held_out: HeldOutMetrics,
     facts: dict[str, Any],
     state: TrainState,
-) -> RunLog:
+) -> None:
     """Write all files of a run except its weights, and tell what the run trains."""
     run, before = context.run, context.run.read_facts()
     write_file(run.recipe, recipe_file(recipe))
@@ -388,19 +265,15 @@ def _open_log(
         write_file(run.metrics_file, "")
     run.write_facts(facts)
     introduce(context.line, recipe, corpus, setup, facts, state)
-    unigram = facts.get("unigram_loss")
-    patience = max(objective.steps_to_context for objective in recipe.objectives)
-    monitor = recipe.objectives[0].monitor()
+
+
+def _monitors(run: RunFolder, recipe: Recipe, facts: Mapping[str, Any]) -> list[Callback]:
+    """Return the callback that warns of runs that go wrong, if there is one for this run."""
+    monitor, unigram = recipe.objectives[0].monitor(), facts.get("unigram_loss")
     if unigram is not None:
+        patience = max(objective.steps_to_context for objective in recipe.objectives)
         monitor = LossMonitor(unigram, patience)
-    return RunLog(
-        run,
-        context.line,
-        recipe.train,
-        facts,
-        metric=facts.get("metric", "") if held_out.sources else None,
-        monitor=monitor,
-    )
+    return [] if monitor is None else [WarnOfRecords(run, monitor)]
 
 
 def _check_unchanged(
@@ -417,19 +290,6 @@ def _check_unchanged(
     context.line.update(translated("run.verifying_shards"))
     for source in corpus.texts if verify else ():
         source.shards.verify(context.parallel.rank, context.parallel.size)
-
-
-def _drop_abandoned_best(context: RunContext, state: TrainState) -> None:
-    """Delete best weights of steps after the checkpoint; warn if those of the state are missing."""
-    if state.best_step and not context.run.best(state.best_step).is_file():
-        context.line.warn(
-            f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
-            "chosen among the evaluations from here on."
-        )
-        state.best, state.best_step, state.evals_since_best = None, 0, 0
-    context.parallel.barrier()  # all have looked
-    if context.parallel.is_main:
-        context.run.keep_best(state.best_step)
 
 
 def _say_resumed(

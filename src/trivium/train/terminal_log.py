@@ -1,4 +1,4 @@
-"""What a run prints and logs: a live line, a table of evaluations, metrics, TensorBoard events.
+"""The terminal's log of a run: a live line and a table of evaluations.
 
 On a terminal the table has a row per evaluation, and the live line below it is rewritten in place.
 In a log file, where nothing can be rewritten, progress takes rows of the same table. The first
@@ -8,51 +8,64 @@ evaluation of a task names its metric: a new column, with a new heading.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from trivium.errors import require_extra
+from trivium.language_model import LanguageModel
 from trivium.messages import display_width, padded, translated
-from trivium.objectives import Monitor
 from trivium.progress import ProgressLine, format_duration
-from trivium.train.health import LossMonitor
+from trivium.train.callback import Callback
+from trivium.train.loader import GlobalBatch
 from trivium.train.recipe import TrainConfig
-from trivium.train.run_folder import RunFolder
 
 
 @dataclass
-class RunLog:
-    """Writes records to `metrics.jsonl` and TensorBoard, and shows them.
+class TerminalLog(Callback):
+    """Shows the progress and the records of a run.
 
     Args:
-        run: where metrics are written.
         line: where progress is shown.
         config: what is logged, and when evaluations follow.
         facts: those of `run.json`: the unigram baseline, FLOPs of a token and of the device.
-        metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
-            the first evaluation, which names it; None where there is none.
-        monitor: warns of runs that go wrong; its warnings are in the records.
+        metric: returns the main metric of a task, a column of its own, `valid_METRIC` in records;
+            "" until the first evaluation, which names it; None where there is none.
+        shows_heading: whether the table begins before the first step.
     """
 
-    run: RunFolder
     line: ProgressLine
     config: TrainConfig
     facts: Mapping[str, Any]
-    metric: str | None = None
-    monitor: Monitor | LossMonitor | None = None
+    metric: Callable[[], str | None] = lambda: None
+    shows_heading: bool = True
+    _progress: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=2), init=False
+    )  # of the last step and the one before, whose record may be read after the next step
     _train_loss: float | None = field(default=None, init=False)
     _heading: str = field(default="", init=False)
     _measured: list[str] = field(default_factory=list, init=False)
     _start: tuple[float, float] | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        tensorboard = self.config.tensorboard
-        self._events = _event_writer(self.run.path / "tensorboard") if tensorboard else None
-        if self.monitor is not None:
-            for record in self.run.read_metrics():  # what a resumed run has warned of
-                self.monitor.warning(record)
+    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
+        """Print the heading of the table, since the first row may take a while."""
+        if self.shows_heading and self.metric() != "":
+            self.show_heading()
+
+    def on_step(self, step: int, progress: float) -> None:
+        """Show the progress of the run."""
+        self._progress.append((step, progress))
+        self.show_progress(step, progress)
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        """Show a log line."""
+        self._show_step(record, dict(self._progress)[record["step"]])
+        self._warn(record)
+
+    def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
+        """Print the row of an evaluation."""
+        self._show_row(record)
+        self._warn(record)
 
     def show_progress(self, step: int, progress: float) -> str:
         """Rewrite the live line, what matters most first: a narrow terminal cuts its end.
@@ -66,25 +79,10 @@ class RunLog:
         self.line.update("  ".join((_step(step), done, *self._measured)))
         return done
 
-    def write(self, record: dict[str, Any], progress: float) -> None:
-        """Log one record, and show it."""
-        warning = self.monitor.warning(record) if self.monitor else None
-        self.run.append_metrics(record | ({"warning": warning} if warning else {}))
-        if self._events is not None:
-            for name, value in record.items():
-                if name not in ("step", "tokens", "seconds", "samples"):
-                    self._events.add_scalar(name, value, record["step"])
-        if "train_loss" in record:
-            self._show_step(record, progress)
-        else:
-            self._show_row(record)
-        if warning:
-            self.line.warn(f"{_step(record['step'])}: {warning}")
-
-    def close(self) -> None:
-        """Flush what is left."""
-        if self._events is not None:
-            self._events.close()
+    def _warn(self, record: Mapping[str, Any]) -> None:
+        """Print the warning of a record, if it has one."""
+        if "warning" in record:
+            self.line.warn(f"{_step(record['step'])}: {record['warning']}")
 
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
         self._train_loss = record["train_loss"]
@@ -100,7 +98,7 @@ class RunLog:
         evaluated = progress >= 1.0 or record["step"] % (self.config.eval_every or 1) == 0
         every = self.config.log_every is not None and not self.line.console.is_terminal
         if (self.line.log_is_due or every) and not evaluated:
-            if self.metric == "":  # the table begins when its columns are known
+            if self.metric() == "":  # the table begins when its columns are known
                 self.line.print_line("  ".join((_step(record["step"]), done, *self._measured)))
             else:
                 self._show_row(record, done)
@@ -109,11 +107,11 @@ class RunLog:
         """Print the heading of the table where it is new; its columns after the first."""
         columns = [translated("report.training_loss"), translated("report.validation_loss")]
         columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
-        if self.metric:
+        if metric := self.metric():
             part = self.facts.get("eval_examples", 0) < self.facts.get("valid_examples", 0)
             measured = self.facts["metric_examples"] if part else 0
             note = translated("progress.metric_examples", count=measured) if part else ""
-            columns.append(padded(self.metric + note, 10, right=True))
+            columns.append(padded(metric + note, 10, right=True))
         heading = " | ".join((padded(translated("report.step"), 8, right=True), *columns))
         if heading != self._heading:
             self._heading = heading
@@ -121,7 +119,7 @@ class RunLog:
         return columns
 
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
-        values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric}")
+        values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric()}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
         row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
         self.line.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
@@ -137,10 +135,3 @@ class RunLog:
 
 def _step(step: int) -> str:
     return translated("progress.step", step=step)
-
-
-def _event_writer(folder: Path) -> Any:
-    """TensorBoard's writer. Raises MissingExtraError where it is not installed."""
-    with require_extra("train.tensorboard = true", "tensorboard"):
-        from torch.utils.tensorboard.writer import SummaryWriter
-    return SummaryWriter(folder)

@@ -1,0 +1,89 @@
+"""Evaluations of a run while it trains: held-out losses, metrics, and the best weights so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trivium.messages import translated
+from trivium.objectives import Metrics
+from trivium.progress import ProgressLine
+from trivium.train.kept_weights import KeptWeights
+from trivium.train.loader import BatchStream
+from trivium.train.loss_meter import joined
+from trivium.train.trainer import Trainer, TrainState, validation_losses
+from trivium.workflows.finished_run import HeldOutMetrics
+
+# The number of prompts whose responses are logged at every evaluation of a policy run.
+_SAMPLES = 3
+
+
+@dataclass
+class RunEvaluation:
+    """Measures a model while it trains, and offers its weights as the best ones.
+
+    Args:
+        line: where progress is shown.
+        device: the device of this process.
+        held_out: the metrics of labelled examples.
+        streams: the streams of the sources that have held-out data.
+        kept: the weights that the run keeps.
+        callbacks_read: whether callbacks read the model, which is gathered for them.
+    """
+
+    line: ProgressLine
+    device: torch.device
+    held_out: HeldOutMetrics
+    streams: Sequence[BatchStream]
+    kept: KeptWeights
+    callbacks_read: bool
+
+    def __call__(self, trainer: Trainer, state: TrainState) -> dict[str, Any]:
+        """Return validation losses and metrics of labelled objectives; the best weights are kept.
+
+        All processes take part. The first process has the metrics, and updates the best in `state`.
+        """
+        self.line.update(translated("progress.evaluating"))
+        measured, kept = self.held_out, self.kept
+        record = validation_losses(trainer, self.streams, measured.limit)
+        # Of a mix with labelled examples their metric decides.
+        by_loss = (
+            "valid_loss" in record
+            and not measured.sources
+            and kept.compares_losses(reads_again=trainer.reads_again(state.step - 1))
+        )
+        if measured.sources or self.callbacks_read or by_loss:
+            kept.model.gather(self.device if measured.sources else torch.device("cpu"))
+        if by_loss and trainer.parallel.is_main:
+            kept.offer(-record["valid_loss"])
+        if not measured.sources or not measured.answers_here:
+            return record
+        metrics = measured.measure(kept.model.lm, measured.limit)
+        if not trainer.parallel.is_main:
+            return record
+        for name, one in metrics.items():
+            prefix = f"valid_{name}/" if name else "valid_"
+            record = joined(record, {prefix + key: v for key, v in one.values.items()})
+        name, first = next(iter(metrics.items()))
+        if measured.sources[0].objective.rolls_out:
+            record = {**record, "samples": first.predictions[:_SAMPLES]}
+        if kept.metric == "":
+            self._choose_metric(f"{name}/{first.main}" if name else first.main, first)
+        loss_score = -record.get("valid_loss", math.nan)
+        kept.offer(first.score if kept.metric else loss_score)
+        kept.model.release()
+        return record
+
+    def _choose_metric(self, main: str, first: Metrics) -> None:
+        """Keep the weights by the main metric of the first evaluation, if it is defined."""
+        if math.isfinite(first.score):
+            self.kept.metric = main
+            known = {"metric": main, "higher_is_better": first.higher_is_better}
+            self.kept.run.write_facts(self.kept.run.read_facts() | known)
+        else:
+            self.kept.metric = None
+            self.line.tell("metrics", "run.metric_undefined", metric=main)
