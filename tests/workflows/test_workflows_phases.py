@@ -123,6 +123,19 @@ def test_rates_clips_and_fields_of_the_objective_change(text, tmp_path):
     assert lrs == pytest.approx([1e-4, 1e-4, 1e-3, 1e-3])
 
 
+def test_a_limit_of_zero_clips_nothing(text, tmp_path):
+    norms, weights = [], []
+    for clip in (0.0, 1e9, 1e-3):
+        changes = settings(steps=3, log_every=1, eval_every=3, save_every=3, clip=clip)
+        run = pretrain(
+            "gpt2-tiny", data=text, out=tmp_path / str(clip), changes=changes, console=quiet()
+        )
+        norms.append([one["grad_norm"] for one in run.read_metrics() if "grad_norm" in one])
+        weights.append(run.weights.read_bytes())
+    assert norms[0] == norms[1]
+    assert weights[0] == weights[1] != weights[2]
+
+
 def stream(rows_per_step, length=11, seed=3, name="", rows=37):
     """Rows of a text of 37 x 11 tokens."""
     made = row_stream(Causal(), name=name, rows=rows)

@@ -369,7 +369,7 @@ class TrainConfig(Config):
         "keeps no scores for a trained bias (T5) or a soft cap (Gemma 2), and skips what documents "
         "and windows mask: on a GPU, with compile, not with dropout",
     )
-    clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    clip: float = Field(1.0, ge=0, description="maximum norm of the gradient; 0: no limit")
     gradual_unfreezing: float | None = Field(
         None, gt=0, lt=1, description="share of the run in which layers unfreeze, the last first"
     )

@@ -380,7 +380,7 @@ class Trainer:
                 self.loss_scale.unscale(self.train_step.parameters())
             if self.unfreezing is not None:
                 self.unfreezing.drop_gradients(self.progress(state))
-            clip = self._phase_recipe(state.step).train.clip
+            clip = self._phase_recipe(state.step).train.clip or math.inf  # 0: no limit
             norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
             overflows = self._overflows(state, norm)
             if not overflows and self._is_spike(state, norm):
