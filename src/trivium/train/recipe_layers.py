@@ -162,7 +162,7 @@ def _published_layer(tree: Tree, spec: Spec) -> Layer:
     recipe, chosen = _complete_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
         return Layer({}, LIBRARY)
-    values = {"defaults": Published("published", ""), **recipe.values}
+    values = {"defaults": Published("published", "the preset"), **recipe.values}
     if "init_from" in tree["model"] or "path" in tree.get("tokenizer", {}):
         values = {key: one for key, one in values.items() if not key.startswith("tokenizer.")}
     budget = recipe.budget
