@@ -62,6 +62,7 @@ WITHOUT_TORCH = (
     "report",
 )
 OPTIONAL = {
+    "pytorch_optimizer",
     "datasets",
     "datatrove",
     "fsspec",
