@@ -61,7 +61,9 @@ def test_the_published_budget_runs_only_if_it_is_set(text, tmp_path, monkeypatch
             "bert-base", data=text, out=tmp_path / "run", changes=changes, console=quiet()
         )  # fmt: skip
     monkeypatch.setattr(forecast, "_DAY", math.inf)
-    with pytest.raises(RecipeError, match=r"reads this text [0-9,]+ times, and Devlin et al. 2018"):
+    with pytest.raises(
+        RecipeError, match=r"reads this text [0-9,]+ times, while Devlin et al. 2018"
+    ):
         pretrain(
             "bert-base", data=text, out=tmp_path / "other", changes=changes, console=quiet()
         )  # fmt: skip

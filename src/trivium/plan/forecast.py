@@ -220,10 +220,10 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
     problems = []
     if seconds > _DAY:
         least = "at least " if at_least else "about "
-        problems.append(f"takes {least}{format_duration(seconds)} here")
+        problems.append(f"takes {least}{seconds / _DAY:,.1f} days here")
     if epochs > 1.05 * paper_epochs:
         problems.append(
-            f"reads this text {epochs:,.0f} times, and {published.paper.partition(',')[0]} read "
+            f"reads this text {epochs:,.0f} times, while {published.paper.partition(',')[0]} read "
             f"theirs {paper_epochs:,.0f} times"
         )
     if problems:

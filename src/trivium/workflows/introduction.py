@@ -313,7 +313,12 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
     line.tell("", "run.as_published", paper=published.paper, keys=", ".join(same))
     if changed:
         keys = ", ".join(
-            translated("run.changed_from_published", key=key, value=value, published=before)
+            translated(
+                "run.changed_from_published",
+                key=key,
+                value=_show_value(value),
+                published=_show_value(before),
+            )
             for key, (value, before) in changed.items()
         )
         line.tell("", "run.not_as_published", keys=keys)
@@ -322,13 +327,23 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
         line.tell("", "run.published_differences", subjects=subjects, preset=preset)
 
 
+def _show_value(value: Any) -> str:
+    """Return a value of a recipe for a message; of a list of tables, the number of tables."""
+    if value is None:
+        return translated("run.unset")
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return str(len(value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
+
+
 def _tell_budget(
     line: ProgressLine, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
 ) -> None:
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
     unit = budget.removesuffix("s") if size == 1 else budget
-    length = f"{size:g} {translated(f'unit.{unit}')}"
+    number = f"{size:,.0f}" if size == round(size) else f"{size:g}"
+    length = f"{number} {translated(f'unit.{unit}')}"
     batch, rate, several, threads = [], "", "", facts["threads"]
     if corpus.texts:
         batch.append(translated("run.batch_tokens", count=recipe.train.batch_tokens))
