@@ -107,9 +107,7 @@ def test_the_released_formulas_of_the_first_generation():
     # The cache: part A at once, then one token at a time.
     cache = model.new_cache(1, LENGTH)
     with torch.no_grad():
-        model(
-            ids[:, :GIVEN], position_ids=POSITIONS[:, :GIVEN], prefix_lengths=given, cache=cache
-        )
+        model(ids[:, :GIVEN], position_ids=POSITIONS[:, :GIVEN], prefix_lengths=given, cache=cache)
         for t in range(GIVEN, LENGTH):
             new = slice(t, t + 1)
             one = model(ids[:, new], position_ids=POSITIONS[:, new], cache=cache)

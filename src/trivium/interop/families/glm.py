@@ -1,4 +1,4 @@
-"""GLM-4 and ChatGLM2 and 3: LLaMA with biases in the QKV projections and interleaved partial RoPE."""
+"""GLM-4, ChatGLM2 and ChatGLM3: LLaMA with QKV biases and interleaved partial RoPE."""
 
 from __future__ import annotations
 

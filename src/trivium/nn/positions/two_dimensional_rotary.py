@@ -52,7 +52,7 @@ class TwoDimensionalRotaryPositions(PositionsModule):
     def __init__(self, attention: Any, width: int) -> None:
         super().__init__(attention, width)
         assert isinstance(attention.positions, TwoDimensionalRotary)
-        self.base, self.half = attention.positions.base, attention.head_dim // 2
+        self.base, self.half_dim = attention.positions.base, attention.head_dim // 2
 
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
@@ -62,7 +62,7 @@ class TwoDimensionalRotaryPositions(PositionsModule):
         The minus sign of the first member of each rotated pair is folded into the sines.
         """
         pairs = as_position_pairs(sequence.positions)
-        frequency = frequencies(self.base, self.half, pairs.device)
+        frequency = frequencies(self.base, self.half_dim, pairs.device)
         angle = (pairs[..., None].float() * frequency)[:, None]  # [1 or B, 1, T, 2, H / 4]
         cosine, sine = angle.cos(), angle.sin()
         return (
@@ -74,5 +74,5 @@ class TwoDimensionalRotaryPositions(PositionsModule):
         """Apply RoPE to queries or keys: [B, N, T, H], same shape."""
         # Angles need float32; for sines and cosines the precision of x is enough.
         cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
-        swapped = x.unflatten(-1, (2, self.half)).roll(self.half // 2, dims=-1).flatten(-2)
+        swapped = x.unflatten(-1, (2, self.half_dim)).roll(self.half_dim // 2, dims=-1).flatten(-2)
         return torch.addcmul(x * cosine, swapped, sine)
