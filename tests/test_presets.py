@@ -65,8 +65,7 @@ PUBLISHED = {
     "qwen2-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
-    # As PEFT counts them in the released models.
-    "chatglm-6b": 6_173_286_400,
+    # PEFT counts 6,245,533,696 in the released model with a LoRA adapter of 1,949,696.
     "chatglm2-6b": 6_243_584_000,
     "mamba-130m": 129_135_360,
     "mamba-370m": 371_516_416,
@@ -126,6 +125,7 @@ ROUNDED = {
     "modernbert-base": (149, 0.005),
     "modernbert-large": (395, 0.005),
     "transformer-xl-base": (151, 0.005),
+    "chatglm-6b": (6_200, 0.005),  # the README of THUDM/ChatGLM-6B
     "glm-base": (110, 0.01),
     "glm-large": (335, 0.005),
     # Released: 100 and 350 in layers, and a table of 50,265 tokens.
