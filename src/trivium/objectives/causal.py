@@ -15,7 +15,6 @@ from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.nn.positions.two_dimensional import TwoDimensional
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.excerpt import continue_beginning
 from trivium.text.vocabulary import Vocabulary
@@ -124,9 +123,8 @@ class Causal(Carrying, LeftToRight):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Decoders, n-gram models and RNNs that read one way; GLM's positions are for blanks."""
-        fills_blanks = isinstance(spec.absolute_position_encoding, TwoDimensional)
         predicts = any(head.kind == "lm" for head in spec.heads)
-        return is_causal(spec) and predicts and not fills_blanks
+        return is_causal(spec) and predicts and not spec.fills_blanks
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""
