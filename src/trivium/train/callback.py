@@ -10,7 +10,7 @@ from trivium.train.loader import GlobalBatch
 
 
 class Callback:
-    """Code for when a run starts, logs, evaluates and saves; override the methods that you need.
+    """Code that a run calls from its start to its end; override the methods that you need.
 
     They are called in the first process of a run. An exception ends the run, which `--resume`
     continues from its last checkpoint.
@@ -25,6 +25,12 @@ class Callback:
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
         """Called before the first step of this start, with this process's part of the step."""
 
+    def on_step(self, step: int) -> None:
+        """Called after every step; `step` is the number of steps so far.
+
+        On a GPU, the step may still be computed.
+        """
+
     def on_log(self, record: dict[str, Any]) -> None:
         """Called after a log line: `step`, `tokens`, `train_loss`, ... as in `metrics.jsonl`."""
 
@@ -33,3 +39,9 @@ class Callback:
 
     def on_save(self, folder: Path) -> None:
         """Called after a checkpoint was written, which `trivium.load(folder)` reads."""
+
+    def on_end(self, folder: Path) -> None:
+        """Called after the run has written its model and its report to its folder.
+
+        A run that is interrupted, or that an error ends, does not call this method.
+        """

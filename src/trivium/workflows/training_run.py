@@ -246,8 +246,11 @@ class RunHooks(Hooks):
 
     def step(self, number: int, progress: float) -> None:
         """Show the progress of the run."""
-        if self.log_book is not None:
-            self.log_book.show_progress(number, progress)
+        if self.log_book is None:
+            return
+        self.log_book.show_progress(number, progress)
+        for callback in self.context.callbacks:
+            callback.on_step(number)
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
