@@ -7,6 +7,7 @@ import math
 import signal
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metri
 from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
+from trivium.train.callback import Callback
 from trivium.train.checkpoint import average_weights
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.recipe import Recipe
@@ -219,6 +221,13 @@ class FinishedRun:
         if summary.stuck:
             self.line.warn(summary.verdict)
         self.line.print_line(labelled("report", str(run.report)))
+
+    def end(self, callbacks: Iterable[Callback], *, suggest: bool) -> None:
+        """Call the callbacks of the user, and if `suggest` show a command that uses the model."""
+        for callback in callbacks:
+            callback.on_end(self.run.path)
+        if suggest:
+            self.suggest()
 
     def suggest(self) -> None:
         """Show a command that uses the model, for each kind of objective."""

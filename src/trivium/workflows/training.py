@@ -157,10 +157,8 @@ def pretrain(
             setup = set_up_model(corpus, spec, base, start)
             context = RunContext(run, line, device, parallel, callbacks, started)
             finished = train_run(context, corpus, setup, resume=resume)
-            for callback in callbacks if finished is not None else ():
-                callback.on_end(run.path)
-            if suggest and finished is not None:
-                finished.suggest()
+            if finished is not None:
+                finished.end(callbacks, suggest=suggest)
             parallel.barrier()
     except KeyboardInterrupt:
         if not parallel.is_main:
