@@ -10,8 +10,10 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.models.base_model import Spec
-from trivium.objectives.base import LossTerms, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import row_inputs
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
 

@@ -13,8 +13,8 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, roun
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.two_dimensional import TwoDimensional
-from trivium.objectives.base import poisson_chances
 from trivium.objectives.causal import LeftToRight, is_causal
+from trivium.objectives.row_arrays import poisson_chances
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.

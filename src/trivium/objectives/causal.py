@@ -16,8 +16,9 @@ from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.nn.positions.two_dimensional import TwoDimensional
-from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.excerpt import continue_beginning
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import positions_in_documents, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
 

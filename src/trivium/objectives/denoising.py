@@ -11,8 +11,8 @@ from trivium.data.batch import Bools, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
-from trivium.objectives.base import compact, poisson_chances, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair
+from trivium.objectives.row_arrays import compact, poisson_chances, real_tokens
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.

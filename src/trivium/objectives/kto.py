@@ -22,7 +22,6 @@ from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
-from trivium.objectives.base import Cut, LossTerms, TensorBatch, column_key
 from trivium.objectives.conversations import (
     SYSTEM,
     Turn,
@@ -33,10 +32,12 @@ from trivium.objectives.conversations import (
     read_prompt,
     read_turn,
 )
+from trivium.objectives.labelled import column_key
 from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import AgainstReference, log_probabilities
 from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, response_rows, side_by_side
 from trivium.objectives.task_metrics import Metrics, perplexity_of
+from trivium.objectives.tensor_batch import Cut, LossTerms, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSE = Fields(

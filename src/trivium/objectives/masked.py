@@ -12,7 +12,8 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatc
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
-from trivium.objectives.base import Objective, real_tokens, row_inputs
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,

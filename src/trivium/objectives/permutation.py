@@ -10,9 +10,9 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, ROUNDED, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
-from trivium.objectives.base import compact, real_tokens, row_inputs
 from trivium.objectives.causal import Carrying
 from trivium.objectives.masked import Choosing
+from trivium.objectives.row_arrays import compact, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws orders; those before it choose tokens.

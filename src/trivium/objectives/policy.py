@@ -37,12 +37,13 @@ from trivium.objectives.advantages import (
     leave_one_out,
     whitened,
 )
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
+from trivium.objectives.labelled import column_key
 from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
 

@@ -21,16 +21,8 @@ from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.nn.loss import token_cross_entropy
-from trivium.objectives.base import (
-    LabelledObjective,
-    LossTerms,
-    TensorBatch,
-    batches_by_length,
-    check_example_ids,
-    read,
-    to_device,
-)
 from trivium.objectives.causal import is_causal
+from trivium.objectives.labelled import LabelledObjective, batches_by_length, check_example_ids
 from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
     GivenResponses,
@@ -43,6 +35,7 @@ from trivium.objectives.preference_pairs import (
     spread,
 )
 from trivium.objectives.task_metrics import Metrics, first_prediction, perplexity_of
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]

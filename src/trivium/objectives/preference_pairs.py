@@ -19,7 +19,6 @@ from trivium.data.records import Record, RecordOptions
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import LabelledObjective, column_key, compact
 from trivium.objectives.chat import LabelledRow, by_field, chat_template, labelled_row
 from trivium.objectives.conversations import (
     PROMPTS,
@@ -33,6 +32,8 @@ from trivium.objectives.conversations import (
     read_turn,
     with_prompt,
 )
+from trivium.objectives.labelled import LabelledObjective, column_key
+from trivium.objectives.row_arrays import compact
 from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
 

@@ -37,10 +37,11 @@ from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
 from trivium.objectives.excerpt import split_words
+from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.symbols import UNSPACED
 
 QUESTION = Fields("question", ("question",), ("query",))

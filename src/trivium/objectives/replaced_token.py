@@ -26,8 +26,9 @@ from trivium.models.electra import (
 from trivium.models.heads import Head
 from trivium.models.heads.tokens import ReplacedTokenHead
 from trivium.models.transformer import TransformerSpec
-from trivium.objectives.base import LossTerms, TensorBatch, read, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
+from trivium.objectives.row_arrays import real_tokens, row_inputs
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise beside those of `Masking`.

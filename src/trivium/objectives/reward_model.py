@@ -25,9 +25,9 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import Pooling
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, encode_texts, read
 from trivium.objectives.chat import chat_template
 from trivium.objectives.conversations import Turn, with_prompt
+from trivium.objectives.labelled import column_key, encode_texts
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
@@ -37,6 +37,7 @@ from trivium.objectives.preference_pairs import (
 )
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 MARGIN = Fields("margin?", ("margin",))

@@ -18,8 +18,9 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import NSPHead
-from trivium.objectives.base import LossTerms, TensorBatch, compact, read
 from trivium.objectives.masked import Masking
+from trivium.objectives.row_arrays import compact
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise beside those of `Masking`.

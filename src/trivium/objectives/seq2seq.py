@@ -31,9 +31,10 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, token_losses
 from trivium.objectives.conversations import with_input
+from trivium.objectives.labelled import LabelledObjective
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
 from trivium.text.symbols import LETTERS, is_cjk, is_unspaced
 
 PAIR = Fields(

@@ -13,9 +13,9 @@ from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.nn.positions.relative_bias import RelativeBias
-from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair, ended
 from trivium.objectives.excerpt import mask_middle
+from trivium.objectives.row_arrays import real_tokens
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 

@@ -27,7 +27,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, read
+from trivium.objectives.labelled import column_key
 from trivium.objectives.task_heads import ReadsStates, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
@@ -38,6 +38,7 @@ from trivium.objectives.task_metrics import (
     label_scores,
     unknown_labels,
 )
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 

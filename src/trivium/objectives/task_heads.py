@@ -11,7 +11,7 @@ from trivium.models.heads import Dense, Head
 from trivium.models.heads.text import ClassifierHead, ClassifierPooling
 from trivium.models.heads.tokens import SpanHead, TaggerHead
 from trivium.models.heads.vocabulary import MLMHead
-from trivium.objectives.base import LabelledObjective
+from trivium.objectives.labelled import LabelledObjective
 
 
 class ReadsStates(LabelledObjective):

@@ -21,9 +21,9 @@ from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import Pooling, pool
-from trivium.objectives.base import LabelledObjective, column_key
 from trivium.objectives.causal import is_causal
 from trivium.objectives.excerpt import beginning
+from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.retrieval import retrieve
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
