@@ -27,7 +27,6 @@ from trivium.train.optimizers import (
 )
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
-from trivium.train.recipe import TrainConfig
 from trivium.train.schedules import (
     Cosine,
     InverseSqrt,
@@ -36,6 +35,7 @@ from trivium.train.schedules import (
     SlantedTriangle,
     StableDecay,
 )
+from trivium.train.train_config import TrainConfig
 from trivium.train.trainer import Trainer, TrainState
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")

@@ -23,7 +23,8 @@ from trivium.objectives.responses import SLOTS
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
 from trivium.train.loader import BatchStream
-from trivium.train.recipe import DataParallelism, Recipe
+from trivium.train.recipe import Recipe
+from trivium.train.train_config import DataParallelism
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6

@@ -20,7 +20,8 @@ from trivium.presets.published import Published, PublishedRecipe, published_reci
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import Optimizer
-from trivium.train.recipe import BUDGETS, Recipe
+from trivium.train.recipe import Recipe
+from trivium.train.train_config import BUDGETS
 
 Tree = dict[str, Any]
 

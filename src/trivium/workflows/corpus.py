@@ -39,7 +39,8 @@ from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
-from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
+from trivium.train.data_config import MixConfig, TokenizerFile
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import read_recipe, recipe_file
 from trivium.train.run_folder import RunFolder
 

@@ -22,8 +22,9 @@ from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
+from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import ALONE
-from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import compare_with_published, published_of
 from trivium.train.trainer import Trainer, TrainState
 from trivium.workflows.corpus import Corpus, ExampleSource
