@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -28,8 +28,6 @@ class BidirectionalLM(Objective):
     language model. Source: Peters et al. 2018, section 3.1, where the two are added.
     """
 
-    purpose: ClassVar[str] = 'is for RNNs of direction "bilm"'
-    such_as: ClassVar[str] = "elmo-mini"
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
     @classmethod

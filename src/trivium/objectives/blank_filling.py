@@ -67,8 +67,6 @@ class BlankFilling(LeftToRight):
     every span. Ends of documents inside a row are tokens like others.
     """
 
-    purpose: ClassVar[str] = 'is for decoders whose positions are of kind "two-dimensional"'
-    such_as: ClassVar[str] = "glm-mini"
     separates_documents: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"

@@ -81,10 +81,6 @@ class Chat(LabelledObjective):
 
     kind: Literal["chat"] = "chat"
     family: ClassVar[str | None] = "decoder-only"
-    such_as: ClassVar[str] = (
-        'gpt2-mini or llama-mini; an encoder-decoder is fine-tuned with "text-to-text"'
-    )
-    batch_examples: ClassVar[int] = 16
     fields: ClassVar[Sequence[Slot]] = (("conversation", (MESSAGES, PAIR)), SYSTEM)
     messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(

@@ -118,7 +118,6 @@ class TextClassification(ReadsStates):
     2019, section 2.4.
     """
 
-    purpose: ClassVar[str] = "needs a head of its own, which this model cannot have"
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
     fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)

@@ -50,7 +50,6 @@ class Denoising(EncoderDecoderObjective):
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (*EncoderDecoderObjective.special_tokens, "<mask>")
-    shown_mask: ClassVar[str | None] = "<mask>"
     kind: Literal["denoising"] = "denoising"
     probability: float = Field(0.3, gt=0, lt=1, description="share of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a replaced span")

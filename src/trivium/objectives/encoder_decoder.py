@@ -26,7 +26,6 @@ class EncoderDecoderObjective(Objective):
 
     separates_documents: ClassVar[bool] = False
     family: ClassVar[str | None] = "encoder-decoder"
-    such_as: ClassVar[str] = "t5-mini or bart-mini"
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:

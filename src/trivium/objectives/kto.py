@@ -85,8 +85,6 @@ class KTO(AgainstReference):
 
     needs_whole_step: ClassVar[bool] = True
     kind: Literal["kto"] = "kto"
-    rate_factor: ClassVar[float] = 1 / 300
-    rate_range: ClassVar[tuple[float, float]] = 5e-7, 5e-6
     responses: ClassVar[Sequence[str]] = ("response",)
     fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, RESPONSE, LABEL, SYSTEM)
     response_field: str | None = column_key("column of the response", RESPONSE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -38,26 +37,12 @@ class LabelledObjective(Objective):
     """
 
     labelled: ClassVar[bool] = True
-    unigram_offset: ClassVar[float | None] = None
-    batch_examples: ClassVar[int] = 32
-    """Examples per step unless the recipe sets `train.batch_examples`."""
-    rate_factor: ClassVar[float] = 1.0
-    """What the learning rate of fine-tuning is multiplied by, unless the recipe sets one."""
-    rate_range: ClassVar[tuple[float, float]] = 0.0, math.inf
-    """The lowest and the highest default learning rate; a LoRA adapter takes ten times as much."""
-    dropout: ClassVar[float] = 0.1
-    """Dropout unless the recipe sets `model.dropout`."""
-    epochs: ClassVar[float | None] = None
-    """Epochs unless the recipe sets a budget; None: chosen by the number of examples."""
     metric_libraries: ClassVar[Sequence[str]] = ()
     """Optional modules that compute the metrics."""
     generates: ClassVar[bool] = False
     """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
     measures_cut_answers: ClassVar[bool] = False
     """Whether examples count in metrics of whose target nothing is left: as wrong answers."""
-    longest: ClassVar[int] = 4096
-    """Tokens that are read at once at most, unless the recipe sets `data.length` or the model has
-    fewer positions. A row of so many is a micro-batch on a CPU."""
     fields: ClassVar[Sequence[Slot]] = ()
     """What is read of a record. The key `NAME_field`, if any, sets the column of NAME."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,7 +37,6 @@ class Choosing(Objective):
 
     head: ClassVar[str] = "mlm"
     special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]",)
-    shown_mask: ClassVar[str | None] = "[MASK]"
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """See `Objective.check_tokens`; whole words need tokens that continue a word."""
@@ -153,8 +151,6 @@ class Masked(Masking):
     """
 
     kind: Literal["masked"] = "masked"
-
-    fast: ClassVar[Mapping[str, Any]] = {"probability": 0.3}
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:

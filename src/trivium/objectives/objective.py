@@ -24,6 +24,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
+from trivium.objectives.advice import ADVICE, Advice
 from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.monitor import Monitor
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
@@ -39,8 +40,6 @@ class Objective(Choice, Config, ABC):
     """
 
     labelled: ClassVar[bool] = False
-    fast: ClassVar[Mapping[str, Any]] = {}
-    """Keys whose default is another with `defaults = "fast"`."""
     special_tokens: ClassVar[tuple[str, ...]] = ()
     """Names of the special tokens that it needs, its own or those of roles: `[MASK]` also stands
     for a `<mask>`. New tokenizers have them, and `vocabulary.id_of` gives their ids in `prepare`.
@@ -56,32 +55,26 @@ class Objective(Choice, Config, ABC):
     """Whether `loss` compares all rows of a step, such as in-batch negatives. They pass through the
     model in parts, each process some of them (`TensorBatch.compute_rows`); the longest comes first.
     """
-    decays_by_passes: ClassVar[bool] = False
-    """Whether small new models need faster weight decay from the second pass on."""
     rolls_out: ClassVar[bool] = False
     """Whether a step learns from the model's own samples (`PolicyGradient`)."""
     trains_one_model: ClassVar[bool] = True
     """Whether the module that it builds is one model, whose layers are one above the other."""
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` works where processes share the head over the vocabulary."""
-    shown_mask: ClassVar[str | None] = None
-    """What stands for a masked word in examples of models that fill masks."""
-    reads_case: ClassVar[bool] = False
-    """Whether upper and lower case tell what it learns."""
     family: ClassVar[str | None] = None
     """The only family of models that it trains; None: several."""
-    purpose: ClassVar[str] = ""
-    """What the objective is for or needs. The message on models that do not fit has it after the
-    name of the objective. By default it follows from the family."""
-    such_as: ClassVar[str] = ""
-    """Some models that fit, and an objective for others, for messages."""
     head: ClassVar[str] = "lm"
     """The kind of the head that is trained, which the model must have."""
-    unigram_offset: ClassVar[float | None] = 0.0
-    """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
     steps_to_context: ClassVar[float] = 700
     """Steps after the warm-up until a loss is clearly below the unigram baseline: about three times
     what `benchmarks/loss_bands.py` measures of the slowest, encoders and post-norm decoders."""
+
+    @classmethod
+    def advice(cls) -> Advice:
+        """Return the defaults and messages for this kind, or for the kind that it extends."""
+        bases = (base for base in cls.__mro__ if issubclass(base, Objective))
+        kinds = (base.model_fields["kind"].default for base in bases)
+        return next((ADVICE[kind] for kind in kinds if kind in ADVICE), Advice())
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
@@ -109,10 +102,11 @@ class Objective(Choice, Config, ABC):
     def require_fit(self, spec: Spec) -> None:
         """Raise RecipeError for a model that does not fit."""
         if not self.fits(spec):
-            purpose = self.purpose or f"trains {self.family} models"
+            advice = self.advice()
+            purpose = advice.purpose or f"trains {self.family} models"
             raise RecipeError(
-                f'objective.kind = "{self.kind}" {purpose}: take {self.such_as}; this model is of '
-                f'kind "{spec.kind}", {spec.family}.'
+                f'objective.kind = "{self.kind}" {purpose}: take {advice.suggested}; this model is '
+                f'of kind "{spec.kind}", {spec.family}.'
             )
 
     def require_head(self, spec: Spec) -> Head:
@@ -217,7 +211,8 @@ class Objective(Choice, Config, ABC):
 
         Here: the beginning of the text with its middle word masked, and predictions for it.
         """
-        tokenizer = lm.tokenizer if self.shown_mask and "fill_mask" in lm.capabilities else None
+        fills_masks = self.advice().mask and "fill_mask" in lm.capabilities
+        tokenizer = lm.tokenizer if fills_masks else None
         if tokenizer is None or tokenizer.mask_id is None:
             return None
         masked = mask_middle(text, tokenizer.tokens[tokenizer.mask_id])
@@ -229,7 +224,8 @@ class Objective(Choice, Config, ABC):
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """The command shown at the end of a run, after `trivium`; `text` is a held-out one."""
-        if self.shown_mask is None:
+        mask = self.advice().mask
+        if mask is None:
             return f"generate {run} {shlex.quote(beginning(text, 6) or 'Once upon a time')}"
-        prompt, _ = mask_middle(text, self.shown_mask) or (f"The {self.shown_mask} was closed.", "")
+        prompt, _ = mask_middle(text, mask) or (f"The {mask} was closed.", "")
         return f"fill-mask {run} {shlex.quote(prompt)}"

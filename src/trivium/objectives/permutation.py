@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -42,8 +42,6 @@ class Permutation(Carrying, Choosing):
     first half of each is remembered (`reuse_len`); here a row begins where the one before ends.
     """
 
-    purpose: ClassVar[str] = "is for encoders that can predict tokens in any order"
-    such_as: ClassVar[str] = "xlnet-mini"
     kind: Literal["permutation"] = "permutation"
     probability: float = Field(1 / 6, gt=0, lt=1, description="share of tokens that are predicted")
     max_span: int = Field(

@@ -102,8 +102,6 @@ class PolicyGradient(Alignment):
     kind: Literal["policy"] = "policy"
     generates: ClassVar[bool] = True
     family: ClassVar[str | None] = "decoder-only"
-    such_as: ClassVar[str] = "gpt2-mini or llama-mini"
-    rate_factor: ClassVar[float] = 1 / 15
     fields: ClassVar[Sequence[Slot]] = (PROMPT, SYSTEM)
     updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
     group: int = Field(8, gt=0, description="responses to a prompt")

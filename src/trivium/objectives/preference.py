@@ -47,8 +47,6 @@ class Alignment(LabelledObjective):
     """An objective that changes how a model responds: one pass over its prompts, no dropout."""
 
     tensor_parallel: ClassVar[bool] = False
-    dropout: ClassVar[float] = 0.0
-    epochs: ClassVar[float | None] = 1.0
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a command that responds to a held-out prompt."""
@@ -64,9 +62,6 @@ class AgainstReference(Alignment, GivenResponses):
 
     The reference is the model as it is when the run begins. Rows hold two responses side by side.
     """
-
-    purpose: ClassVar[str] = "is for models that generate text"
-    such_as: ClassVar[str] = "gpt2-mini or t5-mini"
 
     @abstractmethod
     def rows(self, examples: Sequence[Any], lm: LanguageModel) -> tuple[Sequences, list[int], Cuts]:
@@ -135,7 +130,6 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     """
 
     kind: Literal["preference"] = "preference"
-    rate_factor: ClassVar[float] = 0.1
     loss_type: LossType = Field(
         "sigmoid", description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo"
     )

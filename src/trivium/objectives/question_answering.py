@@ -82,8 +82,6 @@ class QuestionAnswering(LabelledObjective):
     kind: Literal["qa"] = "qa"
     family: ClassVar[str | None] = "encoder-only"
     measures_cut_answers: ClassVar[bool] = True
-    longest: ClassVar[int] = 512  # longer contexts are read in windows
-    such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
     fields: ClassVar[Sequence[Slot]] = (QUESTION, CONTEXT, ANSWERS, STARTS, IMPOSSIBLE, IDENTITY)
     inputs: ClassVar[Sequence[Fields]] = (QUESTION, CONTEXT)
     question_field: str | None = column_key("column of the question", QUESTION)

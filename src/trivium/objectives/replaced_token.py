@@ -73,7 +73,6 @@ class ReplacedToken(Masking):
     """
 
     # What there is to detect depends on the generator: there is no baseline.
-    unigram_offset: ClassVar[float | None] = None
     trains_one_model: ClassVar[bool] = False
     kind: Literal["replaced-token"] = "replaced-token"
     mask_share: float = Field(1.0, ge=0, le=1, description="of these, share that is masked")

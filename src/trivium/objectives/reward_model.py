@@ -61,7 +61,6 @@ class Reward(ReadsStates, PreferencePairs):
     """
 
     kind: Literal["reward"] = "reward"
-    rate_factor: ClassVar[float] = 0.2
     measures_cut_answers: ClassVar[bool] = True
     fields: ClassVar[Sequence[Slot]] = (*PreferencePairs.fields, MARGIN)
     margin_field: str | None = column_key(

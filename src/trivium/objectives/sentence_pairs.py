@@ -55,7 +55,6 @@ class SentencePairs(Masking):
     needs_documents: ClassVar[bool] = True
     prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
     # The label of a pair without any knowledge is a coin toss.
-    unigram_offset: ClassVar[float | None] = math.log(2.0)
     # Healthy runs stay near the baseline for thousands of steps.
     steps_to_context: ClassVar[float] = math.inf
     kind: Literal["sentence-pairs"] = "sentence-pairs"

@@ -49,7 +49,6 @@ class SpanCorruption(EncoderDecoderObjective):
         *EncoderDecoderObjective.special_tokens,
         SENTINELS[0],
     )
-    shown_mask: ClassVar[str | None] = SENTINELS[0]
     kind: Literal["span-corruption"] = "span-corruption"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")
     mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")

@@ -101,11 +101,8 @@ class Tagging(ReadsStates):
     Source: Devlin et al. 2018, section 5.3.
     """
 
-    purpose: ClassVar[str] = "reads a hidden state of every word"
     metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
-    reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
-    longest: ClassVar[int] = 512  # longer sentences are read in windows
     inputs: ClassVar[Sequence[Fields]] = (Fields("words", ("words", "tokens")),)
     fields: ClassVar[Sequence[Slot]] = (("words and tags", (_WORDS_AND_TAGS, _TEXT_AND_SPANS)),)
     column: int | str | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -61,7 +61,6 @@ class TextPairs(LabelledObjective):
     to find the second.
     """
 
-    batch_examples: ClassVar[int] = 64
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
     pooling: Pooling | None = Field(
         None, description="vector of a text: mean, first or last; default: mean, of a decoder last"

@@ -231,7 +231,7 @@ def _fast_layer(tree: Tree, spec: Spec) -> Layer:
             values["model.initialization"] = defaults.fastest_initialization(spec)
     if fast:
         for kind in kinds:
-            values |= {f"objective.{key}": value for key, value in kind.fast.items()}
+            values |= {f"objective.{key}": value for key, value in kind.advice().fast.items()}
     if is_new:
         values["optimizer.kind"] = defaults.optimizer_kind(spec, fast=fast)
     return Layer(values, FAST if fast else LIBRARY)

@@ -113,7 +113,7 @@ def introduce(
     _tell_model(line, recipe, setup, facts)
     _warn_of_unknown_tokens(line, recipe, facts)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
-    if capital == small and any(one.reads_case for one in recipe.objectives):
+    if capital == small and any(one.advice().reads_case for one in recipe.objectives):
         line.tell("", "run.lowercase_tags")
     if state.step == 0:
         _tell_weights(line, recipe, corpus, setup)
