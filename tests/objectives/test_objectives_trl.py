@@ -158,7 +158,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
         inputs[name].view(2, len(PAIRS), -1).transpose(0, 1)
         for name in ("input_ids", "attention_mask", "completion_mask")
     )
-    half = tensors.inputs["input_ids"].shape[1] // 2
+    half = tensors.inputs["input_ids"].shape[2]
     labels = torch.tensor(batch.labels).view(len(PAIRS), 2, half)
     own = labels[..., :-1] != IGNORE_INDEX
     assert (own == chosen[..., 1:].bool()).all()

@@ -58,10 +58,11 @@ class TensorBatch:
     group: Any = None
 
     def parts(self) -> Iterator[tuple[Cut, dict[str, Any]]]:
-        """Yield every part that this process computes, with its inputs [B, T]."""
-        for cut in self.cuts or (Cut(0, 0, *self.inputs["input_ids"].shape),):
-            rows, columns = slice(cut.start, cut.stop), slice(cut.width)
-            yield cut, {name: one[rows, columns] for name, one in self.inputs.items()}
+        """Yield every part that this process computes, with its inputs [B, T], or [B, 2, T]."""
+        width = max(one.shape[-1] for one in self.inputs.values())
+        for cut in self.cuts or (Cut(0, 0, len(self.inputs["input_ids"]), width),):
+            rows = slice(cut.start, cut.stop)
+            yield cut, {name: one[rows, ..., : cut.width] for name, one in self.inputs.items()}
 
     def compute_rows(
         self, compute: Callable[[Any], tuple[Tensor, LossTerms]], parts: Iterable[tuple[Cut, Any]]

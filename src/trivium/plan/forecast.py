@@ -391,7 +391,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     count = len(batch.micro_batches)
     mean_tokens = sum(each.input_ids.size for each in batch.micro_batches) / count
     in_turn = -(-count // share)  # micro-batches of one process
-    products = in_turn * seconds * mean_tokens / (rows * part.input_ids.shape[1])
+    products = in_turn * seconds * mean_tokens / (rows * part.input_ids[0].size)
     return products + _optimizer_seconds(trainer)
 
 

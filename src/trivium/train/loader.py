@@ -451,9 +451,10 @@ def _of_all(
 def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -> tuple[Cut, ...]:
     """Return this process's parts of a batch whose longest rows come first."""
     ids, mask = batch.input_ids, batch.attention_mask
-    lengths = np.full(len(ids), ids.shape[1]) if mask is None else mask.sum(axis=1)
+    real = np.ones_like(ids) if mask is None else mask
+    lengths = real.reshape(len(ids), -1).sum(axis=1)
     if batch.decoder_input_ids is not None:
-        lengths = lengths + batch.decoder_input_ids.shape[1]
+        lengths = lengths + batch.decoder_input_ids[0].size
     groups = group_by_length(lengths, micro_batch_tokens)
     return tuple(
         Cut(number, int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]]), weight)
