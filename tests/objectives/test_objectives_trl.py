@@ -246,8 +246,8 @@ def test_a_batch_of_samples(trl, tmp_path):
         encoded = objective.encode(prompts, lm).take(range(2)).to_batch()
         model, _ = exported(shaken(lm), tmp_path / f"{name}-model")
         batch = objective.rollout(lm, lm.module, [encoded], 3, ALONE.map)
-        facts = batch.sequence_labels[:, 1:].T
-        scores = {one: facts[objective._fact_names.index(f"reward_{one}")] for one in KINDS}
+        scores = dict(zip(objective._metric_names, batch.metrics.T))
+        scores = {one: scores[f"reward_{one}"] for one in KINDS}
         trainer = trainer_of(
             *(trl, name, tmp_path, model, rows, tokenizer),
             {**same, **options, "reward_weights": [1.0, 0.7]},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -46,14 +46,16 @@ class TensorBatch:
     Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
     gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
     of the model, the cache of an objective that carries state among them. `sequence_labels` are as
-    in the batch. Of a step whose rows are each other's negatives `cuts` are what this process
-    computes, and `group` are the processes that compute all, None where it is alone.
+    in the batch; `extras` are the fields that a subclass of `Batch` adds. Of a step whose rows are
+    each other's negatives `cuts` are what this process computes, and `group` are the processes that
+    compute all, None where it is alone.
     """
 
     inputs: dict[str, Any]
     label_positions: Tensor
     targets: Tensor
     sequence_labels: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
     cuts: tuple[Cut, ...] = ()
     group: Any = None
 
@@ -113,6 +115,8 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     labels = arrays.pop("labels", np.empty(0, dtype=np.int64)).ravel()
     positions = np.flatnonzero(labels != IGNORE_INDEX)
     sequence_labels = arrays.pop("sequence_labels", None)
+    added = arrays.keys() - {one.name for one in fields(Batch)}
+    extras = {name: copy_to_device(arrays.pop(name), device) for name in sorted(added)}
     arrays |= {"label_positions": positions, "targets": labels[positions]}
     flat = copy_to_device(np.concatenate([array.ravel() for array in arrays.values()]), device)
     pieces = flat.split([array.size for array in arrays.values()])
@@ -127,6 +131,7 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
         if sequence_labels is None
         else copy_to_device(sequence_labels, device),
         inputs=tensors,
+        extras=extras,
     )
 
 
