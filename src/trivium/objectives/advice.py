@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _READ_ONE_WAY = "is for decoders, n-gram models and RNNs that read one way"
@@ -55,6 +55,13 @@ class Advice:
     longest: int = 4096
 
 
+_ALIGNMENT = Advice(
+    purpose="is for models that generate text",
+    suggested="gpt2-mini or t5-mini",
+    dropout=0.0,
+    epochs=1.0,
+)
+
 ADVICE: Mapping[str, Advice] = {
     "bidirectional-lm": Advice(purpose='is for RNNs of direction "bilm"', suggested="elmo-mini"),
     "blank-filling": Advice(
@@ -85,24 +92,11 @@ ADVICE: Mapping[str, Advice] = {
     "contrastive": Advice(
         purpose="needs one vector of a text", suggested=_ANY_STATES, batch_examples=64
     ),
-    "kto": Advice(
-        purpose="is for models that generate text",
-        suggested="gpt2-mini or t5-mini",
-        lr_factor=1 / 300,
-        lr_range=(5e-7, 5e-6),
-        dropout=0.0,
-        epochs=1.0,
+    "kto": replace(_ALIGNMENT, lr_factor=1 / 300, lr_range=(5e-7, 5e-6)),
+    "policy": replace(
+        _ALIGNMENT, purpose="", suggested="gpt2-mini or llama-mini", lr_factor=1 / 15
     ),
-    "policy": Advice(
-        suggested="gpt2-mini or llama-mini", lr_factor=1 / 15, dropout=0.0, epochs=1.0
-    ),
-    "preference": Advice(
-        purpose="is for models that generate text",
-        suggested="gpt2-mini or t5-mini",
-        lr_factor=0.1,
-        dropout=0.0,
-        epochs=1.0,
-    ),
+    "preference": replace(_ALIGNMENT, lr_factor=0.1),
     "qa": Advice(
         suggested='bert-mini; an encoder-decoder generates answers by "text-to-text"', longest=512
     ),

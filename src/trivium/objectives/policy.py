@@ -54,6 +54,8 @@ PROMPT = Fields("prompt input?", *PROMPTS, ("messages", "conversations"))
 _TOKENS = 8192
 # The head of values, which reads every token.
 _VALUE = "tagger"
+# The fields of `RolloutBatch` that are arrays of drawn tokens.
+_TOKEN_ARRAYS = ("advantages", "reference_logps", "values", "returns")
 
 
 MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
@@ -309,8 +311,7 @@ class PolicyGradient(Alignment):
         logp, value, terms = self._of_tokens(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
         advantage, reference, value_before, returns = (
-            batch.extras[name].flatten()[positions]
-            for name in ("advantages", "reference_logps", "values", "returns")
+            batch.extras[name].flatten()[positions] for name in _TOKEN_ARRAYS
         )
         indices = batch.extras["indices"][positions // width] * width + positions % width
         before = self._of_first_update(logp.detach(), indices)
@@ -427,12 +428,7 @@ class PolicyGradient(Alignment):
                 equal = have_equal_rewards(reward, self.group)
                 each = np.where(equal, 0.0, by_deviation(totals, self.group))
             advantages = np.where(real, each[:, None], 0.0)
-        return {
-            "advantages": advantages,
-            "reference_logps": reference,
-            "values": values,
-            "returns": returns,
-        }
+        return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
     def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
         """Return log p of drawn tokens [M] as computed by the first update from these samples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
 from trivium.train.loader import BatchStream
 from trivium.train.recipe import Recipe
-from trivium.train.train_config import DataParallelism, ParallelConfig
+from trivium.train.train_config import DataParallelism
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
@@ -215,7 +215,7 @@ def fit_memory(
     """
     estimate = _Estimate.of(recipe, module, streams, parallel, precision, device)
     data = recipe.parallel.data or _choose_layout(recipe, estimate, parallel)
-    _require_space(recipe, estimate, data)
+    _require_space(recipe, estimate, data, device)
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
         micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
@@ -239,8 +239,7 @@ class _Estimate:
         length: the number of tokens of the longest row, with those that are drawn after it.
         most_rows: the number of rows of a step.
         free: the bytes that are free for the run.
-        device: where the run trains.
-        config: how the processes divide the work.
+        layout: how a step is divided, apart from `data`.
         options: further arguments of `training_memory`.
     """
 
@@ -248,8 +247,7 @@ class _Estimate:
     length: int
     most_rows: int
     free: float
-    device: torch.device
-    config: ParallelConfig
+    layout: Layout
     options: Mapping[str, Any]
 
     @classmethod
@@ -279,15 +277,15 @@ class _Estimate:
             state["samples"] = min(state["samples"], most_rows)
             free += state["references"] * weights
         specs = objective.specs(objective.models(module)[""].spec)
-        gpus = parallel.size // config.replicas
-        options = {**state, "labelled": labelled, "gpus": gpus, "precision": precision}
-        return cls(specs, length, most_rows, free, device, config, options)
+        state |= {"labelled": labelled, "gpus": parallel.size // config.replicas}
+        state |= {"precision": precision, "device": device.type}
+        layout = Layout("ddp", config.tensor, config.activation_checkpointing)
+        return cls(specs, length, most_rows, free, layout, state)
 
     def by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
         """Return the bytes of all models, by use."""
-        layout = Layout(data, self.config.tensor, self.config.activation_checkpointing)
-        size = {"rows": rows, "length": self.length, "device": self.device.type, "layout": layout}
-        models = [training_memory(spec, **size, **self.options) for spec in self.specs]
+        options = {**self.options, "rows": rows, "layout": replace(self.layout, data=data)}
+        models = [training_memory(spec, length=self.length, **options) for spec in self.specs]
         return {name: sum(one[name] for one in models) for name in models[0]}
 
     def total(self, rows: int, data: DataParallelism) -> float:
@@ -308,7 +306,9 @@ def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> D
     return "fsdp" if sharded else "ddp"
 
 
-def _require_space(recipe: Recipe, estimate: _Estimate, data: DataParallelism) -> None:
+def _require_space(
+    recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
+) -> None:
     """Raise RecipeError where weights and optimizer, or one row, do not fit."""
     least = estimate.with_reserve(1, data)
     if recipe.train.micro_batch_tokens is not None:  # whose memory the user knows
@@ -318,7 +318,7 @@ def _require_space(recipe: Recipe, estimate: _Estimate, data: DataParallelism) -
         raise RecipeError(
             f"training this model takes about {least / 2**30:.1f} GiB for weights, gradients, "
             f"optimizer and one row of {estimate.length} tokens at least, and "
-            f"{estimate.free / 2**30:.1f} GiB are free on {estimate.device}: choose a smaller "
+            f"{estimate.free / 2**30:.1f} GiB are free on {device}: choose a smaller "
             "preset or a shorter data.length, or train a part of its weights (model.freeze, "
             "adapter.rank)."
         )
@@ -332,7 +332,7 @@ def _choose_micro_batch(
     parallel: Parallel,
 ) -> int:
     """Return the tokens of the largest micro-batch that fits, alike on all processes."""
-    on_cpu = estimate.device.type == "cpu"
+    on_cpu = estimate.options["device"] == "cpu"
     most_rows = max(1, (_CPU_TOKENS if on_cpu else _GPU_TOKENS) // estimate.length)
     rows = bisect_right(
         range(1, most_rows + 1), estimate.free, key=lambda rows: estimate.with_reserve(rows, data)

@@ -1,4 +1,4 @@
-"""What is trained: the keys of `[model]`."""
+"""What is trained: the keys of `[model]`, and of `[adapter]` in place of a model's weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from trivium.adapt import LoRA
 from trivium.config import Config, merge_changes
 from trivium.errors import RecipeError, SpecError
 from trivium.models.base_model import Spec
@@ -128,6 +129,24 @@ class ModelConfig(Config):
             return with_fast_initialization(spec)
         except SpecError as error:
             raise RecipeError(f"[model] {error}") from None
+
+
+class AdapterConfig(Config):
+    """LoRA (Hu et al. 2021): low-rank updates of some matrices in place of full training."""
+
+    rank: int = Field(0, ge=0, description="0 trains the model itself")
+    alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' inputs")
+    targets: tuple[str, ...] = Field(
+        ("query", "value"),
+        description='linear layers by parts of their paths ("decoder.*.value"), or "all-linear"',
+    )
+    save_separately: bool = Field(False, description="also save the adapter in PEFT's format")
+
+    @property
+    def lora(self) -> LoRA:
+        """The adapter to add."""
+        return LoRA(rank=self.rank, alpha=self.alpha, dropout=self.dropout, targets=self.targets)
 
 
 def _value_at(tree: Any, path: Sequence[str]) -> Any:

@@ -16,9 +16,8 @@ from trivium.interop.peft_format import adapter_to_peft
 from trivium.models import LanguageModule
 from trivium.objectives import Objective
 from trivium.text.trainers import TokenizerConfig, TokenizerSource
-from trivium.train.adapter_config import AdapterConfig
 from trivium.train.data_config import DataConfig, MixConfig
-from trivium.train.model_config import ModelConfig
+from trivium.train.model_config import AdapterConfig, ModelConfig
 from trivium.train.optimizers import Optimizer
 from trivium.train.phases import PhaseConfig
 from trivium.train.schedules import Schedule
