@@ -23,7 +23,7 @@ from trivium.models import build
 from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
 from trivium.spec import Experts, TaggerHead
-from trivium.train.recipe import ModelConfig
+from trivium.train.model_config import ModelConfig
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Class -> options that are refused, with what the message must say.

@@ -11,9 +11,9 @@ from trivium.objectives import Objective
 from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
 from trivium.train.health import LossMonitor, is_spike
-from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
+from trivium.train.train_config import TrainConfig
 
 UNIGRAM = 7.0
 

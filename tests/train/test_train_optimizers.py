@@ -32,7 +32,6 @@ from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.lamb import LAMB
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
 from trivium.train.optimizers.sgd import SGD
-from trivium.train.recipe import TrainConfig
 from trivium.train.schedules import (
     Cosine,
     InverseSqrt,
@@ -41,6 +40,7 @@ from trivium.train.schedules import (
     SlantedTriangle,
     StableDecay,
 )
+from trivium.train.train_config import TrainConfig
 from trivium.train.trainer import Trainer, TrainState
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")

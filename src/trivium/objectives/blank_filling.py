@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
-from trivium.objectives.base import poisson_chances
 from trivium.objectives.causal import LeftToRight, is_causal
+from trivium.objectives.row_arrays import poisson_chances
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -66,10 +66,6 @@ class BlankFilling(LeftToRight):
     every span. Ends of documents inside a row are tokens like others.
     """
 
-    purpose: ClassVar[str] = (
-        'is for decoders whose positions are of kind "two-dimensional-rotary" or "two-dimensional"'
-    )
-    such_as: ClassVar[str] = "glm-mini"
     separates_documents: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"

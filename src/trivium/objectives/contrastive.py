@@ -21,8 +21,10 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, compact, read, real_tokens
+from trivium.objectives.labelled import column_key
+from trivium.objectives.row_arrays import compact, real_tokens
 from trivium.objectives.task_heads import ReadsStates
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary

@@ -9,7 +9,8 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch, length_mask
 from trivium.data.row_order import RowRandom
-from trivium.objectives.base import Objective, compact
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import compact
 from trivium.text.vocabulary import Vocabulary
 
 Padded = tuple[Ints, Ints]
@@ -25,7 +26,6 @@ class EncoderDecoderObjective(Objective):
 
     separates_documents: ClassVar[bool] = False
     family: ClassVar[str | None] = "encoder-decoder"
-    such_as: ClassVar[str] = "t5-mini or bart-mini"
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:

@@ -10,10 +10,10 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import real_tokens
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, ended
 from trivium.objectives.excerpt import continue_beginning
+from trivium.objectives.row_arrays import real_tokens
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws prefixes.

@@ -18,8 +18,9 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import NSPHead
-from trivium.objectives.base import LossTerms, TensorBatch, compact, read
 from trivium.objectives.masked import Masking
+from trivium.objectives.row_arrays import compact
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise beside those of `Masking`.
@@ -54,7 +55,6 @@ class SentencePairs(Masking):
     needs_documents: ClassVar[bool] = True
     prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
     # The label of a pair without any knowledge is a coin toss.
-    unigram_offset: ClassVar[float | None] = math.log(2.0)
     # Healthy runs stay near the baseline for thousands of steps.
     steps_to_context: ClassVar[float] = math.inf
     kind: Literal["sentence-pairs"] = "sentence-pairs"

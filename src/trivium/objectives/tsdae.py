@@ -21,7 +21,9 @@ from trivium.models.heads import Head
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import TransformerSpec
 from trivium.nn import EncoderOutput, SequenceInfo
-from trivium.objectives.base import LossTerms, TensorBatch, compact, next_tokens, real_tokens
+from trivium.objectives.labelled import next_tokens
+from trivium.objectives.row_arrays import compact, real_tokens
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary

@@ -20,7 +20,8 @@ from trivium.presets.published import Published, PublishedRecipe, published_reci
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import Optimizer
-from trivium.train.recipe import BUDGETS, Recipe
+from trivium.train.recipe import Recipe
+from trivium.train.train_config import BUDGETS
 
 Tree = dict[str, Any]
 
@@ -230,7 +231,7 @@ def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
             values["model.initialization"] = defaults.fastest_initialization(spec)
     if fast:
         for kind in kinds:
-            values |= {f"objective.{key}": value for key, value in kind.fast.items()}
+            values |= {f"objective.{key}": value for key, value in kind.advice().fast.items()}
     if is_new:
         values["optimizer.kind"] = defaults.optimizer_kind(spec, fast=fast)
     return RecipeLayer(values, FAST if fast else LIBRARY)

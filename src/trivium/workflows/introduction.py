@@ -22,8 +22,9 @@ from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
+from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import ALONE
-from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import compare_with_published, published_of
 from trivium.train.trainer import Trainer, TrainState
 from trivium.workflows.corpus import Corpus, ExampleSource
@@ -112,7 +113,7 @@ def introduce(
     _tell_model(line, recipe, setup, facts)
     _warn_of_unknown_tokens(line, recipe, facts)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
-    if capital == small and any(one.reads_case for one in recipe.objectives):
+    if capital == small and any(one.advice().reads_case for one in recipe.objectives):
         line.tell("", "run.lowercase_tags")
     if state.step == 0:
         _tell_weights(line, recipe, corpus, setup)
