@@ -65,7 +65,8 @@ _ALIGNMENT = Advice(
 ADVICE: Mapping[str, Advice] = {
     "bidirectional-lm": Advice(purpose='is for RNNs of direction "bilm"', suggested="elmo-mini"),
     "blank-filling": Advice(
-        purpose='is for decoders whose positions are of kind "two-dimensional-rotary" or "two-dimensional"',
+        purpose='is for decoders whose positions are of kind "two-dimensional-rotary" or '
+        '"two-dimensional"',
         suggested="glm-mini",
     ),
     "causal": Advice(purpose=_READ_ONE_WAY, suggested="gpt2-mini", multi_epoch_decay=True),

@@ -31,8 +31,10 @@ class Adagrad(Optimizer):
         """Return one Adagrad for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())
-        options = {"eps": self.eps, "initial_accumulator_value": self.initial_sum}
-        return [torch.optim.Adagrad(groups, lr=self.lr, **options)]
+        first = self.initial_sum
+        return [
+            torch.optim.Adagrad(groups, lr=self.lr, eps=self.eps, initial_accumulator_value=first)
+        ]
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements of the sums of squares."""
