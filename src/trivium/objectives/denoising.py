@@ -13,7 +13,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair
-from trivium.objectives.row_arrays import compact, poisson_chances, real_tokens
+from trivium.objectives.row_arrays import left_pack, poisson_chances, real_tokens
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -113,7 +113,7 @@ class Denoising(EncoderDecoderObjective):
         stays = real & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        return compact(ids, stays, 0)
+        return left_pack(ids, stays, 0)
 
     def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
         """Return rows with a mask in place of every span, padded, and their lengths."""

@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import Carrying
 from trivium.objectives.masked import MaskSelection
-from trivium.objectives.row_arrays import compact, real_tokens, row_inputs
+from trivium.objectives.row_arrays import left_pack, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws orders; those before it choose tokens.
@@ -68,8 +68,8 @@ class Permutation(Carrying, MaskSelection):
         part = np.arange(length) // self.perm_size
         rank = (part + rng.uniform(length, _ORDER)).argsort(axis=1).argsort(axis=1)
         unknown = chosen | (vocabulary.is_special[ids] & real)
-        predicted, _ = compact(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
-        labels, _ = compact(ids, chosen, IGNORE_INDEX)
+        predicted, _ = left_pack(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
+        labels, _ = left_pack(ids, chosen, IGNORE_INDEX)
         more = ((0, 0), (0, -labels.shape[1] % ROUNDED or ROUNDED * (labels.shape[1] == 0)))
         return Batch(
             input_ids=ids,

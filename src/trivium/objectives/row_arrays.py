@@ -14,19 +14,19 @@ def real_tokens(rows: RowBatch) -> np.ndarray:
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 
-def compact(ids: Ints, shown: Bools, fill: int) -> tuple[Ints, Ints]:
-    """Move the shown ids of every row to the left, and fill the rest of the row with `fill`.
+def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
+    """Move the ids of every row at which `keep` is True to the left, and fill the rest.
 
-    Returns the rows, and the number of ids that are shown in each, [B].
+    Returns the rows, and the number of ids that are kept in each, [B].
 
-    >>> compact(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
+    >>> left_pack(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
     (array([[5, 7],
            [9, 0]]), array([2, 1]))
     """
-    sizes = shown.sum(axis=1)
+    sizes = keep.sum(axis=1)
     columns = np.arange(sizes.max(initial=0))
     rows = np.full((len(ids), len(columns)), fill, dtype=np.int64)
-    rows[columns < sizes[:, None]] = ids[shown]
+    rows[columns < sizes[:, None]] = ids[keep]
     return rows, sizes
 
 

@@ -13,7 +13,12 @@ from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.nn.positions.relative_bias import RelativeBias
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair, ended
+from trivium.objectives.encoder_decoder import (
+    EncoderDecoderObjective,
+    Padded,
+    PaddedPair,
+    keep_and_end,
+)
 from trivium.objectives.excerpt import mask_middle
 from trivium.objectives.row_arrays import real_tokens
 from trivium.text.roles import SENTINELS
@@ -122,7 +127,9 @@ def _with_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary
     first = noise.copy()
     first[:, 1:] &= ~noise[:, :-1]
     number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
-    return ended(np.where(first, sentinels[number], ids), real & (first | ~noise), vocabulary)
+    return keep_and_end(
+        np.where(first, sentinels[number], ids), real & (first | ~noise), vocabulary
+    )
 
 
 def _partition(draws: Floats, items: int, parts: int) -> Ints:
