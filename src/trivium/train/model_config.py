@@ -94,6 +94,11 @@ class ModelConfig(Config):
             return spec.to_dict()
         return resize_spec(spec, self.d_model or spec.d_model, heads, layers).to_dict()
 
+    @property
+    def changes_preset(self) -> bool:
+        """Whether the model is the preset with changed parts, not the preset itself."""
+        return self.preset is not None and bool(self._changes())
+
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
         """The sizes of the preset that follow from changed ones: key, value before, and now."""
         if self.preset is None:

@@ -17,7 +17,7 @@ from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.models.base_model import Spec
-from trivium.presets import is_own_size
+from trivium.presets import catalogue, is_own_size
 from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import UNKNOWN_SHARE
@@ -253,7 +253,8 @@ def _tell_model(
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
-    return recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
+    name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
+    return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
 def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
@@ -285,9 +286,15 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str,
 
 
 def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
-    name = _name(recipe, setup)
-    if recipe.model.preset is not None and not corpus.texts:
-        line.tell("weights", "run.random_weights", name=name)
+    name, preset = _name(recipe, setup), recipe.model.preset
+    if preset is not None and not corpus.texts:
+        # A size of a paper may have the name of a model on the hub.
+        published = not recipe.model.changes_preset and not catalogue[preset].paper.startswith(
+            "after"
+        )
+        on_hub = published and not is_own_size(preset)
+        hub = translated("run.hub_name", name=preset) if on_hub else ""
+        line.tell("weights", "run.random_weights", name=preset, hub=hub)
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
         line.tell("weights", "run.new_heads", name=name, heads=heads)
