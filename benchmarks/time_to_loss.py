@@ -56,11 +56,11 @@ from trivium.data.samples import sample
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.objectives import Objective
-from trivium.objectives.base import to_device
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.span_corruption import SpanCorruption
+from trivium.objectives.tensor_batch import to_device
 from trivium.text import Tokenizer
 from trivium.train.defaults import sample_bytes
 from trivium.train.loader import BatchStream

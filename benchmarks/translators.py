@@ -33,8 +33,8 @@ from trivium.data.samples import copy_samples
 from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import to_device
 from trivium.objectives.chat import Chat, Conversation
+from trivium.objectives.tensor_batch import to_device
 from trivium.text.vocabulary import Vocabulary
 
 MODELS = {

@@ -48,7 +48,8 @@ PUBLISHED_RECIPES = """\
 
 What did it take to train BERT, GPT-3, T5 or LLaMA? The package has a catalogue of published
 training recipes. Every number names the section of the paper, or the file of the authors' code,
-in which it was read. What is published nowhere is missing.
+in which it was read. What is published nowhere is missing. A source that begins with "unchecked"
+could not be read itself; the number is taken from others who quote the source.
 
 ```sh
 trivium presets bert-base --recipe

@@ -65,6 +65,8 @@ PUBLISHED = {
     "qwen2-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
+    # PEFT counts 6,245,533,696 in the released model with a LoRA adapter of 1,949,696.
+    "chatglm2-6b": 6_243_584_000,
     "mamba-130m": 129_135_360,
     "mamba-370m": 371_516_416,
     "mamba-790m": 793_204_224,
@@ -123,6 +125,7 @@ ROUNDED = {
     "modernbert-base": (149, 0.005),
     "modernbert-large": (395, 0.005),
     "transformer-xl-base": (151, 0.005),
+    "chatglm-6b": (6_200, 0.005),  # the README of THUDM/ChatGLM-6B
     "glm-base": (110, 0.01),
     "glm-large": (335, 0.005),
     # Released: 100 and 350 in layers, and a table of 50,265 tokens.
@@ -172,6 +175,8 @@ LIKE = {
     "olmo2": "olmo2-7b",
     "qwen2": "qwen2-1.5b",
     "qwen3": "qwen3-0.6b",
+    "chatglm": "chatglm-6b",
+    "chatglm2": "chatglm2-6b",
     "t5": "t5-small",
     "t5-v1.1": "t5-v1.1-small",
     "bart": "bart-base",
@@ -288,7 +293,10 @@ def traits(spec: Any) -> list[Any]:
     for stack in spec.stacks:
         first = stack.every_layer[0]
         network = getattr(first.feed_forward, "expert", first.feed_forward)
-        values += [first.norm, first.norms, stack.first_norm, bool(stack.num_layer_groups)]
+        # ChatGLM's norms of sqrt(2 L) x + f(x) are those of x + f(x) / sqrt(2 L) with less epsilon.
+        eps = first.norm.eps / first.residual_multiplier**2
+        norm = first.norm.replace(eps=float(f"{eps:.3g}"))
+        values += [norm, first.norms, stack.first_norm, bool(stack.num_layer_groups)]
         values += [network and network.kind, stack.dropout]
         values += [getattr(network, name, None) for name in ("activation", "gated", "bias")]
         for layer in range(2):

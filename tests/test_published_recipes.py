@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trivium.errors import RecipeError
-from trivium.presets import is_own_size, presets
+from trivium.presets import catalogue, is_own_size, presets
 from trivium.presets.published import published_recipes
 from trivium.train import defaults
 from trivium.train.recipe_layers import compare_with_published
@@ -194,6 +194,13 @@ def test_every_value_has_a_source_and_every_preset_exists(name):
     assert sum(key in recipe.values for key in ("train.steps", "train.tokens", "train.epochs")) <= 1
     for text in recipe.differences.values():
         assert text.endswith(".")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_tokens_of_presets_are_those_of_their_recipes(name):
+    tokens, published = catalogue[name].tokens, RECIPES[name].tokens
+    if tokens and published:
+        assert tokens == pytest.approx(published, rel=0.04)
 
 
 @pytest.mark.parametrize("name", COMPLETE)

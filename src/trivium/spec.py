@@ -92,4 +92,5 @@ from trivium.nn.positions.rotary import YarnScaling as YarnScaling
 from trivium.nn.positions.sinusoidal import Sinusoidal as Sinusoidal
 from trivium.nn.positions.transformer_xl import TransformerXLPositions as TransformerXLPositions
 from trivium.nn.positions.two_dimensional import TwoDimensional as TwoDimensional
+from trivium.nn.positions.two_dimensional_rotary import TwoDimensionalRotary as TwoDimensionalRotary
 from trivium.nn.positions.xlnet import XLNetPositions as XLNetPositions

@@ -62,6 +62,7 @@ WITHOUT_TORCH = (
     "report",
 )
 OPTIONAL = {
+    "pytorch_optimizer",
     "datasets",
     "datatrove",
     "fsspec",
@@ -77,6 +78,7 @@ OPTIONAL = {
     "sklearn",
     "tensorboard",
     "torch.utils.tensorboard",
+    "wandb",
 }
 # `serve` is optional as a whole; its playground is optional to it.
 OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}

@@ -384,9 +384,9 @@ sys.exit(cli.main(["presets", "--help"]))
         "answer m q --context c", "chat m", "check {file}", "classify m a", "embed m a",
         "eval m {file}", "explain norm", "export m {out}", "fill-mask m a",
         "finetune classification --model m --data {file} --out {out}", "generate m a",
-        "import m {out}", "plan gpt2", "predict m {file} --out {out}", "presets gpt2 --spec",
-        "pretrain gpt2 --data {file} --out {out}", "prompt m {file}", "quickstart --out {out}",
-        "score m a", "serve m", "tag m a", "translate m a",
+        "hidden-states m a", "import m {out}", "plan gpt2", "predict m {file} --out {out}",
+        "presets gpt2 --spec", "pretrain gpt2 --data {file} --out {out}", "prompt m {file}",
+        "quickstart --out {out}", "score m a", "serve m", "tag m a", "translate m a",
     ],
 )  # fmt: skip
 def test_an_interrupt_while_torch_is_imported_is_not_swallowed(arguments, tmp_path):

@@ -55,6 +55,7 @@ def saved(tmp_path_factory) -> dict[str, str]:
         "tag": as_ours(theirs("BertForTokenClassification", num_labels=3), "bert", id2label=LABELS),
         "answer": as_ours(theirs("BertForQuestionAnswering"), "bert"),
         "embed": encoder,
+        "hidden-states": encoder,
         "fill-mask": encoder,
         "translate": seq2seq,
         "generate": LanguageModel(decoder_spec, build(decoder_spec, seed=5), ours("gpt2")),
@@ -229,6 +230,30 @@ def test_embed(saved, run, stdin, tmp_path, capsys):
     rows = as_json(run("embed", *texts, "--similarities", "--json"))
     similarities = [row["similarities"] for row in rows]
     np.testing.assert_allclose(similarities, expected @ expected.T, atol=FLOAT32)
+
+
+def test_hidden_states(saved, run, stdin, tmp_path, capsys):
+    lm, texts = load(saved["hidden-states"]), ["Ada wrote it", "", "今天"] * 7
+    stdin("\n".join(texts) + "\n")
+    run("hidden-states", "--layers", "0,-1", "--out", str(tmp_path / "s"))
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as file:
+        assert file["layers"].tolist() == [0, lm.spec.encoder.num_layers]
+        assert len(file.files) == 1 + 2 * len(texts)
+        for number, text in enumerate(texts):
+            states = lm.hidden_states(text, layers=[0, -1])
+            vectors = states.vectors.numpy()
+            np.testing.assert_allclose(file[f"states-{number}"], vectors, atol=FLOAT32)
+            assert file[f"tokens-{number}"].tolist() == states.tokens
+    states = lm.hidden_states("Ada wrote it")
+    lines = [line.split("\t") for line in run("hidden-states", "Ada wrote it")]
+    pairs = [(str(layer), token) for layer in states.layers for token in states.tokens]
+    assert [(layer, token) for layer, token, _ in lines] == pairs
+    numbers = [[float(x) for x in row.split()] for _, _, row in lines]
+    np.testing.assert_allclose(numbers, states.vectors.flatten(0, 1).numpy(), atol=FLOAT32)
+    records = as_json(run("hidden-states", "Ada wrote it", "--layers", "1", "--json"))
+    assert [record["span"] for record in records] == [span and [*span] for span in states.spans]
+    assert "no layer 99" in run("hidden-states", "Ada", "--layers", "99", code=1)[0]
+    assert main(["hidden-states", saved["embed"], "Ada", "--layers", "first"]) == 2
 
 
 def test_fill_mask(saved, run, warned):

@@ -188,6 +188,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
         **_TOKENS,
     },
+    "Glm": {**_LLAMA, "head_dim": 8},
     "Qwen2": _LLAMA,
     "Qwen3": {**_LLAMA, "head_dim": 10},
     "Gemma2": {
@@ -312,6 +313,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "GPTNeoXForCausalLM": [
         {"use_parallel_residual": False, "tie_word_embeddings": True, "hidden_act": "gelu_fast"},
         {"attention_bias": False, "rope_parameters": {"partial_rotary_factor": 1.0}},
+    ],
+    "GlmForCausalLM": [
+        {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 12},
+        {"rope_parameters": {**_YARN, "partial_rotary_factor": 1.0}, "hidden_act": "gelu"},
+        {"partial_rotary_factor": 0.25, "rms_norm_eps": 1e-3, "num_key_value_heads": 1},
     ],
     "Qwen2ForCausalLM": [
         YARN_ROPE,

@@ -23,7 +23,7 @@ from trivium.models import build
 from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
 from trivium.spec import Experts, TaggerHead
-from trivium.train.recipe import ModelConfig
+from trivium.train.model_config import ModelConfig
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Class -> options that are refused, with what the message must say.
@@ -131,6 +131,11 @@ REFUSED = {
         ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, '"factor" is missing'),
         ({"sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
         ({"sliding_window_pattern": 0, "layer_types": None}, "config.json"),
+    ],
+    "GlmForCausalLM": [
+        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, "0.4 of it, 3, must be even"),
+        ({"rope_parameters": {"rope_type": "linear"}}, '"factor" is missing'),
+        ({"hidden_act": "sparkle"}, '"hidden_act" is'),
     ],
     "Olmo2ForCausalLM": [
         ({"rope_parameters": {"rope_type": "linear"}}, '"factor" is missing'),
@@ -437,7 +442,7 @@ def test_what_no_family_expresses_is_named(monkeypatch):
             r"gpt2, which does not have: decoder\.layers\.mixer that differs between layers\.",
         ),
         ("deberta-v3-tiny", r"deberta-v2 .* no head for replaced tokens.*: fine-tune it on a task"),
-        ("jamba-mini", r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'mlp'"),
+        ("jamba-mini", r"glm, which does not have: mixer = 'mamba'"),
     ):
         with pytest.raises(SpecError, match=message):
             to_hf_config(presets[name])
@@ -451,8 +456,9 @@ def test_what_no_family_expresses_is_named(monkeypatch):
     forward = llama.decoder.every_layer[0].feed_forward.replace(activation=spec.Swish(beta=1.7))
     with pytest.raises(SpecError, match=r"nearest is llama, which does not have: .*activation"):
         to_hf_config(llama.replace(decoder=llama.decoder.with_layers(feed_forward=forward)))
-    attention = llama.decoder.mixers[0].replace(positions=spec.Rotary(layout="interleaved"))
-    odd = llama.replace(decoder=llama.decoder.with_layers(mixer=attention))
+    qwen3 = presets["qwen3-tiny"]
+    attention = qwen3.decoder.mixers[0].replace(positions=spec.Rotary(layout="interleaved"))
+    odd = qwen3.replace(decoder=qwen3.decoder.with_layers(mixer=attention))
     with pytest.raises(SpecError, match=r"positions.layout = 'interleaved'"):
         to_hf_config(odd)
     adapted = build(gpt)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.models import build, num_parameters
-from trivium.objectives.base import to_device
+from trivium.objectives.tensor_batch import to_device
 from trivium.presets import presets
 from trivium.train.recipe_loading import load_recipe
 

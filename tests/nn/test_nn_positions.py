@@ -165,7 +165,7 @@ def test_learned_positions_and_their_end():
 @torch.no_grad()
 def test_positions_of_an_order_are_those_of_a_plain_pass(kind):
     """What an order shows after a token is as far away as in a pass that sees everything."""
-    mixer = AttentionModule(attention_with(small_part(kind), heads=3), 13)
+    mixer = AttentionModule(attention_with(small_part(kind), heads=3, head_dim=12), 13)
     for weight in mixer.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     table = mixer.new_table()

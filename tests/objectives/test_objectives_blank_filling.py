@@ -33,6 +33,9 @@ def glm() -> spec.TransformerSpec:
     return SPECS["gpt2"].replace(embedding=spec.Embedding(positions=positions))
 
 
+BOTH = pytest.mark.parametrize("described", [glm(), SPECS["chatglm"]], ids=["glm", "chatglm"])
+
+
 def test_the_example_of_the_paper():
     """Figure 2 of Du et al. 2022: of x1 ... x6 the spans x3 and x5 x6, the second one first."""
     ids = np.array([11, 12, 13, 14, 15, 16])
@@ -93,9 +96,10 @@ def test_every_row_is_whole_and_its_noise_is_its_own():
     assert 0.3 < np.mean(reversals) < 0.7
 
 
+@BOTH
 @double_precision()
-def test_part_b_sees_part_a_and_what_is_before_it_and_part_a_sees_itself():
-    model, generator = random_model(glm()), np.random.default_rng(1)
+def test_part_b_sees_part_a_and_what_is_before_it_and_part_a_sees_itself(described):
+    model, generator = random_model(described), np.random.default_rng(1)
     rows = RowBatch(generator.integers(4, VOCABULARY, (1, 23)), np.array([23]))
     objective = BlankFilling(document_share=0.0, whole_share=0.0, probability=0.4)
     batch = objective.prepare(rows, RowRandom(0, np.arange(1)), VOCAB)
@@ -125,8 +129,9 @@ def test_a_text_without_positions_is_one_span():
     torch.testing.assert_close(model(ids), model(ids, position_ids=positions), **close)
 
 
+@BOTH
 @double_precision()
-def test_blanks_are_filled_one_after_another():
+def test_blanks_are_filled_one_after_another(described):
     """Every token is the most probable one after the whole row before it, read at once."""
     special = ("<s>", "</s>", "<mask>")
     text = "the cat sat on the mat and the dog lay on the rug"
@@ -138,8 +143,10 @@ def test_blanks_are_filled_one_after_another():
         progress=False,
     )
     vocabulary = tokenizer.vocabulary
-    described = glm().replace(vocab_size=tokenizer.vocab_size)
-    described = described.replace(embedding=spec.Embedding(positions=TwoDimensional(max_length=64)))
+    described = described.replace(vocab_size=tokenizer.vocab_size)
+    if described.max_length:
+        positions = TwoDimensional(max_length=64)
+        described = described.replace(embedding=spec.Embedding(positions=positions))
     lm = LanguageModel(described, random_model(described, seed=3), tokenizer)
     gaps = "the <mask> on the [MASK] lay"
     assert "fill_mask" in lm.capabilities
@@ -173,6 +180,8 @@ def test_blanks_are_filled_one_after_another():
 
 def test_what_it_trains():
     assert default_objective(presets["glm-mini"]).kind == "blank-filling"
+    assert default_objective(presets["chatglm-mini"]).kind == "blank-filling"
+    assert default_objective(presets["chatglm2-mini"]).kind == "causal"
     with pytest.raises(RecipeError, match='two-dimensional": take glm-mini'):
         BlankFilling().heads(presets["gpt2-mini"])
     with pytest.raises(RecipeError, match="the special token <mask>"):

@@ -8,7 +8,10 @@ import pytest
 from own_kinds import own_kinds
 
 from trivium.errors import RecipeError, TriviumError
+from trivium.objectives import Objective
+from trivium.objectives.advice import ADVICE, Advice
 from trivium.objectives.causal import Causal
+from trivium.presets import presets
 from trivium.train import Recipe, load_recipe
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -42,3 +45,20 @@ def test_a_recipe_reads_and_writes_it(tmp_path):
 
             class Taken(Causal):
                 kind: Literal["weighted"] = "weighted"
+
+
+def test_it_has_the_defaults_of_the_kind_that_it_extends():
+    assert ADVICE.keys() <= Objective.kinds.keys()
+    with own_kinds():
+
+        class Weighted(Causal):
+            kind: Literal["weighted"] = "weighted"
+
+        class Faster(Weighted):
+            kind: Literal["faster"] = "faster"
+
+        assert Faster.advice() is ADVICE["causal"]
+    assert Objective.advice() == Advice()
+    encoder = presets["bert-tiny"]
+    with pytest.raises(RecipeError, match=r"trains encoder-decoder models: take t5-mini or bart"):
+        Objective.kinds["denoising"]().heads(encoder)

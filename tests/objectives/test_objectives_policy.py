@@ -47,7 +47,7 @@ def test_samples_follow_from_weights_and_seed():
         assert np.array_equal(array, same.arrays()[name]), name
     assert one.input_ids.shape != other.input_ids.shape or (one.input_ids != other.input_ids).any()
     width = one.labels.shape[1]
-    facts = dict(zip(("number", *objective._fact_names), one.sequence_labels.T))
+    facts = dict(zip(objective._metric_names, one.metrics.T))
     for ids, labels, ended, length, reward in zip(
         one.input_ids, one.labels, facts["ended"], facts["length"], facts["reward_regex"]
     ):
@@ -57,7 +57,7 @@ def test_samples_follow_from_weights_and_seed():
         assert ids[1 : len(response)].tolist() == response[:-1]
         text = lm.tokenizer.decode([each for each in response if each != END])
         assert reward == ("b" in text)
-    first = one.sequence_labels[np.arange(18), 6 + (one.labels != IGNORE_INDEX).argmax(1) + 1]
+    first = one.advantages[np.arange(18), (one.labels != IGNORE_INDEX).argmax(1)]
     assert first.reshape(3, 6).sum(1) == pytest.approx(0, abs=1e-5)
     tensors, counts = to_device(one, CPU), objective.label_counts(one)
     terms = objective.loss(lm.module, tensors)
@@ -67,8 +67,7 @@ def test_samples_follow_from_weights_and_seed():
     advantages = torch.tensor(first)[tensors.label_positions // width]
     assert float(terms["policy"].detach()) == -float(advantages.sum())
     logp, *_ = objective._of_tokens(lm.module, tensors)
-    reference = tensors.sequence_labels[:, 7 + width : 7 + 2 * width].flatten()
-    reference = reference[tensors.label_positions]
+    reference = tensors.extras["reference_logps"].flatten()[tensors.label_positions]
     assert float((logp.detach() - reference).abs().max()) < 1e-4
     assert abs(float(terms["kl"])) < 1e-3
     # The base of an adapter is the reference, with no copy of it.
@@ -80,8 +79,8 @@ def test_samples_follow_from_weights_and_seed():
         for name, weight in adapted.module.named_parameters():
             weight.add_(1.0 if name.endswith("lora_b") else 0.0)
     now, _ = with_adapter._measured(adapted.module, one, ALONE.map)
-    base = with_adapter._columns(adapted, adapted.module, one, np.zeros(18), ALONE.map)[1]
-    base = base[one.labels != IGNORE_INDEX]
+    arrays = with_adapter._token_arrays(adapted, adapted.module, one, np.zeros(18), ALONE.map)
+    base = arrays["reference_logps"][one.labels != IGNORE_INDEX]
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
     assert base == pytest.approx(reference.double().numpy(), abs=1e-5)
@@ -103,8 +102,7 @@ def test_several_updates_are_bounded():
     for part in parts:
         terms = objective.loss(lm.module, part)
         assert terms["clipped"] == 0
-        width = batch.labels.shape[1]
-        column = part.sequence_labels[:, 7 : 7 + width].flatten()
+        column = part.extras["advantages"].flatten()
         advantage.append(column[part.label_positions].double())
         assert float(terms["policy"].detach()) == -float(advantage[-1].sum())
         logps.append(objective._of_tokens(lm.module, part)[0].detach())
@@ -139,17 +137,15 @@ def test_equal_rewards_give_no_advantage(baseline, kl, reward, monkeypatch):
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.mul_(1 - 1e-9)
-    facts = PolicyGradient._facts
+    facts = PolicyGradient._rollout_metrics
 
     def equal(self, responses, group):
         known = facts(self, responses, group)
         return known | {"reward": np.full_like(known["reward"], reward)}
 
-    monkeypatch.setattr(PolicyGradient, "_facts", equal)
+    monkeypatch.setattr(PolicyGradient, "_rollout_metrics", equal)
     batch = objective.rollout(lm, lm.module, [rows], 1, ALONE.map)
-    width = batch.labels.shape[1]
-    advantages = batch.sequence_labels[:, -4 * width : -3 * width]
-    assert np.abs(advantages).max() < (1e-6 if baseline == "group" else 1e-12)
+    assert np.abs(batch.advantages).max() < (1e-6 if baseline == "group" else 1e-12)
 
 
 def test_learns_what_is_rewarded():
@@ -191,7 +187,6 @@ def test_values_and_advantages_of_tokens():
             weight.add_(0.05 * torch.randn_like(weight))
     batch = objective.rollout(lm, module, [rows], 1, ALONE.map)
     width, tensors = batch.labels.shape[1], to_device(batch, CPU)
-    known = batch.sequence_labels[:, 6:].reshape(9, 4, width)
     hidden = module(**tensors.inputs)
     values = module.logits(hidden, head="tagger")[..., 0].detach().numpy()
     expected, returns = np.zeros((9, width)), np.zeros((9, width))
@@ -200,8 +195,8 @@ def test_values_and_advantages_of_tokens():
         columns = np.flatnonzero(real[row])
         logits = module.logits(hidden[row, columns])[:, :5].log_softmax(-1)
         logp = logits[range(len(columns)), batch.labels[row, columns]].detach().numpy()
-        r = -0.2 * (logp - known[row, 1, columns])
-        r[-1] += batch.sequence_labels[row, 1]
+        r = -0.2 * (logp - batch.reference_logps[row, columns])
+        r[-1] += batch.metrics[row, 0]
         v = [*values[row, columns], 0.0]
         d = [r[t] + 0.9 * v[t + 1] - v[t] for t in range(len(r))]
         for t, column in enumerate(columns):
@@ -209,8 +204,9 @@ def test_values_and_advantages_of_tokens():
             returns[row, column] = expected[row, column] + v[t]
     centred = expected[real] - expected[real].mean()
     expected[real] = centred / (centred.var() * len(centred) / (len(centred) - 1)) ** 0.5
-    for column, wanted in ((0, expected), (2, np.where(real, values, 0)), (3, returns)):
-        assert known[:, column] == pytest.approx(wanted, abs=1e-5)
+    wanted = {"advantages": expected, "values": np.where(real, values, 0), "returns": returns}
+    for name, array in wanted.items():
+        assert getattr(batch, name) == pytest.approx(array, abs=1e-5)
     terms, counts = objective.loss(module, tensors), objective.label_counts(batch)
     assert terms.keys() == counts.keys()
     assert counts["policy"] == counts["value"] == real.sum()

@@ -14,10 +14,10 @@ import torch
 from policies import CPU, END, PROMPTS, model
 from torch import Tensor
 
-from trivium.data.batch import IGNORE_INDEX, Batch
+from trivium.data.batch import IGNORE_INDEX
 from trivium.objectives import to_device
 from trivium.objectives.advantages import by_deviation, generalized_advantages, leave_one_out
-from trivium.objectives.policy import PolicyGradient
+from trivium.objectives.policy import PolicyGradient, RolloutBatch
 from trivium.objectives.responses import drawn
 from trivium.train.distributed import ALONE
 
@@ -61,15 +61,22 @@ class Enumeration:
         self.log_p = zeros.index_add(0, self.tensors.label_positions // LENGTH, logp)
         self.p = self.log_p.detach().exp().numpy()
 
-    def batch(self, advantage: float | np.ndarray = 0.0) -> Batch:
+    def batch(self, advantage: float | np.ndarray = 0.0) -> RolloutBatch:
         """The texts after a prompt of one token, with advantages of their tokens."""
         rows = np.full((len(TEXTS), LENGTH + 1), 2)
         labels = np.full((len(TEXTS), LENGTH), IGNORE_INDEX)
         for row, label, text in zip(rows, labels, TEXTS):
             row[1 : len(text) + 1] = label[: len(text)] = text
-        columns = (np.broadcast_to(one, labels.shape) for one in (advantage, self.reference, 0, 0))
-        known = np.column_stack((np.arange(len(TEXTS)), np.zeros((len(TEXTS), 6)), *columns))
-        return Batch(rows[:, :-1], labels=labels, sequence_labels=known)
+        return RolloutBatch(
+            rows[:, :-1],
+            labels=labels,
+            indices=np.arange(len(TEXTS)),
+            metrics=np.zeros((len(TEXTS), 6)),
+            advantages=np.broadcast_to(advantage, labels.shape).astype(float),
+            reference_logps=self.reference,
+            values=np.zeros(labels.shape),
+            returns=np.zeros(labels.shape),
+        )
 
     def gradient(self, value: Tensor) -> Tensor:
         """That of all weights, as one vector."""

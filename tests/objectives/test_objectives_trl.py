@@ -158,7 +158,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
         inputs[name].view(2, len(PAIRS), -1).transpose(0, 1)
         for name in ("input_ids", "attention_mask", "completion_mask")
     )
-    half = tensors.inputs["input_ids"].shape[1] // 2
+    half = tensors.inputs["input_ids"].shape[2]
     labels = torch.tensor(batch.labels).view(len(PAIRS), 2, half)
     own = labels[..., :-1] != IGNORE_INDEX
     assert (own == chosen[..., 1:].bool()).all()
@@ -246,8 +246,8 @@ def test_a_batch_of_samples(trl, tmp_path):
         encoded = objective.encode(prompts, lm).take(range(2)).to_batch()
         model, _ = exported(shaken(lm), tmp_path / f"{name}-model")
         batch = objective.rollout(lm, lm.module, [encoded], 3, ALONE.map)
-        facts = batch.sequence_labels[:, 1:].T
-        scores = {one: facts[objective._fact_names.index(f"reward_{one}")] for one in KINDS}
+        scores = dict(zip(objective._metric_names, batch.metrics.T))
+        scores = {one: scores[f"reward_{one}"] for one in KINDS}
         trainer = trainer_of(
             *(trl, name, tmp_path, model, rows, tokenizer),
             {**same, **options, "reward_weights": [1.0, 0.7]},

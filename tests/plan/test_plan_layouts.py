@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM
 from trivium import cli
 from trivium.gpus import GPUS
 from trivium.models import build
-from trivium.objectives.base import TensorBatch, token_losses
+from trivium.objectives.tensor_batch import TensorBatch, token_losses
 from trivium.plan.forecast import planned_model
 from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import fewest_gpus, plan_training

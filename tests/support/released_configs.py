@@ -203,6 +203,13 @@ def olmo2(layers, width, heads, d_ff, **options):
     return config
 
 
+def glm(layers, width, heads, d_ff, **options):
+    """ChatGLM2 and 3 with the options of GLM-4, which has the same form."""
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    own = {"vocab_size": 65_024, "rms_norm_eps": 1e-5, "max_position_embeddings": 32_768}
+    return of("Glm", intermediate_size=d_ff, **sizes, **own, **options)
+
+
 def xlnet(layers, width):
     sizes = {"n_layer": layers, "d_model": width, "n_head": width // 64, "d_inner": 4 * width}
     return of("XLNet", mem_len=384, **sizes)
@@ -341,6 +348,8 @@ CONFIGS = {
     "olmo2-7b": olmo2(32, 4096, 32, 11_008),
     "olmo2-13b": olmo2(40, 5120, 40, 13_824),
     "olmo2-32b": olmo2(64, 5120, 40, 27_648, num_key_value_heads=8),
+    "chatglm2-6b": glm(28, 4096, 32, 13_696, num_key_value_heads=2),
+    "chatglm3-6b": glm(28, 4096, 32, 13_696, num_key_value_heads=2),
     "qwen2-0.5b": qwen("Qwen2", 24, 896, 14, 4864, num_key_value_heads=2, tie_word_embeddings=True),
     "qwen3-8b": qwen("Qwen3", 36, 4096, 32, 12_288, num_key_value_heads=8),
     "t5-tiny": t5(2, 128, 2, 512),
@@ -386,6 +395,7 @@ CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "bloom": "BloomForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "glm": "GlmForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

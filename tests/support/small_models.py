@@ -243,6 +243,15 @@ SPECS = {
         heads=(spec.LMHead(tied=True, scale=WIDTH**-0.5),),
         initialization=spec.FanIn(),
     ),
+    "chatglm": _model(
+        embedding=spec.Embedding(norm=spec.LayerNorm()),
+        decoder=_stack(
+            mixer=_attention(head_dim=12, positions=spec.TwoDimensionalRotary(base=100.0)),
+            norm_placement="post",
+            residual_multiplier=0.5,
+        ),
+        heads=_TIED,
+    ),
     "qwen3": _model(
         embedding=spec.Embedding(),
         decoder=_LLAMA.with_layers(

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trivium.models import build
-from trivium.objectives.base import TensorBatch, token_losses
+from trivium.objectives.tensor_batch import TensorBatch, token_losses
 from trivium.presets import presets
 from trivium.train.memory import training_memory
 

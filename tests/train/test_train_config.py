@@ -14,10 +14,12 @@ from trivium.objectives.causal import is_causal
 from trivium.presets import presets
 from trivium.spec import ALiBi, Sinusoidal, Spec
 from trivium.train import defaults
+from trivium.train.model_config import ModelConfig
 from trivium.train.optimizers.adamw import AdamW
-from trivium.train.recipe import ModelConfig, Recipe, TrainConfig
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
 from trivium.train.schedules import Cosine, Linear
+from trivium.train.train_config import TrainConfig
 
 
 def error_of(tree, *changes) -> str:

@@ -30,8 +30,8 @@ from trivium.train.distributed import ALONE, Parallel, join_processes, paralleli
 from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers.muon import MatrixMuon, Muon, full_tensor
-from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe
+from trivium.train.train_config import ParallelConfig
 from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel

@@ -11,10 +11,10 @@ from trivium.objectives import Objective
 from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
 from trivium.train.health import LossMonitor, WarnOfRecords, is_spike
-from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 from trivium.train.terminal_log import TerminalLog
 from trivium.train.trackers import MetricsFile
+from trivium.train.train_config import TrainConfig
 
 UNIGRAM = 7.0
 

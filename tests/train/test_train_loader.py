@@ -23,12 +23,12 @@ from trivium.data.row_order import rows_from
 from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives import LossTerms, to_device
-from trivium.objectives.base import token_losses
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.span_corruption import SpanCorruption
+from trivium.objectives.tensor_batch import token_losses
 from trivium.presets import presets
 from trivium.spec import Experts
 from trivium.text.vocabulary import Vocabulary

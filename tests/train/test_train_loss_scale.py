@@ -20,8 +20,8 @@ from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.muon import Muon
-from trivium.train.recipe import TrainConfig
 from trivium.train.recipe_loading import load_recipe
+from trivium.train.train_config import TrainConfig
 from trivium.train.trainer import Trainer, TrainState, TrainStep
 
 STEPS, CLIP, LR = 9, 0.7, 0.003

@@ -25,9 +25,13 @@ from trivium.train.optimizers import (
     set_weight_decay,
     state_tensors,
 )
+from trivium.train.optimizers.adadelta import Adadelta
+from trivium.train.optimizers.adafactor import Adafactor
+from trivium.train.optimizers.adagrad import Adagrad
 from trivium.train.optimizers.adamw import AdamW
+from trivium.train.optimizers.lamb import LAMB
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
-from trivium.train.recipe import TrainConfig
+from trivium.train.optimizers.sgd import SGD
 from trivium.train.schedules import (
     Cosine,
     InverseSqrt,
@@ -36,10 +40,19 @@ from trivium.train.schedules import (
     SlantedTriangle,
     StableDecay,
 )
+from trivium.train.train_config import TrainConfig
 from trivium.train.trainer import Trainer, TrainState
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
-KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1))
+KINDS = (
+    AdamW(lr=3e-3, weight_decay=0.1),
+    Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1),
+    Adafactor(lr=3e-3, weight_decay=0.1),
+    LAMB(lr=3e-3, weight_decay=0.1),
+    Adadelta(lr=1.0, weight_decay=0.1),
+    Adagrad(lr=3e-3, weight_decay=0.1),
+    SGD(lr=3e-3, momentum=0.9, weight_decay=0.1),
+)
 
 
 def kind_of(config):

@@ -75,6 +75,25 @@ def test_sgd_adds_up_gradients(gradients):
         torch.testing.assert_close(found, weight)
 
 
+def test_adagrad_and_adadelta_are_those_of_their_papers(gradients):
+    """Duchi et al. 2011, and Zeiler 2012, algorithm 1."""
+    options = {"kind": "adagrad", "initial_sum": 1.0, "eps": 1e-8, "weight_decay": 0.0}
+    weights = weights_after(options, gradients)
+    squares, weight = torch.ones(7, 5), weights[0]
+    for gradient, found in zip(gradients, weights[1:], strict=True):
+        squares = squares + gradient.square()
+        weight = weight - LR * gradient / (squares.sqrt() + 1e-8)
+        torch.testing.assert_close(found, weight)
+    weights = weights_after({"kind": "adadelta", "weight_decay": 0.0}, gradients)
+    squares, steps, weight = torch.zeros(7, 5), torch.zeros(7, 5), weights[0]
+    for gradient, found in zip(gradients, weights[1:], strict=True):
+        squares = 0.95 * squares + 0.05 * gradient.square()
+        step = ((steps + 1e-6) / (squares + 1e-6)).sqrt() * gradient
+        steps = 0.95 * steps + 0.05 * step.square()
+        weight = weight - LR * step
+        torch.testing.assert_close(found, weight)
+
+
 def test_state_is_counted():
     model = small_model("gpt2")
     parameters = list(model.parameters())
@@ -91,6 +110,15 @@ def test_state_is_counted():
             if isinstance(value, torch.Tensor) and value.numel() > 1
         )
         assert config.state_size(model) == pytest.approx(kept, rel=0.01)
+
+
+def test_weights_decay_only_if_it_is_set():
+    for kind in ("adafactor", "adagrad", "adadelta", "sgd"):
+        model = small_model("gpt2")
+        [built] = Optimizer.kinds[kind](lr=1e-3).build(model)
+        assert {group["weight_decay"] for group in built.param_groups} == {0.0}
+        [built] = Optimizer.kinds[kind](lr=1e-3, weight_decay=0.2).build(model)
+        assert {group["weight_decay"] for group in built.param_groups} == {0.2, 0.0}
 
 
 def test_what_they_cannot_do_is_refused():

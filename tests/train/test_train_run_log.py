@@ -18,10 +18,10 @@ from trivium.progress import ProgressLine, format_duration
 from trivium.train import hardware
 from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.kept_weights import average_weights
-from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 from trivium.train.terminal_log import TerminalLog
 from trivium.train.trackers import MetricsFile, TensorBoard
+from trivium.train.train_config import TrainConfig
 from trivium.train.trainer import TrainState
 
 STEP = {"step": 10, "tokens": 99, "seconds": 1.5, "train_loss": 3.25, "tokens_per_second": 1000.0}

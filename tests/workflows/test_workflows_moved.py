@@ -14,7 +14,7 @@ from run_settings import assert_equal_runs, quiet, settings
 
 from trivium.errors import RecipeError
 from trivium.objectives import Objective
-from trivium.train.recipe import MixConfig
+from trivium.train.data_config import MixConfig
 from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.training import pretrain
 

@@ -117,10 +117,23 @@ def test_rates_clips_and_fields_of_the_objective_change(text, tmp_path):
         run = pretrain(
             "bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet()
         )
-    early, late = (pytest.approx(1e-4), 0.3, 0.9), (pytest.approx(1e-3), 0.1, 0.15)
+    early, late = (pytest.approx(1e-4), 0.3, 0.9), (pytest.approx(1e-3), 0.1, 0.3)
     assert seen == [early, early, late, late]
     lrs = [record["lr"] for record in run.read_metrics() if "lr" in record]
     assert lrs == pytest.approx([1e-4, 1e-4, 1e-3, 1e-3])
+
+
+def test_a_limit_of_zero_clips_nothing(text, tmp_path):
+    norms, weights = [], []
+    for clip in (0.0, 1e9, 1e-3):
+        changes = settings(steps=3, log_every=1, eval_every=3, save_every=3, clip=clip)
+        run = pretrain(
+            "gpt2-tiny", data=text, out=tmp_path / str(clip), changes=changes, console=quiet()
+        )
+        norms.append([one["grad_norm"] for one in run.read_metrics() if "grad_norm" in one])
+        weights.append(run.weights.read_bytes())
+    assert norms[0] == norms[1]
+    assert weights[0] == weights[1] != weights[2]
 
 
 def stream(rows_per_step, length=11, seed=3, name="", rows=37):

@@ -361,8 +361,8 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
             pretrain("", out=run.path, resume=True, changes=["train.steps=2"], console=quiet())
 
     recipe = run.recipe.read_text()
-    run.recipe.write_text(recipe.replace("probability = 0.15", "probability = 0.2"))
-    refused(run, r"cannot change objective.probability: .* has 0.15, not 0.2,")
+    run.recipe.write_text(recipe.replace("probability = 0.3", "probability = 0.2"))
+    refused(run, r"cannot change objective.probability: .* has 0.3, not 0.2,")
     run.recipe.write_text(recipe)
     shard = run.shards / "train-00000.bin"
     ids = shard.read_bytes()

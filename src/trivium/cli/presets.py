@@ -99,8 +99,8 @@ def _show_recipe(name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(recipe))
         return
-    complete = "presets.complete" if recipe.is_complete else "presets.incomplete"
-    typer.echo(f"{name}: {recipe.paper}. {translated(complete)}\n")
+    known = translated("presets.complete" if recipe.is_complete else "presets.incomplete")
+    typer.echo(f"{name}: {recipe.paper}. {known}\n")
     table = new_table("key", "value", "source")
     for number, phase in enumerate(recipe.phases, start=1):
         for key, one in phase.items():
@@ -111,12 +111,13 @@ def _show_recipe(name: str, *, as_json: bool) -> None:
         for key, one in getattr(recipe, section).items():
             table.add_row(f"({section}) {key}", _shown(one.value), recipe.cite(one.source))
     print_table(table)
+    differences = [f"{subject}: {text}" for subject, text in recipe.differences.items()]
     for heading, lines in (
-        ("presets.differences", [f"{key}: {text}" for key, text in recipe.differences.items()]),
-        ("presets.missing", recipe.missing),
+        (translated("presets.differences"), differences),
+        (translated("presets.missing"), recipe.missing),
     ):
         if lines:
-            typer.echo("\n".join(["", translated(heading), *(f"  {line}" for line in lines)]))
+            typer.echo("\n".join(["", heading, *(f"  {line}" for line in lines)]))
 
 
 def _shown(value: Any) -> str:

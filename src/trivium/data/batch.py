@@ -56,14 +56,14 @@ class _Arrays:
 class Batch(_Arrays):
     """Model inputs and labels; all but `input_ids` may be absent.
 
-    Integer arrays [B, T], the `decoder_` ones [B, S]. `labels` [B, T] (or [B, S] with a decoder)
-    are those of positions, `IGNORE_INDEX` where there is no loss; `sequence_labels` those of whole
-    sequences: classes [B], numbers [B], several yes-or-no labels [B, L], or the start and end of
-    an answer [B, 2]. Masks are 1 at real tokens. `token_type_ids` is sentence A or B;
-    `document_ids` is the document of a packed row (1, 2, ...; 0 is padding). `order` [B, T] says
-    when tokens become known, `predicted` [B, M] which columns are; labels are then [B, M].
-    `position_ids` are [B, T, 2] where positions are of two numbers; `prefix_lengths` [B] is how
-    many first tokens of a decoder are seen by all.
+    Integer arrays [B, T], the `decoder_` ones [B, S]; of pairs of sequences [B, 2, T]. `labels`
+    [B, T] (or [B, S] with a decoder) are those of positions, `IGNORE_INDEX` where there is no loss;
+    `sequence_labels` those of whole sequences: classes [B], numbers [B], several yes-or-no labels
+    [B, L], or the start and end of an answer [B, 2]. Masks are 1 at real tokens. `token_type_ids`
+    is sentence A or B; `document_ids` is the document of a packed row (1, 2, ...; 0 is padding).
+    `order` [B, T] says when tokens become known, `predicted` [B, M] which columns are; labels are
+    then [B, M]. `position_ids` are [B, T, 2] where positions are of two numbers; `prefix_lengths`
+    [B] is how many first tokens of a decoder are seen by all.
     """
 
     attention_mask: NDArray[Any] | None = None
@@ -100,10 +100,11 @@ class Batch(_Arrays):
 class RowBatch(_Arrays):
     """Rows of token shards, or encoded examples: what `Objective.prepare` starts from.
 
-    `input_ids` int64 [B, T], padded on the right; `lengths` int64 [B], the real tokens of each
-    row. `document_ids` as in `Batch`, where `take` was called so, with `first_documents` int64 [B],
-    the number in the split of each row's document 1. Encoded examples may have the other fields of
-    `Batch`, with `decoder_lengths` int64 [B] for the tokens of `decoder_input_ids`.
+    `input_ids` int64 [B, T], or [B, 2, T] of pairs, padded on the right; `lengths` int64 [B] or
+    [B, 2], the real tokens of each row. `document_ids` as in `Batch`, where `take` was called so,
+    with `first_documents` int64 [B], the number in the split of each row's document 1. Encoded
+    examples may have the other fields of `Batch`, with `decoder_lengths` int64 [B] or [B, 2] for
+    the tokens of `decoder_input_ids`.
     """
 
     lengths: Ints
@@ -127,7 +128,7 @@ class RowBatch(_Arrays):
         """int64 [B, T], 1 at real tokens; None without padding, or where documents mask it."""
         if self.document_ids is not None:
             return None
-        return length_mask(self.lengths, self.input_ids.shape[1])
+        return length_mask(self.lengths, self.input_ids.shape[-1])
 
     def to_batch(self) -> Batch:
         """The rows as they are, with the attention mask their lengths give."""
@@ -141,4 +142,4 @@ def length_mask(lengths: Ints, width: int) -> Ints | None:
     """int64 [B, width], 1 at the first `lengths` columns of each row; None where all are 1."""
     if not len(lengths) or lengths.min() == width:
         return None
-    return (np.arange(width) < lengths[:, None]).astype(np.int64)
+    return (np.arange(width) < lengths[..., None]).astype(np.int64)

@@ -32,10 +32,10 @@ class EncodedExamples:
     """Encoded examples, by the field of `RowBatch` they become.
 
     Args:
-        sequences: one list of integers per example for every field with positions (`input_ids`,
-            which is required, `token_type_ids`, `position_ids`, `document_ids`,
-            `decoder_input_ids`, `labels`). `labels` are as long as `decoder_input_ids` where
-            there are any, everything else as `input_ids`.
+        sequences: one list of integers per example, or several in a `Ragged`, for every field with
+            positions (`input_ids`, which is required, `token_type_ids`, `position_ids`,
+            `document_ids`, `decoder_input_ids`, `labels`). `labels` are as long as
+            `decoder_input_ids` where there are any, everything else as `input_ids`.
         sequence_labels: labels of whole sequences, [N] or [N, L].
         cuts: three counts for every example, [E, 3]: tokens that truncation has removed, target
             tokens of the whole example, and target tokens that truncation has removed. Examples
@@ -53,10 +53,7 @@ class EncodedExamples:
         cuts: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> None:
-        ragged = {
-            name: rows if isinstance(rows, Ragged) else Ragged.of(rows)
-            for name, rows in sequences.items()
-        }
+        ragged = {name: Ragged.of(rows) for name, rows in sequences.items()}
         self.pad_id, self._ragged = pad_id or 0, ragged
         self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
@@ -66,7 +63,7 @@ class EncodedExamples:
             same = np.array_equal(rows.sizes, ragged[like].sizes)
             assert same, f"{name} and {like} differ in length"
         assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
-        sizes = [ragged[name].sizes for name in _TOKEN_FIELDS if name in ragged]
+        sizes = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: Ints = np.sum(sizes, axis=0)
         """Tokens of each example, those of the decoder included, int64 [N]."""
         whole = [(0, 1, 0)] * len(self) if cuts is None else cuts
@@ -75,15 +72,15 @@ class EncodedExamples:
     @classmethod
     def with_targets(
         cls,
-        sequences: Mapping[str, Sequence[Sequence[int]]],
+        sequences: Mapping[str, Sequence[Sequence[int]] | Ragged],
         cuts: Sequence[Sequence[int]],
         *,
         sequence_labels: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> Self:
         """Return the examples without those that have no target token left."""
-        kept = np.flatnonzero(has_target(cuts))
-        rows = {name: [each[i] for i in kept.tolist()] for name, each in sequences.items()}
+        kept = has_target(cuts)
+        rows = {name: Ragged.of(each).select(kept) for name, each in sequences.items()}
         labels = None if sequence_labels is None else np.asarray(sequence_labels)[kept]
         return cls(rows, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
 
@@ -160,18 +157,26 @@ def has_target(cuts: ArrayLike) -> NDArray[np.bool_]:
 
 
 class Ragged:
-    """Lists of different lengths in one array."""
+    """Lists of different lengths in one array.
+
+    Args:
+        sizes: the length of every list: [N], or [N, K] if every example has K lists.
+        values: the lists, one after the other.
+    """
 
     def __init__(self, sizes: Ints, values: NDArray[np.int32]) -> None:
         self.sizes, self.values = sizes, values
-        self.starts = np.concatenate(([0], np.cumsum(sizes)))[:-1].astype(np.int64)
+        self.starts = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape).astype(np.int64)
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Self:
-        """Create the array from lists."""
+    def of(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
+        """Create the array from lists, of which `per_example` in a row belong to one example."""
+        if isinstance(rows, Ragged):
+            return rows
         sizes = np.array([len(row) for row in rows], dtype=np.int64)
         numbers = itertools.chain.from_iterable(rows)
-        return cls(sizes, np.fromiter(numbers, np.int32, int(sizes.sum())))
+        values = np.fromiter(numbers, np.int32, int(sizes.sum()))
+        return cls(sizes.reshape(-1, per_example) if per_example > 1 else sizes, values)
 
     @classmethod
     def mapped(cls, file: Path, sizes: Ints) -> Self:
@@ -179,11 +184,20 @@ class Ragged:
         empty = np.empty(0, np.int32)
         return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
 
+    @property
+    def totals(self) -> Ints:
+        """The number of values of every example, int64 [N]."""
+        return self.sizes.sum(axis=tuple(range(1, self.sizes.ndim)))
+
+    def select(self, kept: NDArray[np.bool_]) -> Ragged:
+        """Return the examples at which `kept`, bool [N], is True."""
+        return Ragged(self.sizes[kept], self.values[np.repeat(kept, self.totals)])
+
     def padded(self, numbers: Ints, fill: int, multiple: int) -> Ints:
-        """Return rows as int64 [B, T]; T is the longest size, or the next multiple."""
+        """Return int64 [B, T] or [B, K, T]; T is the longest size, or the next multiple."""
         sizes, most = self.sizes[numbers], self.sizes.max(initial=0)
         columns = np.arange(min(rounded(sizes.max(initial=0), multiple), most))
-        real = columns < sizes[:, None]
+        real = columns < sizes[..., None]
         padded = np.full(real.shape, fill, dtype=np.int64)
-        padded[real] = self.values[(self.starts[numbers][:, None] + columns)[real]]
+        padded[real] = self.values[(self.starts[numbers][..., None] + columns)[real]]
         return padded

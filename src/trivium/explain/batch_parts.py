@@ -221,6 +221,11 @@ class _Side:
 
 def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
     """What each side of a model reads of a row, with targets [T], `IGNORE_INDEX` without loss."""
+    if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
+        for each in range(2):
+            arrays = {name: one[:, each] for name, one in batch.arrays().items() if one.ndim == 3}
+            yield from _sides(Batch(**arrays), row)
+        return
     ids, labels = batch.input_ids[row], None if batch.labels is None else batch.labels[row]
     if batch.decoder_input_ids is not None:
         yield "encoder", ids, None

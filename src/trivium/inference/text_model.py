@@ -162,8 +162,7 @@ class TextModel:
         heads, family = {head.kind for head in self.spec.heads}, self.spec.family
         encodes, decodes = family != "decoder-only", family != "encoder-only"
         both = encodes and decodes
-        positions = self.spec.absolute_position_encoding
-        blanks = both or (positions is not None and positions.fills_blanks)
+        blanks = both or self.spec.fills_blanks
         generates = "lm" in heads and decodes
         fills = "mlm" in heads and not decodes
         tokenizer = self._source_tokenizer or self.tokenizer

@@ -11,6 +11,7 @@ from trivium.errors import SpecError
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.classify import Classification, classify_texts, label_count
 from trivium.inference.embed import TokenVectors, embed_tokens, embed_windows
+from trivium.inference.hidden_states import HiddenStates, Layers, text_hidden_states
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import TextModel
 from trivium.models.heads.text import Pooling
@@ -163,3 +164,30 @@ class TaskMixin(TextModel):
         """
         self.require("embed")
         return embed_tokens(self, self.windows(texts), normalize=normalize)
+
+    @overload
+    def hidden_states(self, texts: str, *, layers: Layers = "all") -> HiddenStates: ...
+    @overload
+    def hidden_states(self, texts: list[str], *, layers: Layers = "all") -> list[HiddenStates]: ...
+
+    def hidden_states(
+        self, texts: str | list[str], *, layers: Layers = "all"
+    ) -> HiddenStates | list[HiddenStates]:
+        """Return the hidden states of every layer for each token of a text or of several texts.
+
+        The layers are numbered as in `output_hidden_states` of `transformers`: layer 0 is the input
+        embedding, layer i the output of block i, and the last layer includes the final norm. In an
+        encoder-decoder, the layers are those of the encoder;
+        `trivium.inference.hidden_states.layer_hidden_states` also returns those of its decoder. If
+        a text is longer than the model reads, it is read in windows of equal length.
+
+        Args:
+            texts: one text or several.
+            layers: "all", or a list of indices, of which negative ones count from the last layer.
+
+        Raises:
+            SpecError: the model is not a Transformer, or has no such layer.
+        """
+        windows = self.windows([texts] if isinstance(texts, str) else texts)
+        states = text_hidden_states(self, windows, layers=layers)
+        return states[0] if isinstance(texts, str) else states

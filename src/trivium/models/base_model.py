@@ -172,6 +172,11 @@ class Spec(Choice, Part):
         """The position encoding that is added to token embeddings; None if there is none."""
         return None
 
+    @property
+    def fills_blanks(self) -> bool:
+        """Whether position ids also tell which blank each generated token fills (GLM)."""
+        return False
+
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:

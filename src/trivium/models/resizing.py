@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from trivium.models.heads.vocabulary import LMHead
@@ -22,8 +23,8 @@ def resize_spec(
     Sizes that depend on these sizes are recomputed. The head width changes if all heads together
     are as wide as the model. The number of key-value heads stays in proportion to the number of
     heads, and hidden units to the width. A scale that is the square root of a width, or its
-    inverse, follows that width. If every layer has a seed (BigBird), the layers get the seeds 0, 1,
-    2, ...
+    inverse, follows that width. A residual multiplier (2 L)^-0.5 follows the number L of layers
+    (ChatGLM). If every layer has a seed (BigBird), the layers get the seeds 0, 1, 2, ...
 
     Args:
         spec: the spec to resize.
@@ -51,7 +52,8 @@ def resize_spec(
             if all(hasattr(mixer, "seed") for mixer in stack.mixers):
                 mixers = (stack.mixers[0].replace(seed=number) for number in range(count))
                 stack = stack.with_layers(mixer=tuple(mixers))
-            changes[slot] = stack.replace(num_layers=count)
+            rescale = partial(_rescale_residual, old=stack.num_layers, new=count)
+            changes[slot] = stack.map_layers(rescale).replace(num_layers=count)
     if spec.embedding.scale == old**0.5:
         changes["embedding"] = spec.embedding.replace(scale=d_model**0.5)
     changes["heads"] = tuple(
@@ -61,6 +63,21 @@ def resize_spec(
         for head in spec.heads
     )
     return spec.replace(d_model=d_model, **changes)
+
+
+def _rescale_residual(layer: Layer, old: int, new: int) -> Layer:
+    """Return a copy of a layer spec for a stack of `new` instead of `old` layers.
+
+    A residual multiplier (2 L)^-0.5 with post-norm changes, and with it the epsilon of the norm, so
+    that the norm of sqrt(2 L) x + f(x) keeps its epsilon.
+    """
+    eps = getattr(layer.norm, "eps", None)
+    if eps is None or layer.norm_placement != "post":
+        return layer
+    if layer.residual_multiplier != (2 * old) ** -0.5 or old == new:
+        return layer
+    norm = layer.norm.replace(eps=eps * old / new)
+    return layer.replace(norm=norm, residual_multiplier=(2 * new) ** -0.5)
 
 
 def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[str, Any]:

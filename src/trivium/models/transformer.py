@@ -178,6 +178,13 @@ class TransformerSpec(Spec):
         return self.embedding.positions
 
     @property
+    def fills_blanks(self) -> bool:
+        """Whether position ids also tell which blank each generated token fills (GLM, ChatGLM)."""
+        attentions = (each for stack in self.stacks for each in stack.attentions)
+        positions = (self.embedding.positions, *(each.positions for each in attentions))
+        return any(each is not None and each.fills_blanks for each in positions)
+
+    @property
     def mask_decoder_positions(self) -> AbsolutePositions | None:
         """The absolute positions of DeBERTa's enhanced mask decoder (see `MLMHead`), or None."""
         late = (head.mask_decoder_positions for head in self.heads if isinstance(head, MLMHead))
@@ -268,7 +275,7 @@ class StackInput:
         input_ids: int64 [B, T].
         attention_mask: [B, T], 0 for padding, nonzero for other tokens.
         token_type_ids: int64 [B, T], sentence A (0) or B (1).
-        position_ids: int64 [B, T], or [B, T, 2] for two-dimensional positions (`TwoDimensional`);
+        position_ids: int64 [B, T], or [B, T, 2] for two-dimensional positions (`fills_blanks`);
             None: computed by default as the model's position encoding defines.
         document_ids: int64 [B, T]; tokens attend only to their own document.
         gather_positions: int64 [M], ascending flat indices into the B * T positions (with a query

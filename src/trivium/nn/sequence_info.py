@@ -41,7 +41,7 @@ class SequenceInfo:
 
     Args:
         positions: int64 [1 or B, T], the position ids of the tokens; they restart in every
-            document.
+            document. int64 [B, T, 2] for two-dimensional positions (GLM, ChatGLM-6B).
         columns: int64 [1 or B, T], the indices of the tokens in their row, or in their slot of a
             cache. Unlike `positions`, they do not restart.
         causal: whether queries attend only to keys that are not later (by `columns`).

@@ -8,15 +8,15 @@ from __future__ import annotations
 from trivium.choice import import_submodules
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
-from trivium.objectives.base import BALANCE as BALANCE
-from trivium.objectives.base import Cut as Cut
-from trivium.objectives.base import LabelledObjective as LabelledObjective
-from trivium.objectives.base import LossTerms as LossTerms
-from trivium.objectives.base import Objective as Objective
-from trivium.objectives.base import TensorBatch as TensorBatch
-from trivium.objectives.base import to_device as to_device
+from trivium.objectives.labelled import LabelledObjective as LabelledObjective
 from trivium.objectives.monitor import Monitor as Monitor
+from trivium.objectives.objective import Objective as Objective
 from trivium.objectives.task_metrics import Metrics as Metrics
+from trivium.objectives.tensor_batch import BALANCE as BALANCE
+from trivium.objectives.tensor_batch import Cut as Cut
+from trivium.objectives.tensor_batch import LossTerms as LossTerms
+from trivium.objectives.tensor_batch import TensorBatch as TensorBatch
+from trivium.objectives.tensor_batch import to_device as to_device
 
 import_submodules(__name__, __path__)
 

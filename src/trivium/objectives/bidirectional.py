@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.models.base_model import Spec
-from trivium.objectives.base import LossTerms, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import row_inputs
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -26,8 +28,6 @@ class BidirectionalLM(Objective):
     language model. Source: Peters et al. 2018, section 3.1, where the two are added.
     """
 
-    purpose: ClassVar[str] = 'is for RNNs of direction "bilm"'
-    such_as: ClassVar[str] = "elmo-mini"
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
     @classmethod

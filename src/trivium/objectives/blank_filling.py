@@ -12,9 +12,8 @@ from pydantic import Field, model_validator
 from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
-from trivium.nn.positions.two_dimensional import TwoDimensional
-from trivium.objectives.base import poisson_chances
 from trivium.objectives.causal import LeftToRight, is_causal
+from trivium.objectives.row_arrays import poisson_chances
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -67,8 +66,6 @@ class BlankFilling(LeftToRight):
     every span. Ends of documents inside a row are tokens like others.
     """
 
-    purpose: ClassVar[str] = 'is for decoders whose positions are of kind "two-dimensional"'
-    such_as: ClassVar[str] = "glm-mini"
     separates_documents: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"
@@ -90,7 +87,7 @@ class BlankFilling(LeftToRight):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Return whether the model is a decoder whose positions are two numbers."""
-        return is_causal(spec) and isinstance(spec.absolute_position_encoding, TwoDimensional)
+        return is_causal(spec) and spec.fills_blanks
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,17 +15,14 @@ from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.nn.positions.two_dimensional import TwoDimensional
-from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.excerpt import continue_beginning
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import positions_in_documents, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
 
 class LeftToRight(Objective):
     """An objective of models that predict every token from those before it."""
-
-    purpose: ClassVar[str] = "is for decoders, n-gram models and RNNs that read one way"
-    such_as: ClassVar[str] = "gpt2-mini"
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model predicts from the left alone."""
@@ -108,7 +105,6 @@ class Causal(Carrying, LeftToRight):
     """
 
     kind: Literal["causal"] = "causal"
-    decays_by_passes: ClassVar[bool] = True
     context: int | None = Field(
         None, gt=0, description="tokens that a prediction may see; all of the row unless set"
     )
@@ -124,9 +120,8 @@ class Causal(Carrying, LeftToRight):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Decoders, n-gram models and RNNs that read one way; GLM's positions are for blanks."""
-        fills_blanks = isinstance(spec.absolute_position_encoding, TwoDimensional)
         predicts = any(head.kind == "lm" for head in spec.heads)
-        return is_causal(spec) and predicts and not fills_blanks
+        return is_causal(spec) and predicts and not spec.fills_blanks
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""

@@ -21,13 +21,6 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.text_model import prepend_bos
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import (
-    LabelledObjective,
-    batches_by_length,
-    column_key,
-    to_device,
-    token_losses,
-)
 from trivium.objectives.conversations import (
     MESSAGES,
     SYSTEM,
@@ -37,7 +30,9 @@ from trivium.objectives.conversations import (
     read_prompt,
     read_turn,
 )
+from trivium.objectives.labelled import LabelledObjective, batches_by_length, column_key
 from trivium.objectives.task_metrics import Metrics, perplexity_of
+from trivium.objectives.tensor_batch import to_device, token_losses
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
 # What a prompt and a response are called; `input` and `context` belong to an instruction.
@@ -86,10 +81,6 @@ class Chat(LabelledObjective):
 
     kind: Literal["chat"] = "chat"
     family: ClassVar[str | None] = "decoder-only"
-    such_as: ClassVar[str] = (
-        'gpt2-mini or llama-mini; an encoder-decoder is fine-tuned with "text-to-text"'
-    )
-    batch_examples: ClassVar[int] = 16
     fields: ClassVar[Sequence[Slot]] = (("conversation", (MESSAGES, PAIR)), SYSTEM)
     messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(

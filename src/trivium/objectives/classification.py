@@ -36,17 +36,8 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import ClassifierPooling
-from trivium.objectives.base import (
-    LossTerms,
-    TensorBatch,
-    column_key,
-    encode_texts,
-    field_option,
-    next_tokens,
-    read,
-    token_losses,
-)
 from trivium.objectives.calibration import calibration_of
+from trivium.objectives.labelled import column_key, encode_texts, field_option, next_tokens
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import (
@@ -60,6 +51,7 @@ from trivium.objectives.task_metrics import (
     regression_metrics,
     unknown_labels,
 )
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, token_losses
 
 TEXT = Fields(
     "text pair?",
@@ -126,7 +118,6 @@ class TextClassification(ReadsStates):
     2019, section 2.4.
     """
 
-    purpose: ClassVar[str] = "needs a head of its own, which this model cannot have"
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
     fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)

@@ -21,8 +21,10 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, compact, read, real_tokens
+from trivium.objectives.labelled import column_key
+from trivium.objectives.row_arrays import left_pack, real_tokens
 from trivium.objectives.task_heads import ReadsStates
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
@@ -139,11 +141,11 @@ class Contrastive(ReadsStates, TextPairs):
         example = np.concatenate((every, every, every[has_negative]))
         part = np.repeat(range(3), (len(every), len(every), has_negative.sum()))
         text = np.concatenate((texts[:, _ANCHOR], hashes, texts[has_negative, _NEGATIVE]))
-        shown = np.concatenate((anchor, positive, (numbers == 3)[has_negative]))
-        ids, sizes = compact(rows.input_ids[example], shown, vocabulary.pad_id or 0)
+        keep = np.concatenate((anchor, positive, (numbers == 3)[has_negative]))
+        ids, sizes = left_pack(rows.input_ids[example], keep, vocabulary.pad_id or 0)
         order, types = np.argsort(-sizes, kind="stable"), rows.token_type_ids
         if types is not None:
-            types = compact(types[example], shown, 0)[0][order]
+            types = left_pack(types[example], keep, 0)[0][order]
         return Batch(
             input_ids=ids[order],
             token_type_ids=types,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import Bools, Ints, RowBatch, rounded
+from trivium.data.batch import Bools, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
-from trivium.objectives.base import compact, poisson_chances, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair
+from trivium.objectives.row_arrays import left_pack, poisson_chances, real_tokens
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -50,7 +51,6 @@ class Denoising(EncoderDecoderObjective):
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (*EncoderDecoderObjective.special_tokens, "<mask>")
-    shown_mask: ClassVar[str | None] = "<mask>"
     kind: Literal["denoising"] = "denoising"
     probability: float = Field(0.3, gt=0, lt=1, description="share of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a replaced span")
@@ -93,21 +93,19 @@ class Denoising(EncoderDecoderObjective):
         return self._infill(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
 
     def _rotate(self, ids: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-        """Rows whose documents begin elsewhere; their first and last special token stay."""
-        width = ids.shape[1]
+        """Return rows whose documents begin elsewhere; first and last special tokens stay."""
         closes = ids == vocabulary.end_id
         document = np.cumsum(closes, axis=1) - closes
-        turns = rng.uniform(width, _TURNS) < self.rotate_documents
-        first = np.where(turns, rng.uniform(width, _FIRST), 0.0)
-        # The tokens that move, one after another: m counts them, and d their documents.
         moves = real & ~closes & (ids != _begin_id(vocabulary))
-        row, column = np.nonzero(moves)
-        d = row * width + document[row, column]
-        counts = np.bincount(d, minlength=ids.size)
-        m, start = np.arange(len(d)), (np.cumsum(counts) - counts)[d]
-        begins = (first[row, document[row, column]] * counts[d]).astype(np.int64)
+        turns = rng.uniform(ids.shape[1], _TURNS) < self.rotate_documents
+        first = np.where(turns, rng.uniform(ids.shape[1], _FIRST), 0.0)
         rotated = ids.copy()
-        rotated[moves] = ids[moves][start + (m - start + begins) % counts[d]]
+        for row in range(len(ids)):
+            columns = np.flatnonzero(moves[row])
+            borders = np.flatnonzero(np.diff(document[row, columns])) + 1
+            for one in np.split(columns, borders) if len(columns) else ():
+                begin = int(first[row, document[row, one[0]]] * len(one))
+                rotated[row, one] = np.roll(ids[row, one], -begin)
         return rotated
 
     def _delete(self, ids: Ints, real: Bools, rng: RowRandom) -> tuple[Ints, Ints]:
@@ -115,52 +113,49 @@ class Denoising(EncoderDecoderObjective):
         stays = real & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        return compact(ids, stays, 0)
+        return left_pack(ids, stays, 0)
 
     def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
-        """Rows with masks for spans, padded, and their lengths.
-
-        A row is its kept tokens with a gap before each and one after the last; some gaps hold a
-        span. g counts gaps and kept tokens: [B, T + 1].
-        """
+        """Return rows with a mask in place of every span, padded, and their lengths."""
         assert vocabulary.mask_id is not None
-        assert vocabulary.pad_id is not None
         width = ids.shape[1]
-        spans, chosen = self._gaps(lengths, width, rng)
-        g, replaced = np.arange(width + 1), np.cumsum(spans, axis=1)
-        kept = g < (lengths - replaced[:, -1])[:, None]
-        tokens = np.take_along_axis(ids, np.minimum(g + replaced, width - 1), axis=1)
-        # The mask of each gap before the token after it.
-        both = np.stack((np.full_like(tokens, vocabulary.mask_id), tokens), axis=2)
-        shown = np.stack((chosen, kept), axis=2)
-        flat = len(ids), -1
-        ids, lengths = compact(both.reshape(flat), shown.reshape(flat), vocabulary.pad_id)
-        more = max(0, min(rounded(ids.shape[1]), width) - ids.shape[1])
-        return np.pad(ids, ((0, 0), (0, more)), constant_values=vocabulary.pad_id), lengths
-
-    def _gaps(self, lengths: Ints, width: int, rng: RowRandom) -> tuple[Ints, Bools]:
-        """The length of the span in every gap, and which gaps have one: [B, T + 1] each."""
-        budget = np.round(lengths * self.probability).astype(np.int64)[:, None]
         at_most = np.cumsum(poisson_chances(self.mean_span, range(_LONGEST)))
-        drawn = np.searchsorted(at_most, rng.uniform(width, _LENGTH), side="right")
-        before = np.cumsum(drawn, axis=1) - drawn
-        gaps = lengths[:, None] - budget + 1
-        # Spans until the budget is used up, the last one cut; each needs a gap of its own.
-        most = np.minimum(budget, gaps)
-        used = (before < budget) & (np.arange(width) < most)
-        sizes = np.where(used, np.minimum(drawn, budget - before), 0)
-        # An inserted mask needs space: as many masks as replaced tokens fit.
-        empty = used & (sizes == 0)
-        spare = sizes.sum(axis=1) - (sizes > 0).sum(axis=1)
-        used &= ~empty | (np.cumsum(empty, axis=1) <= spare[:, None])
+        sizes = np.searchsorted(at_most, rng.uniform(width, _LENGTH), side="right")
         position = rng.uniform(width + 1, _POSITION)
-        position = np.where(np.arange(width + 1) < gaps, position, np.inf)
-        order = np.argsort(position, axis=1, kind="stable")[:, :width]
-        spans = np.zeros((len(lengths), width + 1), dtype=np.int64)
-        chosen = np.zeros((len(lengths), width + 1), dtype=bool)
-        np.put_along_axis(spans, order, sizes, axis=1)
-        np.put_along_axis(chosen, order, used, axis=1)
-        return spans, chosen
+        rows = []
+        for tokens, length, *draws in zip(ids, lengths, sizes, position):
+            tokens, row, kept = tokens[:length], list[int](), 0
+            for start, stop in self._spans(int(length), *draws):
+                row += [*tokens[kept:start], vocabulary.mask_id]
+                kept = stop
+            rows.append([*row, *tokens[kept:]])
+        new_lengths = np.array([len(row) for row in rows])
+        columns = min(rounded(new_lengths.max(initial=0)), width)
+        infilled = np.full((len(rows), columns), vocabulary.pad_id, dtype=np.int64)
+        infilled[np.arange(columns) < new_lengths[:, None]] = np.concatenate(rows)
+        return infilled, new_lengths
+
+    def _spans(self, length: int, sizes: Ints, position: Floats) -> Iterator[tuple[int, int]]:
+        """Yield where the spans of a row begin and end, in their order.
+
+        There is a gap before every kept token, and one after the last. Each span has a gap of its
+        own, in the order of the drawn numbers `position`, so that spans never touch.
+        """
+        budget = round(length * self.probability)
+        gaps = length - budget + 1
+        # Spans until the budget is used up, the last one cut.
+        before = np.cumsum(sizes) - sizes
+        count = min(np.count_nonzero(before < budget), budget, gaps)
+        sizes = np.minimum(sizes, budget - before)[:count]
+        # An inserted mask needs space: as many masks as replaced tokens fit.
+        is_insertion = sizes == 0
+        spare = sizes.sum() - np.count_nonzero(sizes)
+        fits = ~is_insertion | (np.cumsum(is_insertion) <= spare)
+        chosen = np.argsort(position[:gaps], kind="stable")[:count]
+        replaced = 0
+        for gap, size in sorted(zip(chosen[fits].tolist(), sizes[fits].tolist())):
+            yield gap + replaced, gap + replaced + size
+            replaced += size
 
 
 def _permute(ids: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:

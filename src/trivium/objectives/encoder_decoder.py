@@ -9,7 +9,8 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch, length_mask
 from trivium.data.row_order import RowRandom
-from trivium.objectives.base import Objective, compact
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import left_pack
 from trivium.text.vocabulary import Vocabulary
 
 Padded = tuple[Ints, Ints]
@@ -25,7 +26,6 @@ class EncoderDecoderObjective(Objective):
 
     separates_documents: ClassVar[bool] = False
     family: ClassVar[str | None] = "encoder-decoder"
-    such_as: ClassVar[str] = "t5-mini or bart-mini"
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
@@ -55,13 +55,13 @@ class EncoderDecoderObjective(Objective):
         )
 
 
-def ended(ids: Ints, shown: Bools, vocabulary: Vocabulary) -> Padded:
-    """The ids that are shown of every row, an end token and padding, and their lengths."""
+def keep_and_end(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
+    """Return the kept ids of every row with an end token and padding, and their lengths."""
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None
     one_more = ((0, 0), (0, 1))
     ids = np.pad(ids, one_more, constant_values=vocabulary.end_id)
-    return compact(ids, np.pad(shown, one_more, constant_values=True), vocabulary.pad_id)
+    return left_pack(ids, np.pad(keep, one_more, constant_values=True), vocabulary.pad_id)
 
 
 def shift_right(targets: Ints, start_id: int) -> Ints:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from trivium.data.checks import MESSAGE_LENGTH, Cases, Finding, Repeats, Words, sample_of
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.objectives.base import LabelledObjective
 from trivium.objectives.example_split import read_examples
+from trivium.objectives.labelled import LabelledObjective
 from trivium.text import Tokenizer
 
 _RARE_SHARE = 0.02  # of the labels; of many labels, half of an even share

@@ -9,7 +9,7 @@ from typing import Any
 from trivium.data.records import RecordOptions
 from trivium.data.splitting import text_digest
 from trivium.errors import DataError
-from trivium.objectives.base import LabelledObjective
+from trivium.objectives.labelled import LabelledObjective
 
 
 def group_of(example: Any) -> int:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trivium.data.batch import Batch, RowBatch
-from trivium.data.encoded import Cuts, Sequences
+from trivium.data.encoded import Cuts, Ragged
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
@@ -22,7 +22,6 @@ from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
-from trivium.objectives.base import Cut, LossTerms, TensorBatch, column_key
 from trivium.objectives.conversations import (
     SYSTEM,
     Turn,
@@ -33,10 +32,12 @@ from trivium.objectives.conversations import (
     read_prompt,
     read_turn,
 )
+from trivium.objectives.labelled import column_key
 from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import AgainstReference, log_probabilities
-from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, response_rows, side_by_side
+from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, pair_up, response_rows
 from trivium.objectives.task_metrics import Metrics, perplexity_of
+from trivium.objectives.tensor_batch import Cut, LossTerms, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSE = Fields(
@@ -84,8 +85,6 @@ class KTO(AgainstReference):
 
     needs_whole_step: ClassVar[bool] = True
     kind: Literal["kto"] = "kto"
-    rate_factor: ClassVar[float] = 1 / 300
-    rate_range: ClassVar[tuple[float, float]] = 5e-7, 5e-6
     responses: ClassVar[Sequence[str]] = ("response",)
     fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, RESPONSE, LABEL, SYSTEM)
     response_field: str | None = column_key("column of the response", RESPONSE)
@@ -121,7 +120,7 @@ class KTO(AgainstReference):
 
     def rows(
         self, examples: Sequence[Judgement], lm: LanguageModel
-    ) -> tuple[Sequences, list[int], Cuts]:
+    ) -> tuple[Mapping[str, Ragged], Cuts]:
         """Every response, and that of the example half of them further, after the same prompt.
 
         What is cut is that of the first response.
@@ -134,16 +133,16 @@ class KTO(AgainstReference):
             for each in (one, other)
         ]
         rows, cuts = response_rows(lm, pairs)
-        return *side_by_side(rows), cuts[::2]
+        return pair_up(rows), cuts[::2]
 
     def labels_of_rows(self, examples: Sequence[Judgement], logq: np.ndarray) -> np.ndarray:
         """Return log q of both responses, and whether the first one is good, [N, 3]."""
         return np.column_stack((logq, [one.good for one in examples]))
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Put both responses side by side, the longest rows first."""
+        """Return both responses, [B, 2, U], the longest rows first."""
         batch = super().prepare(rows, rng, vocabulary)
-        order = np.argsort(-rows.lengths, kind="stable")
+        order = np.argsort(-rows.lengths.reshape(rows.num_rows, -1).sum(axis=1), kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
@@ -220,23 +219,11 @@ class KTO(AgainstReference):
 
 
 def _parts(batch: TensorBatch) -> Iterator[tuple[Cut, TensorBatch]]:
-    """What passes through the model together: some rows, each half as wide as they need.
-
-    Of an encoder-decoder, whose rows are ordered by their prompts, as wide as that of the step.
-    """
-    reads_prompts = "decoder_input_ids" in batch.inputs
-    columns = batch.inputs["decoder_input_ids" if reads_prompts else "input_ids"].shape[1]
-    half, places = columns // 2, batch.label_positions
-    count = len(batch.inputs["input_ids"])
-    for cut in batch.cuts or (Cut(0, 0, count, half),):
-        width, first = half if reads_prompts else min(cut.width, half), cut.start * columns
-        inside = (places >= first) & (places < cut.stop * columns)
-        place = places[inside] - first
-        inputs = {name: one[cut.start : cut.stop] for name, one in batch.inputs.items()}
-        if width < half:
-            inputs = {
-                name: one.reshape(-1, half)[:, :width].reshape(-1, 2 * width)
-                for name, one in inputs.items()
-            }
-        positions = place // half * width + place % half
-        yield cut, TensorBatch(inputs, positions, batch.targets[inside])
+    """Yield the pairs that pass through the model together, only as wide as the longest of them."""
+    name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
+    columns = batch.inputs[name].shape[2]
+    row, column = batch.label_positions // columns, batch.label_positions % columns
+    for cut, inputs in batch.parts():
+        inside = (row >= 2 * cut.start) & (row < 2 * cut.stop)
+        positions = (row - 2 * cut.start) * inputs[name].shape[2] + column
+        yield cut, TensorBatch(inputs, positions[inside], batch.targets[inside])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,17 +11,18 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatc
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
-from trivium.objectives.base import Objective, real_tokens, row_inputs
+from trivium.objectives.objective import Objective
+from trivium.objectives.row_arrays import real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
-# Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,
+# Channels of noise: which tokens are selected, what becomes of them, the token that replaces one,
 # and the lengths of spans.
-_CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
+_SELECT, _REPLACE, _TOKEN, _SPAN = range(4)
 _FEWEST_CONTINUATIONS = 0.05  # of the vocabulary; of English about half
 
 
-class Choosing(Objective):
-    """Chooses tokens for prediction: of those that are not special a share of `probability`."""
+class MaskSelection(Objective):
+    """Selects tokens for prediction: of those that are not special a share of `probability`."""
 
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens that are predicted")
     whole_words: bool = Field(
@@ -37,7 +37,6 @@ class Choosing(Objective):
 
     head: ClassVar[str] = "mlm"
     special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]",)
-    shown_mask: ClassVar[str | None] = "[MASK]"
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """See `Objective.check_tokens`; whole words need tokens that continue a word."""
@@ -54,10 +53,10 @@ class Choosing(Objective):
                 "another."
             )
 
-    def choose(self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
+    def select(self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
         """Return which tokens are predicted: int64 [B, T] -> bool [B, T]."""
         length = original.shape[1]
-        drawn = self._draw_chosen(length, rng)
+        drawn = self._draw_selected(length, rng)
         if self.whole_words:
             # All pieces of a word share one draw; a row may begin in the middle of a word.
             begins = ~vocabulary.continues_word[original]
@@ -65,35 +64,35 @@ class Choosing(Objective):
             drawn = np.take_along_axis(drawn, np.cumsum(begins, axis=1) - 1, axis=1)
         return drawn & ~vocabulary.is_special[original] & real
 
-    def _draw_chosen(self, length: int, rng: RowRandom) -> Bools:
-        """Which of `length` tokens or words are chosen, bool [B, length].
+    def _draw_selected(self, length: int, rng: RowRandom) -> Bools:
+        """Return which of `length` tokens or words are selected, bool [B, length].
 
-        Spans: a row is cut out of an endless series of segments. A segment is with chance s a span
-        of chosen tokens, its length n drawn, and otherwise one token that is not chosen. The share
-        of chosen tokens is then s E[n] / (s E[n] + 1 - s) at every position; s follows from it.
+        Spans: a row is cut out of an endless series of segments. With probability s a segment is a
+        span of selected tokens, whose length n is drawn. Otherwise it is one token that is not
+        selected. The expected share of selected tokens is then s E[n] / (s E[n] + 1 - s) at every
+        position, from which s follows.
         """
-        draw = rng.uniform(length, _CHOOSE)
+        draw = rng.uniform(length, _SELECT)
         if self.max_span == 1:
             return draw < self.probability
-        chances = self._length_chances()
-        mean = chances @ np.arange(1, len(chances) + 1)
-        chance = self.probability / (mean * (1.0 - self.probability) + self.probability)
-        is_span = draw < chance
+        probabilities = self._length_probabilities()
+        mean = probabilities @ np.arange(1, len(probabilities) + 1)
+        is_span = draw < self.probability / (mean * (1.0 - self.probability) + self.probability)
         uniform = rng.uniform(length, _SPAN)
-        span_lengths = 1 + np.searchsorted(np.cumsum(chances)[:-1], uniform, side="right")
+        sizes = _draw_lengths(probabilities, uniform)
         # The first span may have begun before the row: P(n tokens remain) = P(length >= n) / E[n].
-        is_span[:, :1] = draw[:, :1] < self.probability
-        remaining = np.cumsum(chances[::-1])[::-1] / mean
-        first = np.searchsorted(np.cumsum(remaining)[:-1], uniform[:, :1], side="right")
-        span_lengths[:, :1] = 1 + first
-        lengths = np.where(is_span, span_lengths, 1)
-        starts = np.minimum(np.cumsum(lengths, axis=1) - lengths, length)
-        begins = np.zeros((len(draw), length + 1), dtype=np.int64)
-        np.put_along_axis(begins, starts, 1, axis=1)
-        segment = np.cumsum(begins[:, :length], axis=1) - 1
-        return np.take_along_axis(is_span, segment, axis=1)
+        is_span[:, 0] = draw[:, 0] < self.probability
+        sizes[:, 0] = _draw_lengths(np.cumsum(probabilities[::-1])[::-1] / mean, uniform[:, 0])
+        segments = np.where(is_span, sizes, 1)
+        starts = np.minimum(np.cumsum(segments, axis=1) - segments, length)
+        span_at = np.zeros((len(draw), length + 1), dtype=np.int64)  # the last column is dropped
+        np.put_along_axis(span_at, starts, np.where(is_span, sizes, 0), axis=1)
+        selected = np.zeros((len(draw), length), dtype=bool)
+        for offset in range(min(self.max_span, length)):
+            selected[:, offset:] |= span_at[:, : length - offset] > offset
+        return selected
 
-    def _length_chances(self) -> Floats:
+    def _length_probabilities(self) -> Floats:
         """P(span of n), n = 1 ... `max_span`.
 
         "harmonic": in proportion to 1/n (Lan et al. 2019, equation 1, where `max_span` is 3).
@@ -101,15 +100,20 @@ class Choosing(Objective):
         3.1, where `max_span` is 10).
         """
         n = np.arange(1, self.max_span + 1)
-        chances = 1.0 / n if self.span_lengths == "harmonic" else 0.2 * 0.8 ** (n - 1)
-        return chances / chances.sum()
+        weights = 1.0 / n if self.span_lengths == "harmonic" else 0.2 * 0.8 ** (n - 1)
+        return weights / weights.sum()
 
 
-class Masking(Choosing):
-    """Masks tokens: what the model sees in the place of those that are chosen.
+def _draw_lengths(probabilities: Floats, uniform: Floats) -> Ints:
+    """Return a length for every uniform number; `probabilities` are those of 1, 2, ... tokens."""
+    return 1 + np.searchsorted(np.cumsum(probabilities)[:-1], uniform, side="right")
 
-    Of the chosen, `mask_share` become [MASK], `random_share` another token, and the rest stay as
-    they are.
+
+class Masking(MaskSelection):
+    """Masks tokens: what the model sees in place of the selected tokens.
+
+    Of the selected tokens, `mask_share` become [MASK], `random_share` become another token, and the
+    rest stay as they are.
     """
 
     mask_share: float = Field(0.8, ge=0, le=1, description="of these, share that is masked")
@@ -123,14 +127,14 @@ class Masking(Choosing):
         """Inputs with some tokens replaced and the labels that ask for them: int64 [B, T] each."""
         assert vocabulary.mask_id is not None
         length = original.shape[1]
-        chosen = self.choose(original, real, rng, vocabulary)
+        selected = self.select(original, real, rng, vocabulary)
         replacement_draw = rng.uniform(length, _REPLACE)
         regular = vocabulary.regular_ids
         replacement = regular[rng.integers(len(regular), length, _TOKEN)]
-        masked = chosen & (replacement_draw < self.mask_share)
-        replaced = chosen & ~masked & (replacement_draw < self.mask_share + self.random_share)
+        masked = selected & (replacement_draw < self.mask_share)
+        replaced = selected & ~masked & (replacement_draw < self.mask_share + self.random_share)
         input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
-        return input_ids, np.where(chosen, original, IGNORE_INDEX)
+        return input_ids, np.where(selected, original, IGNORE_INDEX)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""
@@ -152,8 +156,6 @@ class Masked(Masking):
     """
 
     kind: Literal["masked"] = "masked"
-
-    fast: ClassVar[Mapping[str, Any]] = {"probability": 0.3}
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,16 +10,16 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, ROUNDED, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
-from trivium.objectives.base import compact, real_tokens, row_inputs
 from trivium.objectives.causal import Carrying
-from trivium.objectives.masked import Choosing
+from trivium.objectives.masked import MaskSelection
+from trivium.objectives.row_arrays import left_pack, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws orders; those before it choose tokens.
 _ORDER = 4
 
 
-class Permutation(Carrying, Choosing):
+class Permutation(Carrying, MaskSelection):
     """L = - sum over targets t of log P(x_t | what is known before t in a random order).
 
         row        the  cat  sat  on  it
@@ -42,8 +42,6 @@ class Permutation(Carrying, Choosing):
     first half of each is remembered (`reuse_len`); here a row begins where the one before ends.
     """
 
-    purpose: ClassVar[str] = "is for encoders that can predict tokens in any order"
-    such_as: ClassVar[str] = "xlnet-mini"
     kind: Literal["permutation"] = "permutation"
     probability: float = Field(1 / 6, gt=0, lt=1, description="share of tokens that are predicted")
     max_span: int = Field(
@@ -66,12 +64,12 @@ class Permutation(Carrying, Choosing):
         """Draw targets and an order: int64 [B, T] -> order [B, T], predicted and labels [B, M]."""
         ids, length = rows.input_ids, rows.input_ids.shape[1]
         real = real_tokens(rows)
-        chosen = self.choose(ids, real, rng, vocabulary)
+        chosen = self.select(ids, real, rng, vocabulary)
         part = np.arange(length) // self.perm_size
         rank = (part + rng.uniform(length, _ORDER)).argsort(axis=1).argsort(axis=1)
         unknown = chosen | (vocabulary.is_special[ids] & real)
-        predicted, _ = compact(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
-        labels, _ = compact(ids, chosen, IGNORE_INDEX)
+        predicted, _ = left_pack(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
+        labels, _ = left_pack(ids, chosen, IGNORE_INDEX)
         more = ((0, 0), (0, -labels.shape[1] % ROUNDED or ROUNDED * (labels.shape[1] == 0)))
         return Batch(
             input_ids=ids,

@@ -7,15 +7,17 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
 from trivium.adapt.lora import adapted_layers, disable_adapter
-from trivium.data.batch import IGNORE_INDEX, Batch, Floats, length_mask
+from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import derived_seed
@@ -37,12 +39,13 @@ from trivium.objectives.advantages import (
     leave_one_out,
     whitened,
 )
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
+from trivium.objectives.labelled import column_key
 from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
 
@@ -51,10 +54,31 @@ PROMPT = Fields("prompt input?", *PROMPTS, ("messages", "conversations"))
 _TOKENS = 8192
 # The head of values, which reads every token.
 _VALUE = "tagger"
+# The fields of `RolloutBatch` that are arrays of drawn tokens.
+_TOKEN_ARRAYS = ("advantages", "reference_logps", "values", "returns")
 
 
-Divided = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
+MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
 """(function, items) -> function(items), of which each process of a run has computed a part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch(Batch):
+    """The samples of a step with labels at the responses, and what the loss needs of them.
+
+    Args:
+        indices: the position of each row in the step, int64 [B].
+        metrics: what is shown of each response (`_metric_names`), float32 [B, F].
+        advantages, reference_logps, values, returns: of each drawn token, float32 [B, T]: A, log q,
+            what the head of values expects, and the return that the head learns.
+    """
+
+    indices: Ints
+    metrics: NDArray[Any]
+    advantages: NDArray[Any]
+    reference_logps: NDArray[Any]
+    values: NDArray[Any]
+    returns: NDArray[Any]
 
 
 class PolicyGradient(Alignment):
@@ -101,8 +125,6 @@ class PolicyGradient(Alignment):
     kind: Literal["policy"] = "policy"
     generates: ClassVar[bool] = True
     family: ClassVar[str | None] = "decoder-only"
-    such_as: ClassVar[str] = "gpt2-mini or llama-mini"
-    rate_factor: ClassVar[float] = 1 / 15
     fields: ClassVar[Sequence[Slot]] = (PROMPT, SYSTEM)
     updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
     group: int = Field(8, gt=0, description="responses to a prompt")
@@ -224,8 +246,8 @@ class PolicyGradient(Alignment):
         model: LanguageModule,
         batches: Sequence[Batch],
         seed: int,
-        divided: Divided,
-    ) -> Batch:
+        map_over_ranks: MapOverRanks,
+    ) -> RolloutBatch:
         """Draw `group` responses to every prompt: a pure function of (weights, prompts, seed).
 
         Returns rows with labels at the responses:
@@ -234,18 +256,15 @@ class PolicyGradient(Alignment):
             labels     -100   response response </s>
 
         `model` is the module that is trained; the module of `lm` is a part of it. All processes
-        have the same prompts and get the same samples, whose computation `divided` shares among
-        them.
-
-        `sequence_labels` float32 [B, 1 + F + 4 T] are the number of the row, what is known of the
-        response (`_facts`), and of its tokens advantage, log q, value and return.
+        have the same prompts and get the same samples, whose computation `map_over_ranks`
+        divides.
         """
         numbers = np.concatenate([batch.sequence_labels for batch in batches])  # type: ignore
         prompts = [
             (self._prompts[number], derived_seed(seed, place))
             for place, number in enumerate(numbers)
         ]
-        responses: list[Response] = divided(
+        responses: list[Response] = map_over_ranks(
             lambda some: drawn(lm, some, self._sampling, self.rewards, group=self.group), prompts
         )
         rows = [[*one.prompt_ids, *one.ids] for one in responses]
@@ -260,13 +279,14 @@ class PolicyGradient(Alignment):
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
-        facts = self._facts(responses, self.group)
-        columns = self._columns(lm, model, batch, facts["reward"], divided)
-        known = np.column_stack((np.arange(len(rows)), *facts.values(), *columns))
+        metrics = self._rollout_metrics(responses, self.group)
+        arrays = self._token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
+        arrays["metrics"] = np.column_stack([*metrics.values()])
         if self.updates > 1:
             dtype = torch.promote_types(model.dtype, torch.float32)
             self._before = torch.full((labels.size,), torch.nan).to(model.device, dtype)
-        return dataclasses.replace(batch, sequence_labels=known.astype(np.float32))
+        single: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
+        return RolloutBatch(**batch.arrays(), indices=np.arange(len(rows)), **single)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts, or of tokens for terms that are means over tokens."""
@@ -287,19 +307,18 @@ class PolicyGradient(Alignment):
         return PolicyMonitor(self.max_new_tokens)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the clipped loss, and facts as they were when the samples were drawn."""
-        assert batch.sequence_labels is not None
+        """Return the clipped loss, and metrics as they were when the samples were drawn."""
         logp, value, terms = self._of_tokens(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
-        number, *facts = batch.sequence_labels[:, : -4 * width].T
-        columns = batch.sequence_labels[:, -4 * width :].unflatten(1, (4, width))
-        columns = columns.transpose(0, 1).flatten(1)[:, positions]
-        advantage, reference, value_before, returns = columns
-        indices = number.long()[positions // width] * width + positions % width
+        advantage, reference, value_before, returns = (
+            batch.extras[name].flatten()[positions] for name in _TOKEN_ARRAYS
+        )
+        indices = batch.extras["indices"][positions // width] * width + positions % width
         before = self._of_first_update(logp.detach(), indices)
         losses, clipped = clipped_loss(logp - before, advantage, self.clip)
         terms["policy"], terms["entropy"] = losses.sum(), -before.sum()
-        terms |= {name: fact.sum() for name, fact in zip(self._fact_names, facts, strict=True)}
+        metrics = batch.extras["metrics"].T
+        terms |= {name: one.sum() for name, one in zip(self._metric_names, metrics, strict=True)}
         if self.baseline == "value":
             terms["value"] = clipped_value_loss(value, value_before, returns, self.clip).sum()
         if self.updates > 1:
@@ -320,11 +339,11 @@ class PolicyGradient(Alignment):
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
         """Return the means of the rewards, and of the other terms that are shown in training."""
-        facts = self._facts(answers, 1)
-        shown = {name: float(fact.mean()) for name, fact in facts.items() if name != "same"}
+        metrics = self._rollout_metrics(answers, 1)
+        shown = {name: float(one.mean()) for name, one in metrics.items() if name != "same"}
         rows = [
             {"prompt": one.group, "response": answer.text, "reward": float(reward)}
-            for one, answer, reward in zip(examples, answers, facts["reward"])
+            for one, answer, reward in zip(examples, answers, metrics["reward"])
         ]
         return Metrics(shown).with_examples(rows)
 
@@ -339,8 +358,8 @@ class PolicyGradient(Alignment):
         return tuple(file for reward in self.rewards for file in reward.files)
 
     @property
-    def _fact_names(self) -> tuple[str, ...]:
-        """The names of what is known of a response apart from the model."""
+    def _metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics of a response that do not need the model."""
         rewards = (f"reward_{name}" for name in reward_names(self.rewards))
         same = ("same",) if self.group > 1 else ()
         return ("reward", *rewards, "length", "ended", "distinct_2", *same)
@@ -350,14 +369,14 @@ class PolicyGradient(Alignment):
         divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
         value = ("value",) if self.baseline == "value" else ()
         bound = ("clipped",) if self.updates > 1 else ()
-        return ("policy", *value, *divergence, "entropy", *bound, *self._fact_names)
+        return ("policy", *value, *divergence, "entropy", *bound, *self._metric_names)
 
     @property
     def _sampling(self) -> SamplingParams:
         return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
-    def _facts(self, responses: Sequence[Response], group: int) -> dict[str, Floats]:
-        """By name, [B] each: rewards, and the rest of `_fact_names`; `group` are of a prompt."""
+    def _rollout_metrics(self, responses: Sequence[Response], group: int) -> dict[str, Floats]:
+        """By name, [B] each: rewards, and the rest of `_metric_names`; `group` are of a prompt."""
         scores = np.array([one.scores for one in responses])
         reward = scores @ np.array([one.weight for one in self.rewards])
         pairs = [pair for one in responses[::group] for pair in itertools.pairwise(one.ids)]
@@ -370,44 +389,46 @@ class PolicyGradient(Alignment):
         ]
         if group > 1:
             values.append(have_equal_rewards(reward, group).astype(float))
-        return dict(zip(self._fact_names, values))
+        return dict(zip(self._metric_names, values))
 
-    def _columns(
+    def _token_arrays(
         self,
         lm: LanguageModel,
         model: LanguageModule,
         batch: Batch,
         reward: Floats,
-        divided: Divided,
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return advantage, log q, value and return of every token, [B, T] each."""
+        map_over_ranks: MapOverRanks,
+    ) -> dict[str, Floats]:
+        """Return the arrays [B, T] of `RolloutBatch`, by field."""
         assert batch.labels is not None
         real = batch.labels != IGNORE_INDEX
         rewards, reference, values = (np.zeros(real.shape) for _ in range(3))
         rewards[np.arange(len(real)), real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)] = reward
         with_value = self.baseline == "value"
         if self.beta or with_value:
-            logp, values[real] = self._measured(model, batch, divided)
+            logp, values[real] = self._measured(model, batch, map_over_ranks)
             if self.beta:
                 base = lm.module
                 if self._reference is not None:
                     base = self._reference.to(model.device)
                 with disable_adapter(base):
-                    reference[real], _ = self._measured(base, batch, divided)
+                    reference[real], _ = self._measured(base, batch, map_over_ranks)
                 if self.kl == "reward":
                     rewards[real] -= self.beta * (logp - reference[real])
         if with_value:
             advantages = generalized_advantages(rewards, values, self.gamma, self.gae_lambda)
             advantages = np.where(real, advantages, 0.0)
             differ = real & ~have_equal_rewards(reward, len(reward))[:, None]
-            return whitened(advantages, differ), reference, values, advantages + values
-        totals = rewards.sum(axis=1)
-        if self.baseline == "group":
-            advantages = leave_one_out(totals, self.group)
+            returns, advantages = advantages + values, whitened(advantages, differ)
         else:
-            equal = have_equal_rewards(reward, self.group)
-            advantages = np.where(equal, 0.0, by_deviation(totals, self.group))
-        return np.where(real, advantages[:, None], 0.0), reference, values, values
+            returns, totals = values, rewards.sum(axis=1)
+            if self.baseline == "group":
+                each = leave_one_out(totals, self.group)
+            else:
+                equal = have_equal_rewards(reward, self.group)
+                each = np.where(equal, 0.0, by_deviation(totals, self.group))
+            advantages = np.where(real, each[:, None], 0.0)
+        return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
     def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
         """Return log p of drawn tokens [M] as computed by the first update from these samples."""
@@ -418,7 +439,9 @@ class PolicyGradient(Alignment):
         return before
 
     @torch.no_grad()
-    def _measured(self, model: LanguageModule, batch: Batch, divided: Divided) -> Floats:
+    def _measured(
+        self, model: LanguageModule, batch: Batch, map_over_ranks: MapOverRanks
+    ) -> Floats:
         """Return log p and values of the labelled tokens, [2, M]."""
         size = max(1, _TOKENS // batch.input_ids.shape[1])
 
@@ -427,7 +450,7 @@ class PolicyGradient(Alignment):
             each = (self._of_tokens(model, to_device(part, model.device)) for part in parts)
             return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]
 
-        return np.concatenate(divided(of_rows, range(batch.num_rows)), axis=1)
+        return np.concatenate(map_over_ranks(of_rows, range(batch.num_rows)), axis=1)
 
     def _of_tokens(
         self, model: LanguageModule, batch: TensorBatch

@@ -14,35 +14,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.encoded import Cuts, EncodedExamples, Sequences
+from trivium.data.encoded import Cuts, EncodedExamples, Ragged
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.nn.loss import token_cross_entropy
-from trivium.objectives.base import (
-    LabelledObjective,
-    LossTerms,
-    TensorBatch,
-    batches_by_length,
-    check_example_ids,
-    read,
-    to_device,
-)
 from trivium.objectives.causal import is_causal
+from trivium.objectives.labelled import LabelledObjective, batches_by_length, check_example_ids
 from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
     PreferencePairs,
-    apart,
     both_cuts,
+    pair_batch,
+    pair_up,
     response_rows,
-    side_by_side,
-    spread,
+    unstack_pairs,
 )
 from trivium.objectives.task_metrics import Metrics, first_prediction, perplexity_of
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
@@ -54,8 +47,6 @@ class Alignment(LabelledObjective):
     """An objective that changes how a model responds: one pass over its prompts, no dropout."""
 
     tensor_parallel: ClassVar[bool] = False
-    dropout: ClassVar[float] = 0.0
-    epochs: ClassVar[float | None] = 1.0
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a command that responds to a held-out prompt."""
@@ -69,15 +60,12 @@ class Alignment(LabelledObjective):
 class AgainstReference(Alignment, GivenResponses):
     """An objective on log p of responses and log q, that of the reference.
 
-    The reference is the model as it is when the run begins. Rows hold two responses side by side.
+    The reference is the model as it is when the run begins. Every row has two responses.
     """
 
-    purpose: ClassVar[str] = "is for models that generate text"
-    such_as: ClassVar[str] = "gpt2-mini or t5-mini"
-
     @abstractmethod
-    def rows(self, examples: Sequence[Any], lm: LanguageModel) -> tuple[Sequences, list[int], Cuts]:
-        """Return the rows of examples, the tokens of the first response in each, and the cuts."""
+    def rows(self, examples: Sequence[Any], lm: LanguageModel) -> tuple[Mapping[str, Ragged], Cuts]:
+        """Return the pairs of responses of examples, by the field of `RowBatch`, and the cuts."""
 
     @abstractmethod
     def labels_of_rows(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
@@ -88,26 +76,22 @@ class AgainstReference(Alignment, GivenResponses):
         return spec.family == "encoder-decoder" or is_causal(spec)
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Two responses side by side, each after the prompt.
-
-        `sequence_labels` are the number of tokens of the first one, then `labels_of_rows`.
-        """
-        sequences, first, cuts = self.rows(examples, lm)
-        logq, _ = measured(sequences, first, lm)
-        labels = np.column_stack((first, self.labels_of_rows(examples, logq))).astype(np.float32)
+        """Return two responses per example, each after the prompt, with `labels_of_rows`."""
+        sequences, cuts = self.rows(examples, lm)
+        logq, _ = measured(sequences, lm)
+        labels = self.labels_of_rows(examples, logq).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
         return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad_id)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Put both responses side by side; sequence_labels are `labels_of_rows`."""
-        return spread(rows, vocabulary.pad_id or 0)
+        """Return both responses, [B, 2, U]; `sequence_labels` are `labels_of_rows`."""
+        return pair_batch(rows)
 
     def answers(
         self, lm: LanguageModel, examples: Sequence[Any]
     ) -> list[tuple[list[float], list[int]]]:
         """Log-probabilities of both responses of a row in nats, and their numbers of tokens."""
-        sequences, first, _ = self.rows(examples, lm)
-        sums, counts = measured(sequences, first, lm)
+        sums, counts = measured(self.rows(examples, lm)[0], lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
 
@@ -142,7 +126,6 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     """
 
     kind: Literal["preference"] = "preference"
-    rate_factor: ClassVar[float] = 0.1
     loss_type: LossType = Field(
         "sigmoid", description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo"
     )
@@ -176,10 +159,10 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
 
     def rows(
         self, examples: Sequence[Preference], lm: LanguageModel
-    ) -> tuple[Sequences, list[int], Cuts]:
+    ) -> tuple[Mapping[str, Ragged], Cuts]:
         """Return the rows of both responses of every pair."""
         rows, cuts = response_rows(lm, self.turns(examples))
-        return *side_by_side(rows), both_cuts(cuts)
+        return pair_up(rows), both_cuts(cuts)
 
     def labels_of_rows(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
         """Return log q of both responses, [N, 2], and keep it for metrics."""
@@ -284,7 +267,7 @@ def log_probabilities(
 
     Logits are computed again for the gradient, chunk by chunk.
     """
-    inputs = apart(batch.inputs)
+    inputs = unstack_pairs(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
     hidden, terms = read(model, inputs, gather_positions=batch.label_positions)
     nats = token_cross_entropy(model.logits, hidden, batch.targets, model.spec.vocab_size)
@@ -294,17 +277,14 @@ def log_probabilities(
 
 
 @torch.no_grad()
-def measured(
-    sequences: Sequences, first: Sequence[int], lm: LanguageModel
-) -> tuple[np.ndarray, np.ndarray]:
+def measured(sequences: Mapping[str, Ragged], lm: LanguageModel) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""
-    pad, labels = lm.text_tokenizer.pad_id or 0, np.array(first, dtype=np.int64)[:, None]
-    encoded = EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+    encoded = EncodedExamples(sequences, pad_id=lm.text_tokenizer.pad_id)
     check_example_ids(encoded, lm.spec)
     sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
     for some, rows in batches_by_length(encoded):
-        tensors = to_device(spread(rows, pad), lm.module.device)
+        tensors = to_device(pair_batch(rows), lm.module.device)
         logp, tokens, _ = log_probabilities(lm.module, tensors)
         sums[some], counts[some] = logp.double().cpu(), tokens.cpu()
     return sums, counts
@@ -313,4 +293,4 @@ def measured(
 def _num_labels(batch: Batch) -> np.ndarray:
     """Return the number of labelled tokens of both responses, [B, 2]."""
     assert batch.labels is not None
-    return (batch.labels != IGNORE_INDEX).reshape(batch.num_rows, 2, -1).sum(axis=2)
+    return (batch.labels != IGNORE_INDEX).sum(axis=2)

@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
+from trivium.data.batch import Batch, Ints, RowBatch
 from trivium.data.checks import Finding
-from trivium.data.encoded import Cuts, Sequences, has_target
+from trivium.data.encoded import Cuts, Ragged, Sequences, has_target
 from trivium.data.records import Record, RecordOptions
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import LabelledObjective, column_key, compact
 from trivium.objectives.chat import LabelledRow, by_field, chat_template, labelled_row
 from trivium.objectives.conversations import (
     PROMPTS,
@@ -33,6 +32,7 @@ from trivium.objectives.conversations import (
     read_turn,
     with_prompt,
 )
+from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
 
@@ -223,56 +223,38 @@ def both_cuts(cuts: Cuts) -> Cuts:
     return joined
 
 
-def side_by_side(rows: Sequences) -> tuple[Sequences, list[int]]:
-    """Each two rows as one, and the tokens of the first: no micro-batch can part them.
+def pair_up(rows: Sequences) -> dict[str, Ragged]:
+    """Make one example of every two rows, which no micro-batch can part.
 
-    The prompt of an encoder-decoder, which both have, is there once.
+    Both have the same prompt. That of an encoder-decoder is kept once.
     """
-    both = {name: [[*a, *b] for a, b in zip(each[::2], each[1::2])] for name, each in rows.items()}
+    pairs = {name: Ragged.of(each, per_example=2) for name, each in rows.items()}
     if "decoder_input_ids" in rows:
-        both["input_ids"] = rows["input_ids"][::2]
-    firsts = rows.get("decoder_input_ids", rows["input_ids"])[::2]
-    return both, [len(ids) for ids in firsts]
+        pairs["input_ids"] = Ragged.of(rows["input_ids"][::2])
+    return pairs
 
 
-def spread(rows: RowBatch, pad_id: int) -> Batch:
-    """Pad both parts of every row that `side_by_side` made: [B, T] -> [B, 2 U].
+def pair_batch(rows: RowBatch) -> Batch:
+    """Return the batch of rows that `pair_up` made, [B, 2, U]: chosen and rejected responses."""
+    ids, lengths, sizes = rows.input_ids, rows.lengths, rows.decoder_lengths
+    if sizes is not None:  # the encoder reads the prompt of both responses
+        ids, lengths = (np.repeat(one[:, None], 2, axis=1) for one in (ids, lengths))
+    width = (lengths if sizes is None else sizes).max()
+    ids = ids[..., : width if sizes is None else None]
 
-        chosen chosen rejected rejected rejected  ->  chosen chosen pad rejected rejected rejected
+    def cut(array: Ints | None) -> Ints | None:
+        return None if array is None else array[..., :width]
 
-    The first column of `sequence_labels` is the number of tokens of the first part. The batch keeps
-    the other columns. `apart` makes a row of each part.
-    """
-    assert rows.sequence_labels is not None
-    decoder, first = rows.decoder_input_ids, rows.sequence_labels[:, :1]
-    joined, lengths = (rows.input_ids, rows.lengths)
-    if decoder is not None and rows.decoder_lengths is not None:
-        joined, lengths = decoder, rows.decoder_lengths
-    column = np.arange(joined.shape[1])
-    both = column < first, (column >= first) & (column < lengths[:, None])
-    shown = np.stack(both, axis=1).reshape(-1, len(column))
-
-    def pad(array: Ints | None, fill: int) -> Ints | None:
-        if array is None:
-            return None
-        return compact(np.repeat(array, 2, axis=0), shown, fill)[0].reshape(len(array), -1)
-
-    responses, sizes = pad(joined, pad_id), shown.sum(axis=1)
-    assert responses is not None
-    read, has_decoder = responses, decoder is not None
-    if has_decoder:  # the encoder reads the prompt of both responses
-        read, sizes = np.tile(rows.input_ids, (1, 2)), np.repeat(rows.lengths, 2)
-    mask = np.arange(read.shape[1] // 2) < sizes[:, None]
     return Batch(
-        input_ids=read,
-        attention_mask=mask.astype(np.int64).reshape(read.shape),
-        token_type_ids=pad(rows.token_type_ids, 0),
-        decoder_input_ids=responses if has_decoder else None,
-        labels=pad(rows.labels, IGNORE_INDEX),
-        sequence_labels=rows.sequence_labels[:, 1:],
+        input_ids=ids,
+        attention_mask=(np.arange(ids.shape[2]) < lengths[..., None]).astype(np.int64),
+        token_type_ids=cut(rows.token_type_ids),
+        decoder_input_ids=cut(rows.decoder_input_ids),
+        labels=cut(rows.labels),
+        sequence_labels=rows.sequence_labels,
     )
 
 
-def apart(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return inputs [B, 2 U] of pairs as rows [2 B, U], the two of a pair one after the other."""
-    return {name: one.reshape(2 * len(one), -1) for name, one in inputs.items()}
+def unstack_pairs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return inputs [B, 2, U] of pairs as rows [2 B, U], the two of a pair one after the other."""
+    return {name: one.flatten(0, 1) for name, one in inputs.items()}

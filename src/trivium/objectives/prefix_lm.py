@@ -10,10 +10,10 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import real_tokens
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, ended
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, keep_and_end
 from trivium.objectives.excerpt import continue_beginning
+from trivium.objectives.row_arrays import real_tokens
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws prefixes.
@@ -70,9 +70,9 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         """Return the prefix and the rest of each row, each with an end token."""
         in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None]
         rest = real_tokens(rows) & ~in_prefix
-        targets, lengths = ended(rows.input_ids, rest, vocabulary)
+        targets, lengths = keep_and_end(rows.input_ids, rest, vocabulary)
         lengths = np.where(rest.any(axis=1), lengths, 0)
-        return ended(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
+        return keep_and_end(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Return a continuation of the beginning of the text."""

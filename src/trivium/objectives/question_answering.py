@@ -37,10 +37,11 @@ from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
 from trivium.objectives.excerpt import split_words
+from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.symbols import UNSPACED
 
 QUESTION = Fields("question", ("question",), ("query",))
@@ -81,8 +82,6 @@ class QuestionAnswering(LabelledObjective):
     kind: Literal["qa"] = "qa"
     family: ClassVar[str | None] = "encoder-only"
     measures_cut_answers: ClassVar[bool] = True
-    longest: ClassVar[int] = 512  # longer contexts are read in windows
-    such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
     fields: ClassVar[Sequence[Slot]] = (QUESTION, CONTEXT, ANSWERS, STARTS, IMPOSSIBLE, IDENTITY)
     inputs: ClassVar[Sequence[Fields]] = (QUESTION, CONTEXT)
     question_field: str | None = column_key("column of the question", QUESTION)

@@ -26,8 +26,9 @@ from trivium.models.electra import (
 from trivium.models.heads import Head
 from trivium.models.heads.tokens import ReplacedTokenHead
 from trivium.models.transformer import TransformerSpec
-from trivium.objectives.base import LossTerms, TensorBatch, read, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
+from trivium.objectives.row_arrays import real_tokens, row_inputs
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise beside those of `Masking`.
@@ -72,7 +73,6 @@ class ReplacedToken(Masking):
     """
 
     # What there is to detect depends on the generator: there is no baseline.
-    unigram_offset: ClassVar[float | None] = None
     trains_one_model: ClassVar[bool] = False
     kind: Literal["replaced-token"] = "replaced-token"
     mask_share: float = Field(1.0, ge=0, le=1, description="of these, share that is masked")

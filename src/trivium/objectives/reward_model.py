@@ -25,18 +25,19 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import Pooling
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, encode_texts, read
 from trivium.objectives.chat import chat_template
 from trivium.objectives.conversations import Turn, with_prompt
+from trivium.objectives.labelled import column_key, encode_texts
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
-    apart,
-    side_by_side,
-    spread,
+    pair_batch,
+    pair_up,
+    unstack_pairs,
 )
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 MARGIN = Fields("margin?", ("margin",))
@@ -60,7 +61,6 @@ class Reward(ReadsStates, PreferencePairs):
     """
 
     kind: Literal["reward"] = "reward"
-    rate_factor: ClassVar[float] = 0.2
     measures_cut_answers: ClassVar[bool] = True
     fields: ClassVar[Sequence[Slot]] = (*PreferencePairs.fields, MARGIN)
     margin_field: str | None = column_key(
@@ -101,24 +101,23 @@ class Reward(ReadsStates, PreferencePairs):
         return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
-        """Chosen and rejected texts as `classify` reads them.
-
-        `sequence_labels` [N, 2] are the tokens of the chosen text, and the margin.
-        """
+        """Return chosen and rejected texts as `classify` reads them, with the margins [N, 1]."""
         inputs, rows = encode_texts(lm, [(text, None) for text in self._texts(examples, lm)])
         # What is learned of a pair is the order of its texts, which must differ where they are cut.
         cuts = [
             (one.cut + other.cut, 1, int(one.ids == other.ids))
             for one, other in zip(inputs[::2], inputs[1::2])
         ]
-        sequences, first = side_by_side(rows)
-        labels = np.array([first, [one.margin for one in examples]], dtype=np.float32).T
-        pad_id = lm.source_tokenizer.pad_id
-        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad_id)
+        return EncodedExamples.with_targets(
+            pair_up(rows),
+            cuts,
+            sequence_labels=np.array([[one.margin] for one in examples], dtype=np.float32),
+            pad_id=lm.source_tokenizer.pad_id,
+        )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Chosen and rejected text side by side; sequence_labels are the margins [B, 1]."""
-        return spread(rows, vocabulary.pad_id or 0)
+        """Return chosen and rejected texts [B, 2, U]; `sequence_labels` are the margins [B, 1]."""
+        return pair_batch(rows)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of pairs, for both terms."""
@@ -131,7 +130,7 @@ class Reward(ReadsStates, PreferencePairs):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the nats of the pairs, and the squared sums of their rewards."""
         assert batch.sequence_labels is not None
-        inputs = apart(batch.inputs)
+        inputs = unstack_pairs(batch.inputs)
         hidden, terms = read(model, inputs)
         mask = inputs["attention_mask"]
         logits = model.logits(hidden, head="classifier", attention_mask=mask).float()

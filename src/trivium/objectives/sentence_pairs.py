@@ -18,8 +18,9 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import NSPHead
-from trivium.objectives.base import LossTerms, TensorBatch, compact, read
 from trivium.objectives.masked import Masking
+from trivium.objectives.row_arrays import left_pack
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise beside those of `Masking`.
@@ -54,7 +55,6 @@ class SentencePairs(Masking):
     needs_documents: ClassVar[bool] = True
     prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
     # The label of a pair without any knowledge is a coin toss.
-    unigram_offset: ClassVar[float | None] = math.log(2.0)
     # Healthy runs stay near the baseline for thousands of steps.
     steps_to_context: ClassVar[float] = math.inf
     kind: Literal["sentence-pairs"] = "sentence-pairs"
@@ -140,10 +140,10 @@ class SentencePairs(Masking):
         one, width = np.ones((len(texts), 1), dtype=bool), texts.shape[1]
         start, end = one * vocabulary.start_id, one * vocabulary.end_id
         ids = np.concatenate((start, texts, end, others, end), axis=1)
-        shown = np.concatenate((one, first, one, second, one), axis=1)
+        keep = np.concatenate((one, first, one, second, one), axis=1)
         types = np.repeat((0, 0, 0, 1, 1), (1, width, 1, width, 1))
-        types, _ = compact(np.broadcast_to(types, ids.shape), shown, 0)
-        ids, sizes = compact(ids, shown, vocabulary.pad_id or 0)
+        types, _ = left_pack(np.broadcast_to(types, ids.shape), keep, 0)
+        ids, sizes = left_pack(ids, keep, vocabulary.pad_id or 0)
         real = np.arange(ids.shape[1]) < sizes[:, None]
         ids, labels = self.mask(ids, real, rng, vocabulary)
         return Batch(

@@ -31,9 +31,10 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, token_losses
 from trivium.objectives.conversations import with_input
+from trivium.objectives.labelled import LabelledObjective
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
 from trivium.text.symbols import LETTERS, is_cjk, is_unspaced
 
 PAIR = Fields(
@@ -92,10 +93,6 @@ class SourceToTarget(LabelledObjective):
     """
 
     family: ClassVar[str | None] = "encoder-decoder"
-    such_as: ClassVar[str] = (
-        'transformer-mini, t5-mini, bart-mini or a Marian model; "chat" is for a decoder'
-    )
-    batch_examples: ClassVar[int] = 64
     generates: ClassVar[bool] = True
 
     fields: ClassVar[Sequence[Slot]] = (PAIR,)
@@ -251,8 +248,6 @@ class Translation(SourceToTarget):
 
     metric_libraries: ClassVar[Sequence[str]] = ("sacrebleu",)
     kind: Literal["translation"] = "translation"
-    batch_examples: ClassVar[int] = 128
-    decays_by_passes: ClassVar[bool] = True
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = (
         Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a by the targets")
     )
@@ -296,7 +291,6 @@ class Summarization(SourceToTarget):
 
     metric_libraries: ClassVar[Sequence[str]] = ("rouge_score",)
     kind: Literal["summarization"] = "summarization"
-    batch_examples: ClassVar[int] = 16
 
     def compare(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]

@@ -13,9 +13,14 @@ from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.nn.positions.relative_bias import RelativeBias
-from trivium.objectives.base import real_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair, ended
+from trivium.objectives.encoder_decoder import (
+    EncoderDecoderObjective,
+    Padded,
+    PaddedPair,
+    keep_and_end,
+)
 from trivium.objectives.excerpt import mask_middle
+from trivium.objectives.row_arrays import real_tokens
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
@@ -49,7 +54,6 @@ class SpanCorruption(EncoderDecoderObjective):
         *EncoderDecoderObjective.special_tokens,
         SENTINELS[0],
     )
-    shown_mask: ClassVar[str | None] = SENTINELS[0]
     kind: Literal["span-corruption"] = "span-corruption"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")
     mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")
@@ -98,27 +102,22 @@ class SpanCorruption(EncoderDecoderObjective):
 
     def _noise(self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
         """Return which tokens are noise, bool [B, T]: kept spans and noise spans alternate."""
-        draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
-        noise = np.zeros((len(lengths), width), dtype=bool)
-        for length in np.unique(lengths):
-            size, spans = self.noise_size(int(length))
+        noise_draws, kept_draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
+        is_noise = np.zeros((len(lengths), width), dtype=bool)
+        for row, length in enumerate(lengths.tolist()):
+            size, spans = self.noise_size(length)
             if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
                     f"a row of {length} tokens has {spans} noise spans, the tokenizer only "
                     f"{len(vocabulary.sentinel_ids)} sentinels: set a shorter data.length, a "
                     "larger objective.mean_span or a smaller objective.probability."
                 )
-            if not spans:
-                continue
-            here = np.flatnonzero(lengths == length)
-            kept_spans = _partition(draws[_KEPT][here], int(length) - size, spans)
-            noise_spans = _partition(draws[_NOISE][here], size, spans)
-            turns = np.stack((kept_spans, noise_spans), axis=2).reshape(len(here), 2 * spans)
-            # No span is empty: where one begins, noise begins or ends.
-            begins = np.cumsum(turns, axis=1)[:, :-1]
-            noise[here[:, None], begins] = True
-            noise[here] = np.logical_xor.accumulate(noise[here], axis=1)
-        return noise
+            if spans:
+                kept_sizes = _partition(kept_draws[row], length - size, spans)
+                noise_sizes = _partition(noise_draws[row], size, spans)
+                sizes = np.stack((kept_sizes, noise_sizes), axis=1).ravel()
+                is_noise[row, :length] = np.repeat(np.tile((False, True), spans), sizes)
+        return is_noise
 
 
 def _with_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary) -> Padded:
@@ -128,14 +127,15 @@ def _with_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary
     first = noise.copy()
     first[:, 1:] &= ~noise[:, :-1]
     number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
-    return ended(np.where(first, sentinels[number], ids), real & (first | ~noise), vocabulary)
+    return keep_and_end(
+        np.where(first, sentinels[number], ids), real & (first | ~noise), vocabulary
+    )
 
 
 def _partition(draws: Floats, items: int, parts: int) -> Ints:
-    """Sizes of `parts` pieces of `items`, none empty, every division equally probable.
+    """Return sizes of `parts` pieces of `items`, none empty, every division equally probable.
 
-    Shape: draws [B, >= items - 1] -> int64 [B, parts].
+    Shape: draws [>= items - 1] -> int64 [parts].
     """
-    order = np.argsort(draws[:, : items - 1], axis=1, kind="stable")[:, : parts - 1]
-    cuts = np.sort(order, axis=1) + 1
-    return np.diff(cuts, axis=1, prepend=0, append=items)
+    borders = np.sort(np.argsort(draws[: items - 1], kind="stable")[: parts - 1]) + 1
+    return np.diff(borders, prepend=0, append=items)

@@ -27,7 +27,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, read
+from trivium.objectives.labelled import column_key
 from trivium.objectives.task_heads import ReadsStates, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
@@ -38,6 +38,7 @@ from trivium.objectives.task_metrics import (
     label_scores,
     unknown_labels,
 )
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
@@ -100,11 +101,8 @@ class Tagging(ReadsStates):
     Source: Devlin et al. 2018, section 5.3.
     """
 
-    purpose: ClassVar[str] = "reads a hidden state of every word"
     metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
-    reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
-    longest: ClassVar[int] = 512  # longer sentences are read in windows
     inputs: ClassVar[Sequence[Fields]] = (Fields("words", ("words", "tokens")),)
     fields: ClassVar[Sequence[Slot]] = (("words and tags", (_WORDS_AND_TAGS, _TEXT_AND_SPANS)),)
     column: int | str | None = Field(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from trivium.interop.convert import is_expressible
 from trivium.models.base_model import Spec
@@ -11,14 +10,11 @@ from trivium.models.heads import Dense, Head
 from trivium.models.heads.text import ClassifierHead, ClassifierPooling
 from trivium.models.heads.tokens import SpanHead, TaggerHead
 from trivium.models.heads.vocabulary import MLMHead
-from trivium.objectives.base import LabelledObjective
+from trivium.objectives.labelled import LabelledObjective
 
 
 class ReadsStates(LabelledObjective):
     """A task whose own head, or whose loss, reads the hidden states of a text."""
-
-    purpose: ClassVar[str] = "needs one vector of a text"
-    such_as: ClassVar[str] = "an encoder (bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)"
 
     def fits(self, spec: Spec) -> bool:
         """Return whether one stack reads a text, and has hidden states that a head can read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -21,9 +21,9 @@ from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import Pooling, pool
-from trivium.objectives.base import LabelledObjective, column_key
 from trivium.objectives.causal import is_causal
 from trivium.objectives.excerpt import beginning
+from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.retrieval import retrieve
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
@@ -61,7 +61,6 @@ class TextPairs(LabelledObjective):
     to find the second.
     """
 
-    batch_examples: ClassVar[int] = 64
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
     pooling: Pooling | None = Field(
         None, description="vector of a text: mean, first or last; default: mean, of a decoder last"

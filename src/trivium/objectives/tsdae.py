@@ -21,7 +21,9 @@ from trivium.models.heads import Head
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import TransformerSpec
 from trivium.nn import EncoderOutput, SequenceInfo
-from trivium.objectives.base import LossTerms, TensorBatch, compact, next_tokens, real_tokens
+from trivium.objectives.labelled import next_tokens
+from trivium.objectives.row_arrays import left_pack, real_tokens
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
@@ -93,7 +95,7 @@ class TSDAE(TextPairs):
         stays = rng.uniform(ids.shape[1], 0) >= self.deletion
         stays = is_token & (stays | vocabulary.is_special[ids])
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        input_ids, lengths = compact(ids, stays, vocabulary.pad_id or 0)
+        input_ids, lengths = left_pack(ids, stays, vocabulary.pad_id or 0)
         return Batch(
             input_ids=input_ids,
             attention_mask=length_mask(lengths, input_ids.shape[1]),

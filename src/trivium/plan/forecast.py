@@ -30,11 +30,12 @@ from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
 from trivium.train.carried_state import carried_state
+from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import ALONE
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import MemoryUse, fit_memory
 from trivium.train.optimizers import set_learning_rate
-from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import has_published_budget
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
@@ -220,10 +221,10 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
     problems = []
     if seconds > _DAY:
         least = "at least " if at_least else "about "
-        problems.append(f"takes {least}{format_duration(seconds)} here")
+        problems.append(f"takes {least}{seconds / _DAY:,.1f} days here")
     if epochs > 1.05 * paper_epochs:
         problems.append(
-            f"reads this text {epochs:,.0f} times, and {published.paper.partition(',')[0]} read "
+            f"reads this text {epochs:,.0f} times, while {published.paper.partition(',')[0]} read "
             f"theirs {paper_epochs:,.0f} times"
         )
     if problems:
@@ -390,7 +391,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     count = len(batch.micro_batches)
     mean_tokens = sum(each.input_ids.size for each in batch.micro_batches) / count
     in_turn = -(-count // share)  # micro-batches of one process
-    products = in_turn * seconds * mean_tokens / (rows * part.input_ids.shape[1])
+    products = in_turn * seconds * mean_tokens / (rows * part.input_ids[0].size)
     return products + _optimizer_seconds(trainer)
 
 

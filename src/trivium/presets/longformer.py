@@ -33,11 +33,11 @@ def _longformer(
 
 
 # Continued pretraining of RoBERTa (section 5): 64 rows of 4096 tokens, 65 thousand steps.
-_CONTINUED = {"tokens": 65e3 * 64 * 4096}
+_CONTINUED_TOKENS = 65e3 * 64 * 4096
 
 PRESETS: dict[str, Preset] = {
     "longformer-tiny": _longformer(2, 128, window=32, paper="after Beltagy et al. 2020"),
     "longformer-mini": _longformer(4, 256, window=32, paper="after Beltagy et al. 2020"),
-    "longformer-base": _longformer(12, 768, **_CONTINUED),
-    "longformer-large": _longformer(24, 1024, **_CONTINUED),
+    "longformer-base": _longformer(12, 768, tokens=_CONTINUED_TOKENS),
+    "longformer-large": _longformer(24, 1024, tokens=_CONTINUED_TOKENS),
 }

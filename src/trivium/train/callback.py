@@ -10,7 +10,7 @@ from trivium.train.loader import GlobalBatch
 
 
 class Callback:
-    """Code that a run calls at some moments; override the methods that you need.
+    """Code that a run calls from its start to its end; override the methods that you need.
 
     The run's own log, files and checkpoints are callbacks, too. Each method is called on all
     callbacks of a run, one after another in the order of their list. Callbacks of the user are

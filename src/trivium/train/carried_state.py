@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trivium.models import LanguageModule
 from trivium.objectives import TensorBatch
-from trivium.objectives.base import copy_to_device
+from trivium.objectives.tensor_batch import copy_to_device
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.loader import BatchStream
 

@@ -138,8 +138,9 @@ def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
 
 def _task_rate(task: LabelledObjective, rate: float, *, adapted: bool) -> float:
     """Return the default rate of a task, where fine-tuning in general would take `rate`."""
-    lowest, highest = (bound * (_ADAPTER_RATE if adapted else 1.0) for bound in task.rate_range)
-    return min(max(rate * task.rate_factor, lowest), highest)
+    advice = task.advice()
+    lowest, highest = (bound * (_ADAPTER_RATE if adapted else 1.0) for bound in advice.lr_range)
+    return min(max(rate * advice.lr_factor, lowest), highest)
 
 
 def _reads_characters(spec: Spec) -> bool:
@@ -154,7 +155,7 @@ def batch_tokens(spec: Spec, length: int) -> int:
 
 def example_length(recipe: Recipe, spec: Spec) -> int:
     """Return how many tokens of an example are read at once: all, up to a limit of the task."""
-    longest = max(task.longest for task in _tasks(recipe))
+    longest = max(task.advice().longest for task in _tasks(recipe))
     if spec.has_encoder_position_bias:
         longest = min(longest, _LONGEST_BIASED)
     longest = recipe.data.length or longest
@@ -203,16 +204,16 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
 
 def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
     """Keys of `[train]` that follow from the number of labelled examples."""
-    tasks = _tasks(recipe)
-    section = recipe.train
-    batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_examples))
-    longest = _POLICY_STEPS if tasks[0].rolls_out else _LONGEST_EPOCH
+    task, section = _tasks(recipe)[0], recipe.train
+    advice = task.advice()
+    batch = section.batch_examples or max(1, min(advice.batch_examples, num_examples))
+    longest = _POLICY_STEPS if task.rolls_out else _LONGEST_EPOCH
     epoch = min(longest, max(_SHORTEST_EPOCH, num_examples // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:
         epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _FEWEST_EPOCHS)
-        chosen["epochs"] = tasks[0].epochs or epochs * (2.0 if new else 1.0)
+        chosen["epochs"] = advice.epochs or epochs * (2.0 if new else 1.0)
     return chosen
 
 
@@ -236,7 +237,7 @@ def dropout(recipe: Recipe) -> float:
         return recipe.model.dropout
     if decays_by_passes(recipe):
         return 0.0
-    return min((task.dropout for task in _tasks(recipe)), default=0.0)
+    return min((task.advice().dropout for task in _tasks(recipe)), default=0.0)
 
 
 def decays_by_passes(recipe: Recipe) -> bool:
@@ -249,7 +250,8 @@ def decays_by_passes(recipe: Recipe) -> bool:
     preset, optimizer = recipe.model.preset or "", recipe.optimizer
     own = is_own_size(preset) and recipe.defaults != "published" and bool(presets[preset].stacks)
     decay_is_open = optimizer.weight_decay is None and optimizer.layer_decay == 1.0
-    return own and decay_is_open and not recipe.mix and recipe.objectives[0].decays_by_passes
+    advised = recipe.objectives[0].advice().multi_epoch_decay
+    return own and decay_is_open and not recipe.mix and advised
 
 
 def _is_post_norm(spec: Spec) -> bool:

@@ -31,8 +31,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
 from trivium.nn.blocks import Block, Residual
-from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
+from trivium.train.train_config import ParallelConfig
 
 # The time limit of a step's collectives: a process that hangs ends the run.
 _TIMEOUT = timedelta(minutes=30)

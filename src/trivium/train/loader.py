@@ -9,9 +9,10 @@ import bisect
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,17 @@ _TOKENS_PER_CALL = 256
 _HELD_OUT_ROWS, _HELD_OUT_TOKENS = 32, 4096
 # Held-out rows that are prepared together, for objectives where a row depends on other rows.
 _HELD_OUT_TOGETHER = 1024
+
+
+class _Part(NamedTuple):
+    """A micro-batch of a step: its number, the positions of its rows in the step, and its weight.
+
+    The weight is 1, or 0 where another process counts the micro-batch.
+    """
+
+    number: int
+    positions: np.ndarray
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -106,13 +118,13 @@ class BatchStream:
         if left > 0:
             indices, keys = indices[:left], keys[:left]
         if self.objective.needs_whole_step:
-            parts = _of_all([np.arange(len(indices))], parallel)
-            return self._share(indices, keys, parts, micro_batch_tokens)
-        if isinstance(self.data, EncodedExamples):
+            groups = [np.arange(len(indices))]
+        elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
         else:
-            groups = self._groups(len(indices), micro_batch_tokens)
-        return self._share(indices, keys, parallel.share(groups), micro_batch_tokens)
+            groups = self._equal_groups(len(indices), micro_batch_tokens)
+        parts = self._divide(groups, parallel)
+        return self._global_batch(indices, keys, parts, micro_batch_tokens)
 
     def held_out(
         self, tokens: int, limit: int | None = None, parallel: Parallel = ALONE
@@ -132,26 +144,21 @@ class BatchStream:
                 yield self._in_lanes(number, lanes, _HELD_OUT_TOKENS, parallel)
             return
         if isinstance(self.data, Rows):
-            indices, lengths = np.sort(permuted(0, 0, np.arange(count), size)), None
+            indices = np.sort(permuted(0, 0, np.arange(count), size))
         else:
             indices = np.arange(count) * size // count
-            lengths = self.data.lengths[indices]
         if self.objective.needs_whole_step:
-            parts = _of_all(_pieces(count, self.rows_per_step), parallel)
-        elif lengths is not None:
-            parts = parallel.share(group_by_length(lengths, _HELD_OUT_TOKENS))
+            groups = _pieces(count, self.rows_per_step)
+        elif isinstance(self.data, EncodedExamples):
+            groups = group_by_length(self.data.lengths[indices], _HELD_OUT_TOKENS)
         else:
             for piece in _pieces(count, _HELD_OUT_TOGETHER):
-                groups = parallel.share(_pieces(len(piece), _HELD_OUT_ROWS))
-                yield self._share(indices[piece], indices[piece], groups, _HELD_OUT_TOKENS)
+                parts = self._divide(_pieces(len(piece), _HELD_OUT_ROWS), parallel)
+                rows = indices[piece]
+                yield self._global_batch(rows, rows, parts, _HELD_OUT_TOKENS)
             return
-        for part in parts:
-            yield self._share(indices, indices, [part], _HELD_OUT_TOKENS)
-
-    def _groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
-        """Return the positions of `count` rows in a step, in micro-batches of nearly equal size."""
-        size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
-        return _pieces(count, size)
+        for part in self._divide(groups, parallel):
+            yield self._global_batch(indices, indices, [part], _HELD_OUT_TOKENS)
 
     def _in_lanes(
         self, number: int, lanes: int, micro_batch_tokens: int, parallel: Parallel
@@ -161,44 +168,62 @@ class BatchStream:
         The same process always reads the same lanes.
         """
         indices, keys = lanes_of_step(number, lanes, len(self.data))
-        parts = [*parallel.share(self._groups(lanes, micro_batch_tokens))]
-        batch = self._share(indices, keys, parts, micro_batch_tokens)
-        return dataclasses.replace(batch, lanes=tuple(group for _, group, _ in parts))
+        parts = self._divide(self._equal_groups(lanes, micro_batch_tokens), parallel)
+        batch = self._global_batch(indices, keys, parts, micro_batch_tokens)
+        return dataclasses.replace(batch, lanes=tuple(part.positions for part in parts))
 
-    def _share(
-        self,
-        indices: np.ndarray,
-        keys: np.ndarray,
-        parts: Iterable[tuple[int, np.ndarray, float]],
-        micro_batch_tokens: int,
-    ) -> GlobalBatch:
-        """Return this process's micro-batches of rows `indices`, with the noise of `keys`.
+    def _equal_groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
+        """Return the positions of `count` rows in a step, in micro-batches of nearly equal size."""
+        size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
+        return _pieces(count, size)
 
-        `parts` has, for each micro-batch, its number, the positions of its rows in `indices` and
-        its weight.
+    def _divide(self, groups: Sequence[np.ndarray], parallel: Parallel) -> list[_Part]:
+        """Return this process's micro-batches (`Parallel.share`).
+
+        If the objective needs the whole step, all processes compute every group together, and one
+        of them counts it.
         """
-        together = self.objective.prepares_steps
-        rows = self._take(indices) if together else None
-        whole = self._prepare(rows, keys) if rows is not None else None
-        batches, shares, num_tokens = [], [], 0
+        if not self.objective.needs_whole_step:
+            return [_Part(*part) for part in parallel.share(groups)]
+        size, rank = parallel.data_size, parallel.data_rank
+        return [_Part(n, group, float(n % size == rank)) for n, group in enumerate(groups)]
+
+    def _global_batch(
+        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_Part], micro_batch_tokens: int
+    ) -> GlobalBatch:
+        """Return micro-batches of the rows `indices` of a step, with the noise of `keys`."""
+        batches, num_tokens = [], 0
         label_counts: Counter[str] = Counter()
-        for number, group, weight in parts:
-            if rows is not None and whole is not None:
-                start, stop = int(group[0]), int(group[-1]) + 1
-                part, batch = rows.rows(start, stop), whole.rows(start, stop)
-            else:
-                part = self._take(indices[group])
-                batch = self._prepare(part, keys[group])
+        for part, (rows, batch) in zip(parts, self._prepared(indices, keys, parts), strict=True):
             batches.append(batch)
-            shares.append((number, weight))
-            num_tokens += int(weight) * part.num_tokens
+            counted = int(part.weight)
+            num_tokens += counted * rows.num_tokens
             for term, count in self.objective.label_counts(batch).items():
-                label_counts[term] += int(weight) * count
+                label_counts[term] += counted * count
             if self.has_aux_loss:
-                label_counts[BALANCE] += int(weight) * batch.num_tokens
+                label_counts[BALANCE] += counted * batch.num_tokens
+        shares = tuple((part.number, part.weight) for part in parts)
         return GlobalBatch(
-            self, tuple(batches), tuple(shares), micro_batch_tokens, dict(label_counts), num_tokens
+            self, tuple(batches), shares, micro_batch_tokens, dict(label_counts), num_tokens
         )
+
+    def _prepared(
+        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_Part]
+    ) -> Iterator[tuple[RowBatch, Batch]]:
+        """Yield the rows of every micro-batch, and what the objective makes of them.
+
+        If rows of a step depend on each other, all of them are prepared together and then cut.
+        """
+        if not self.objective.prepares_steps:
+            for part in parts:
+                rows = self._take(indices[part.positions])
+                yield rows, self._prepare(rows, keys[part.positions])
+            return
+        rows = self._take(indices)
+        batch = self._prepare(rows, keys)
+        for part in parts:
+            ends = int(part.positions[0]), int(part.positions[-1]) + 1
+            yield rows.rows(*ends), batch.rows(*ends)
 
     def _take(self, indices: np.ndarray) -> RowBatch:
         if isinstance(self.data, EncodedExamples):
@@ -437,23 +462,13 @@ def _pieces(count: int, size: int) -> list[np.ndarray]:
     return np.split(np.arange(count), range(size, count, size))
 
 
-def _of_all(
-    groups: Sequence[np.ndarray], parallel: Parallel
-) -> Iterator[tuple[int, np.ndarray, float]]:
-    """Yield all groups as `Parallel.share` does, for objectives that need the whole step.
-
-    All processes compute every group together; one of them counts it.
-    """
-    for number, group in enumerate(groups):
-        yield number, group, float(number % parallel.data_size == parallel.data_rank)
-
-
 def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -> tuple[Cut, ...]:
     """Return this process's parts of a batch whose longest rows come first."""
     ids, mask = batch.input_ids, batch.attention_mask
-    lengths = np.full(len(ids), ids.shape[1]) if mask is None else mask.sum(axis=1)
+    real = np.ones_like(ids) if mask is None else mask
+    lengths = real.reshape(len(ids), -1).sum(axis=1)
     if batch.decoder_input_ids is not None:
-        lengths = lengths + batch.decoder_input_ids.shape[1]
+        lengths = lengths + batch.decoder_input_ids[0].size
     groups = group_by_length(lengths, micro_batch_tokens)
     return tuple(
         Cut(number, int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]]), weight)

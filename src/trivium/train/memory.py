@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,8 +25,9 @@ from trivium.train.callback import Callback
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
 from trivium.train.loader import BatchStream, Loader
-from trivium.train.recipe import DataParallelism, Recipe
+from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
+from trivium.train.train_config import DataParallelism
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
@@ -241,77 +242,134 @@ def fit_memory(
 
     Raises RecipeError where weights and optimizer, or one row, do not fit.
     """
-    config, objective = recipe.parallel, recipe.objectives[0]
-    free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
-    # The weights may be there already.
-    weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
-    free += weights
-    length = max(stream.longest for stream in streams)
-    most_rows = max(stream.rows_per_step for stream in streams)
-    state = trained_state(recipe, module)
-    labelled = max(map(_labelled, streams))
-    if isinstance(objective, PolicyGradient):
-        length += objective.max_new_tokens
-        labelled = objective.max_new_tokens / length
-        most_rows *= objective.group
-        state["samples"] = min(state["samples"], most_rows)
-        free += state["references"] * weights
-
-    def parts(rows: int, data: DataParallelism) -> dict[str, float]:
-        """Return the bytes of all models that are trained together, by use."""
-        models = [
-            training_memory(
-                spec,
-                rows=rows,
-                length=length,
-                precision=precision,
-                device=device.type,
-                layout=Layout(data, config.tensor, config.activation_checkpointing),
-                gpus=parallel.size // config.replicas,
-                labelled=labelled,
-                **state,
-            )
-            for spec in objective.specs(objective.models(module)[""].spec)
-        ]
-        return {name: sum(one[name] for one in models) for name in models[0]}
-
-    data = config.data
-    if data is None:
-        divided = config.tensor > 1 or config.replicas > 1
-        whole = sum(parts(0, "ddp").values())
-        [sharded] = parallel.all_reduce_max(divided or whole > _STATE_FRACTION * free)
-        data = "fsdp" if sharded else "ddp"
-
-    def needed(rows: int) -> float:
-        """Return the bytes in all, with a reserve in proportion to the activations."""
-        bytes_of = parts(rows, data)
-        return sum(bytes_of.values()) + (1 / _ACTIVATION_FRACTION - 1) * bytes_of["activations"]
-
-    micro_batch_tokens, least = recipe.train.micro_batch_tokens, needed(1)
-    if micro_batch_tokens is not None:  # whose memory the user knows
-        least = sum(parts(0, data)[name] for name in ("weights", "gradients", "optimizer"))
-    if least > free:
-        raise RecipeError(
-            f"training this model takes about {least / 2**30:.1f} GiB for weights, gradients, "
-            f"optimizer and one row of {length} tokens at least, and {free / 2**30:.1f} GiB are "
-            f"free on {device}: choose a smaller preset or a shorter data.length, or train a part "
-            "of its weights (model.freeze, adapter.rank)."
-        )
+    estimate = _Estimate.of(recipe, module, streams, parallel, precision, device)
+    data = recipe.parallel.data or _choose_layout(recipe, estimate, parallel)
+    _require_space(recipe, estimate, data, device)
+    micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
-        most = max(1, (_CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS) // length)
-        fitting = bisect_right(range(1, most + 1), free, key=needed) * length
-        micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
-        if parallel.data_size > 1 or not recipe.labelled:
-            micro_batch_tokens = _balanced(streams, parallel, micro_batch_tokens)
+        micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
     most, idle = _balanced(streams, parallel, 1 << 62), ""
     if parallel.data_size > 1 and micro_batch_tokens > most:
         idle = (
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
             f"processes without work: leave it out, or set at most {most:,}."
         )
-    rows = min(micro_batch_tokens // length, most_rows)
-    use = sum(parts(max(1, rows), data).values())
-    return MemoryUse(data, micro_batch_tokens, use, free, idle)
+    rows = min(micro_batch_tokens // estimate.length, estimate.most_rows)
+    needed = estimate.total(max(1, rows), data)
+    return MemoryUse(data, micro_batch_tokens, needed, estimate.free, idle)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """The memory of a run, as a function of the rows of a micro-batch and of the layout.
+
+    Args:
+        specs: the models that are trained together.
+        length: the number of tokens of the longest row, with those that are drawn after it.
+        most_rows: the number of rows of a step.
+        free: the bytes that are free for the run.
+        layout: how a step is divided, apart from `data`.
+        options: further arguments of `training_memory`.
+    """
+
+    specs: Sequence[Spec]
+    length: int
+    most_rows: int
+    free: float
+    layout: Layout
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        module: Any,
+        streams: Sequence[BatchStream],
+        parallel: Parallel,
+        precision: torch.dtype,
+        device: torch.device,
+    ) -> Self:
+        """Return the estimate for a recipe; see `fit_memory`."""
+        config, objective = recipe.parallel, recipe.objectives[0]
+        free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
+        # The weights may be there already.
+        weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
+        free += weights
+        length = max(stream.longest for stream in streams)
+        most_rows = max(stream.rows_per_step for stream in streams)
+        state = trained_state(recipe, module)
+        labelled = max(map(_labelled, streams))
+        if isinstance(objective, PolicyGradient):
+            length += objective.max_new_tokens
+            labelled = objective.max_new_tokens / length
+            most_rows *= objective.group
+            state["samples"] = min(state["samples"], most_rows)
+            free += state["references"] * weights
+        specs = objective.specs(objective.models(module)[""].spec)
+        state |= {"labelled": labelled, "gpus": parallel.size // config.replicas}
+        state |= {"precision": precision, "device": device.type}
+        layout = Layout("ddp", config.tensor, config.activation_checkpointing)
+        return cls(specs, length, most_rows, free, layout, state)
+
+    def by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
+        """Return the bytes of all models, by use."""
+        options = {**self.options, "rows": rows, "layout": replace(self.layout, data=data)}
+        models = [training_memory(spec, length=self.length, **options) for spec in self.specs]
+        return {name: sum(one[name] for one in models) for name in models[0]}
+
+    def total(self, rows: int, data: DataParallelism) -> float:
+        """Return the bytes in all."""
+        return sum(self.by_use(rows, data).values())
+
+    def with_reserve(self, rows: int, data: DataParallelism) -> float:
+        """Return the bytes in all, with a reserve in proportion to the activations."""
+        reserve = (1 / _ACTIVATION_FRACTION - 1) * self.by_use(rows, data)["activations"]
+        return self.total(rows, data) + reserve
+
+
+def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> DataParallelism:
+    """Return "ddp" where the whole model fits into every process, else "fsdp"."""
+    divided = recipe.parallel.tensor > 1 or recipe.parallel.replicas > 1
+    too_large = estimate.total(0, "ddp") > _STATE_FRACTION * estimate.free
+    [sharded] = parallel.all_reduce_max(divided or too_large)
+    return "fsdp" if sharded else "ddp"
+
+
+def _require_space(
+    recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
+) -> None:
+    """Raise RecipeError where weights and optimizer, or one row, do not fit."""
+    least = estimate.with_reserve(1, data)
+    if recipe.train.micro_batch_tokens is not None:  # whose memory the user knows
+        state = estimate.by_use(0, data)
+        least = sum(state[name] for name in ("weights", "gradients", "optimizer"))
+    if least > estimate.free:
+        raise RecipeError(
+            f"training this model takes about {least / 2**30:.1f} GiB for weights, gradients, "
+            f"optimizer and one row of {estimate.length} tokens at least, and "
+            f"{estimate.free / 2**30:.1f} GiB are free on {device}: choose a smaller "
+            "preset or a shorter data.length, or train a part of its weights (model.freeze, "
+            "adapter.rank)."
+        )
+
+
+def _choose_micro_batch(
+    recipe: Recipe,
+    estimate: _Estimate,
+    data: DataParallelism,
+    streams: Sequence[BatchStream],
+    parallel: Parallel,
+) -> int:
+    """Return the tokens of the largest micro-batch that fits, alike on all processes."""
+    on_cpu = estimate.options["device"] == "cpu"
+    most_rows = max(1, (_CPU_TOKENS if on_cpu else _GPU_TOKENS) // estimate.length)
+    rows = bisect_right(
+        range(1, most_rows + 1), estimate.free, key=lambda rows: estimate.with_reserve(rows, data)
+    )
+    fitting = -int(parallel.all_reduce_max(-rows * estimate.length)[0])
+    if parallel.data_size > 1 or not recipe.labelled:
+        return _balanced(streams, parallel, fitting)
+    return fitting
 
 
 def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:

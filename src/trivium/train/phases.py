@@ -21,7 +21,7 @@ class PhaseTrain(Config):
     """The keys of `[train]` that a phase can change."""
 
     batch_tokens: PositiveInt | None = Field(None, description="tokens per step")
-    clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
+    clip: float | None = Field(None, ge=0, description="maximum norm of the gradient; 0: no limit")
 
 
 class PhaseOptimizer(Config):
@@ -39,6 +39,9 @@ class PhaseConfig(Config):
     BERT reads rows of 128 tokens for 90 % of its steps, and then rows of 512:
 
     ```toml
+    [model]
+    preset = "bert-base"
+
     [data]
     length = 512
 

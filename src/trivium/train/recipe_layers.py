@@ -20,14 +20,15 @@ from trivium.presets.published import Published, PublishedRecipe, published_reci
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import Optimizer
-from trivium.train.recipe import BUDGETS, Recipe
+from trivium.train.recipe import Recipe
+from trivium.train.train_config import BUDGETS
 
 Tree = dict[str, Any]
 
 FAST, LIBRARY = "fast settings", "default"
 
 
-class Layer(NamedTuple):
+class RecipeLayer(NamedTuple):
     """Values of a recipe by their dotted keys, each with its origin.
 
     Keys of `objective` are those of every source of a mix.
@@ -42,7 +43,7 @@ def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
 
     Raises RecipeError for settings that the model cannot have.
     """
-    layers: tuple[Callable[[Tree, Spec], Layer], ...] = (
+    layers: tuple[Callable[[Tree, Spec], RecipeLayer], ...] = (
         _objective_layer,
         _published_layer,
         _fast_layer,
@@ -106,7 +107,7 @@ def _complete_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     return recipe if len(labelled) == 1 else None
 
 
-def _fill(tree: Tree, layer: Layer, origins: dict[str, str]) -> None:
+def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
     """Set the keys of a layer that are open, in place.
 
     Keys of a table of another kind are left out, and so is a budget beside another budget.
@@ -153,7 +154,7 @@ def _is_labelled(tree: Mapping[str, Any]) -> bool:
     return any(objective.labelled for _, objective in _objectives(tree))
 
 
-def _published_layer(tree: Tree, spec: Spec) -> Layer:
+def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the published recipe of the preset, if it is complete.
 
     If the user sets another budget, a published warm-up keeps its share of the budget. Published
@@ -161,8 +162,8 @@ def _published_layer(tree: Tree, spec: Spec) -> Layer:
     """
     recipe, chosen = _complete_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
-        return Layer({}, LIBRARY)
-    values = {"defaults": Published("published", ""), **recipe.values}
+        return RecipeLayer({}, LIBRARY)
+    values = {"defaults": Published("published", "the preset"), **recipe.values}
     if "init_from" in tree["model"] or "path" in tree.get("tokenizer", {}):
         values = {key: one for key, one in values.items() if not key.startswith("tokenizer.")}
     budget = recipe.budget
@@ -179,7 +180,7 @@ def _published_layer(tree: Tree, spec: Spec) -> Layer:
         source = ", ".join(dict.fromkeys(one["until"].source for one in recipe.phases))
         values["phases"] = Published(phases, source)
     origins = {key: recipe.cite(one.source) for key, one in values.items()}
-    return Layer({key: one.value for key, one in values.items()}, origins)
+    return RecipeLayer({key: one.value for key, one in values.items()}, origins)
 
 
 def _phase_tree(phase: Mapping[str, Published]) -> Tree:
@@ -191,21 +192,21 @@ def _phase_tree(phase: Mapping[str, Published]) -> Tree:
     return tree
 
 
-def _objective_layer(tree: Tree, spec: Spec) -> Layer:
+def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the objective of the published recipe for text, or of the model's form."""
     if all("kind" in root.get("objective", {}) for _, root in _roots(tree, "objective")):
-        return Layer({}, LIBRARY)
+        return RecipeLayer({}, LIBRARY)
     recipe = published_recipes().get(tree["model"].get("preset") or "")
     if recipe is not None and "objective.kind" in recipe.values and not tree.get("mix"):
         published = str(recipe.values["objective.kind"].value)
         takes_it = recipe.is_complete and not Objective.kinds[published].labelled
         if takes_it and tree.get("defaults") != "fast" and _has_new_weights(tree):
             source = recipe.cite(recipe.values["objective.kind"].source)
-            return Layer({"objective.kind": published}, source)
-    return Layer({"objective.kind": default_objective(spec).kind}, LIBRARY)
+            return RecipeLayer({"objective.kind": published}, source)
+    return RecipeLayer({"objective.kind": default_objective(spec).kind}, LIBRARY)
 
 
-def _fast_layer(tree: Tree, spec: Spec) -> Layer:
+def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the settings with which new weights learn fastest, for sizes without a recipe.
 
     They are the initialization, fields of objectives and the optimizer. See `train/defaults.py`.
@@ -230,27 +231,27 @@ def _fast_layer(tree: Tree, spec: Spec) -> Layer:
             values["model.initialization"] = defaults.fastest_initialization(spec)
     if fast:
         for kind in kinds:
-            values |= {f"objective.{key}": value for key, value in kind.fast.items()}
+            values |= {f"objective.{key}": value for key, value in kind.advice().fast.items()}
     if is_new:
         values["optimizer.kind"] = defaults.optimizer_kind(spec, fast=fast)
-    return Layer(values, FAST if fast else LIBRARY)
+    return RecipeLayer(values, FAST if fast else LIBRARY)
 
 
-def _task_layer(tree: Tree, spec: Spec) -> Layer:
+def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of labelled tasks: the optimizer's values and the schedule."""
     tasks = [name for name, objective in _objectives(tree) if objective.labelled]
     if not tasks:
-        return Layer({}, LIBRARY)
+        return RecipeLayer({}, LIBRARY)
     kind = tree.get("optimizer", {}).get("kind", "adamw")
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "linear"}
     if str(kind) in Optimizer.kinds:
         fine_tuning = Optimizer.kinds[kind].fine_tuning
         values |= {f"optimizer.{key}": value for key, value in fine_tuning.items()}
         values["optimizer.kind"] = kind
-    return Layer(values, f"default of {tasks[0]}")
+    return RecipeLayer(values, f"default of {tasks[0]}")
 
 
-def _library_layer(tree: Tree, spec: Spec) -> Layer:
+def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the kinds of the library: optimizer, schedule, and a new tokenizer."""
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
@@ -261,7 +262,7 @@ def _library_layer(tree: Tree, spec: Spec) -> Layer:
         if isinstance(minutes, int | float) and kind is not None:
             tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
         values |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
-    return Layer(values, LIBRARY)
+    return RecipeLayer(values, LIBRARY)
 
 
 def _choose_tokenizer(

@@ -25,8 +25,11 @@ from trivium.files import STDIN, version_entry
 from trivium.model_loading import load
 from trivium.presets import did_you_mean_preset, presets
 from trivium.remote import is_remote
-from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
+from trivium.train.data_config import as_list
+from trivium.train.model_config import ORIGINS, ModelConfig
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import fill_layers
+from trivium.train.train_config import BUDGETS
 
 # Keys whose texts say where something is.
 _PATHS = ("paths", "validation", "path", "init_from", "model", "function")

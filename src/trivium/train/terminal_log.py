@@ -18,7 +18,7 @@ from trivium.messages import display_width, padded, translated
 from trivium.progress import ProgressLine, format_duration
 from trivium.train.callback import Callback
 from trivium.train.loader import GlobalBatch
-from trivium.train.recipe import TrainConfig
+from trivium.train.train_config import TrainConfig
 
 
 @dataclass

@@ -154,6 +154,7 @@ class Trainer:
                 after the last checkpoint is kept.
             Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
         """
+        state.borders = self.loader.borders = state.borders or self.loader.borders
         try:
             if self.callbacks:
                 batch = self.loader.step(state.step)
@@ -176,7 +177,6 @@ class Trainer:
         assert save_every is not None
         assert peak is not None
         seconds_before = state.seconds
-        state.borders = self.loader.borders = state.borders or self.loader.borders
 
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_end(state)
@@ -399,7 +399,7 @@ class Trainer:
                 self.loss_scale.unscale(self.train_step.parameters())
             if self.unfreezing is not None:
                 self.unfreezing.drop_gradients(self.progress(state))
-            clip = self._phase_recipe(state.step).train.clip
+            clip = self._phase_recipe(state.step).train.clip or math.inf  # 0: no limit
             norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
             overflows = self._overflows(state, norm)
             if not overflows and self._is_spike(state, norm):

@@ -39,7 +39,8 @@ from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
-from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
+from trivium.train.data_config import MixConfig, TokenizerFile
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import read_recipe, recipe_file
 from trivium.train.run_folder import RunFolder
 
@@ -192,8 +193,8 @@ class Corpus:
 
     def unigram_loss(self, shares: Sequence[float]) -> float | None:
         """Return the unigram baseline in the units of `valid_loss`, or None where there is none."""
-        offsets = [source.objective.unigram_offset for source in self.sources]
-        if None in offsets:
+        offsets = [source.objective.advice().unigram_offset for source in self.sources]
+        if self.examples or None in offsets:
             return None
         offset = sum(share * (one or 0.0) for share, one in zip(shares, offsets, strict=True))
         return offset + unigram_loss([source.shards for source in self.texts], shares)

@@ -22,7 +22,7 @@ from trivium.messages import english
 from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
-from trivium.train.recipe import as_list
+from trivium.train.data_config import as_list
 from trivium.train.recipe_loading import Changes, changes_tree, check_tables, read_recipe
 from trivium.workflows.text_options import TextOptions
 

@@ -17,13 +17,14 @@ from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.models.base_model import Spec
-from trivium.presets import is_own_size
+from trivium.presets import catalogue, is_own_size
 from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
+from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import ALONE
-from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import compare_with_published, published_of
 from trivium.train.trainer import Trainer, TrainState
 from trivium.workflows.corpus import Corpus, ExampleSource
@@ -112,7 +113,7 @@ def introduce(
     _tell_model(line, recipe, setup, facts)
     _warn_of_unknown_tokens(line, recipe, facts)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
-    if capital == small and any(one.reads_case for one in recipe.objectives):
+    if capital == small and any(one.advice().reads_case for one in recipe.objectives):
         line.tell("", "run.lowercase_tags")
     if state.step == 0:
         _tell_weights(line, recipe, corpus, setup)
@@ -252,7 +253,8 @@ def _tell_model(
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
-    return recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
+    name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
+    return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
 def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
@@ -284,9 +286,15 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str,
 
 
 def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
-    name = _name(recipe, setup)
-    if recipe.model.preset is not None and not corpus.texts:
-        line.tell("weights", "run.random_weights", name=name)
+    name, preset = _name(recipe, setup), recipe.model.preset
+    if preset is not None and not corpus.texts:
+        # A size of a paper may have the name of a model on the hub.
+        published = not recipe.model.changes_preset and not catalogue[preset].paper.startswith(
+            "after"
+        )
+        on_hub = published and not is_own_size(preset)
+        hub = translated("run.hub_name", name=preset) if on_hub else ""
+        line.tell("weights", "run.random_weights", name=preset, hub=hub)
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
         line.tell("weights", "run.new_heads", name=name, heads=heads)
@@ -313,7 +321,12 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
     line.tell("", "run.as_published", paper=published.paper, keys=", ".join(same))
     if changed:
         keys = ", ".join(
-            translated("run.changed_from_published", key=key, value=value, published=before)
+            translated(
+                "run.changed_from_published",
+                key=key,
+                value=_show_value(value),
+                published=_show_value(before),
+            )
             for key, (value, before) in changed.items()
         )
         line.tell("", "run.not_as_published", keys=keys)
@@ -322,13 +335,23 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
         line.tell("", "run.published_differences", subjects=subjects, preset=preset)
 
 
+def _show_value(value: Any) -> str:
+    """Return a value of a recipe for a message; of a list of tables, the number of tables."""
+    if value is None:
+        return translated("run.unset")
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return str(len(value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
+
+
 def _tell_budget(
     line: ProgressLine, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
 ) -> None:
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
     unit = budget.removesuffix("s") if size == 1 else budget
-    length = f"{size:g} {translated(f'unit.{unit}')}"
+    number = f"{size:,.0f}" if size == round(size) else f"{size:g}"
+    length = f"{number} {translated(f'unit.{unit}')}"
     batch, rate, several, threads = [], "", "", facts["threads"]
     if corpus.texts:
         batch.append(translated("run.batch_tokens", count=recipe.train.batch_tokens))

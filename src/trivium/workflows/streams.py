@@ -16,7 +16,7 @@ from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
 from trivium.errors import RecipeError
 from trivium.inference.forward import check_ids
-from trivium.objectives.base import check_example_ids
+from trivium.objectives.labelled import check_example_ids
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream, LoaderPhase

@@ -33,8 +33,10 @@ from trivium.presets import presets
 from trivium.progress import ProgressLine, handle_signals
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
+from trivium.train.data_config import as_list
 from trivium.train.distributed import Parallel, join_processes
-from trivium.train.recipe import ORIGINS, Recipe, as_list
+from trivium.train.model_config import ORIGINS
+from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import (
     AnyRecipe,
     Changes,

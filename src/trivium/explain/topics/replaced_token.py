@@ -13,8 +13,8 @@ from trivium.explain.batch_parts import batch_facts, batch_parts, noisy_batch, t
 from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.model_loading import load
 from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
-from trivium.objectives.base import to_device
 from trivium.objectives.replaced_token import ReplacedToken
+from trivium.objectives.tensor_batch import to_device
 from trivium.presets import presets
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary

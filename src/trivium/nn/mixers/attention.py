@@ -362,9 +362,8 @@ class AttentionModule(MixerModule):
         if self.qkv is not None:
             query, key, value = self.qkv(x)
         else:
-            source = prepared.source
+            query, source = self.query(x), prepared.source
             key_value_states = x[:, : sequence.num_keys] if source is None else source
-            query = self.query(x)
             key, value = self.key(key_value_states), self.value(key_value_states)
         query = self._split_and_rotate(self.query_norm, query, prepared.positions)
         key = self._split_and_rotate(self.key_norm, key, prepared.positions)

@@ -36,6 +36,8 @@ class Positions(Choice, Part):
     """Whether the position encoding adds a term to the attention scores."""
     supports_tp: ClassVar[bool] = False
     """Whether tensor parallelism can divide the heads of the position encoding among processes."""
+    fills_blanks: ClassVar[bool] = False
+    """Whether position ids also tell which blank each generated token fills (ChatGLM-6B)."""
 
     num_token_types: ClassVar[int] = 0
     """The number of token types (such as sentence A and B) that scores depend on; 0: none."""

@@ -43,13 +43,18 @@ class TwoDimensionalPositions(PartModule):
         self.in_span = nn.Parameter(torch.empty(positions.max_length + 1, width))
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Embed pairs (text position, span position): int64 [B, T, 2] -> [B, T, D].
-
-        Position ids may also be [B, T]. The whole row is then one generated span: all tokens have
-        text position 0, and the span position is the id plus 1.
-        """
-        if position_ids.ndim == 2:
-            position_ids = torch.stack((torch.zeros_like(position_ids), position_ids + 1), -1)
-        in_text, in_span = position_ids.unbind(-1)
+        """Embed position ids, which are read as in `as_position_pairs`: [B, T, 2] -> [B, T, D]."""
+        in_text, in_span = as_position_pairs(position_ids).unbind(-1)
         vectors = nn.functional.embedding(in_text, self.weight)
         return vectors + nn.functional.embedding(in_span, self.in_span)
+
+
+def as_position_pairs(position_ids: Tensor) -> Tensor:
+    """Return pairs (text position, span position): int64 [B, T] or [B, T, 2] -> [B, T, 2].
+
+    Position ids [B, T] mean that the whole row is one generated span. Then all tokens have text
+    position 0, and the span position is the id plus 1.
+    """
+    if position_ids.ndim == 3:
+        return position_ids
+    return torch.stack((torch.zeros_like(position_ids), position_ids + 1), -1)

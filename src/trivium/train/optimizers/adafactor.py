@@ -31,6 +31,11 @@ class Adafactor(Optimizer):
     fine_tuning: ClassVar[Mapping[str, Any]] = {}
     supports_sharding: ClassVar[bool] = False
 
+    @property
+    def initial_weight_decay(self) -> float:
+        """The weight decay, 0 by default; decoupled."""
+        return self.weight_decay or 0.0
+
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
         """Return the optimizer with a learning rate, relative to the size of each weight."""
         return self if self.lr is not None else self.replace(lr=_RATE)

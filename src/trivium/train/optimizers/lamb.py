@@ -31,3 +31,7 @@ class LAMB(Optimizer):
         options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
         groups = self._groups(trained(model), set())
         return [Lamb(groups, lr=self.lr, **options)]
+
+    def state_size(self, model: nn.Module) -> int:
+        """Return the number of elements of two moments, and of three numbers for each weight."""
+        return super().state_size(model) + 3 * len(trained(model))

@@ -20,6 +20,11 @@ class SGD(Optimizer):
     momentum: float = Field(0.0, ge=0, lt=1, description="decay of the sum of past gradients")
     fine_tuning: ClassVar[Mapping[str, Any]] = {}
 
+    @property
+    def initial_weight_decay(self) -> float:
+        """The weight decay, 0 by default; added to the gradient (L2)."""
+        return self.weight_decay or 0.0
+
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
         """Return the optimizer unchanged.
 

@@ -1,0 +1,54 @@
+"""What objectives make of rows of token ids on the host, as arrays."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trivium.data.batch import Bools, Floats, Ints, RowBatch
+
+
+def real_tokens(rows: RowBatch) -> np.ndarray:
+    """Return which positions of rows are not padding: bool [B, T]."""
+    return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
+
+
+def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
+    """Move the ids of every row at which `keep` is True to the left, and fill the rest.
+
+    Returns the rows, and the number of ids that are kept in each, [B].
+
+    >>> left_pack(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
+    (array([[5, 7],
+           [9, 0]]), array([2, 1]))
+    """
+    sizes = keep.sum(axis=1)
+    columns = np.arange(sizes.max(initial=0))
+    rows = np.full((len(ids), len(columns)), fill, dtype=np.int64)
+    rows[columns < sizes[:, None]] = ids[keep]
+    return rows, sizes
+
+
+def poisson_chances(mean: float, lengths: range) -> Floats:
+    """Return the Poisson probability of each of some lengths."""
+    return np.exp([n * math.log(mean) - mean - math.lgamma(n + 1) for n in lengths])
+
+
+def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
+    """What limits attention in rows: padding, or packed documents with positions of their own."""
+    if rows.document_ids is None:
+        return {"attention_mask": rows.attention_mask}
+    positions = positions_in_documents(rows.document_ids)
+    return {"document_ids": rows.document_ids, "position_ids": positions}
+
+
+def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
+    """Positions that start at 0 in every document: int64 [B, T].
+
+    >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
+    array([[0, 1, 0, 1, 2]])
+    """
+    column = np.arange(document_ids.shape[1])
+    starts = np.diff(document_ids, axis=1, prepend=-1) != 0
+    return column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)
