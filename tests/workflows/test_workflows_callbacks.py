@@ -52,7 +52,7 @@ def test_weights_and_biases_gets_numbers_only(text, tmp_path, monkeypatch):
     sent: list[tuple[str, object]] = []
     module = types.ModuleType("wandb")
     module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    module.init = lambda **options: sent.append(("init", options))  # type: ignore[attr-defined]
+    module.init = lambda **options: sent.append(("init", options)) or module  # type: ignore
     module.log = lambda numbers, step: sent.append(("log", (step, numbers)))  # type: ignore
     module.finish = lambda exit_code: sent.append(("finish", exit_code))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", module)
@@ -120,3 +120,22 @@ def test_a_callback_sees_what_those_before_it_add(text, tmp_path):
     )  # fmt: skip
     assert seen == [4, 8]
     assert not any("mine" in record for record in run.read_metrics())  # which is written before
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library
+def test_the_library_of_weights_and_biases_takes_the_numbers(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="the extra wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    spec = types.SimpleNamespace(to_dict=lambda: {"vocab_size": 7})
+    callback = WandbCallback(project="p", mode="offline", dir=tmp_path)
+    callback.on_start(None, types.SimpleNamespace(spec=spec))  # type: ignore[arg-type]
+    run, step = wandb.run, {"step": 3, "tokens": 99, "seconds": 1.5}
+    callback.on_log({**step, "train_loss": 3.25, "warning": "a text"})
+    callback.on_evaluate({**step, "valid_loss": 3.5, "samples": ["a text"]}, None)  # type: ignore
+    callback.on_end(None)
+    assert run.config["spec"] == {"vocab_size": 7}
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    stored = file.read_bytes()  # keys, and values as JSON
+    for numbers in (b"train_loss", b"3.25", b"valid_loss", b"3.5"):
+        assert numbers in stored
+    assert b"a text" not in stored
