@@ -163,7 +163,7 @@ def divisible(described: spec.TransformerSpec) -> spec.TransformerSpec:
     """The spec with 8 heads, in grouped-query attention 4 of keys, and a d_ff of 28."""
 
     def attention(each: spec.Attention) -> spec.Attention:
-        return each.replace(num_heads=8, num_kv_heads=each.num_kv_heads and 4, head_dim=10)
+        return each.replace(num_heads=8, num_kv_heads=each.num_kv_heads and 4, head_dim=12)
 
     def stack(each: spec.Stack | None) -> spec.Stack | None:
         if each is None:
