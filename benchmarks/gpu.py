@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -206,9 +206,7 @@ T5 = Training("t5-base", "t5-tiny", 512, 48, "span-corruption")
 LLAMA = Training("llama3.2-1b", "llama-tiny", 2048, 8)
 
 
-def train(
-    report: Report, case: Training, *, optimizer: str = "adamw", attention: str = "sdpa"
-) -> None:
+def train(report: Report, case: Training, *, attention: str = "sdpa") -> None:
     """Train a preset with the product's trainer; then repeat one batch, and profile its step.
 
     The difference of both is what the loop around a step costs.
@@ -223,7 +221,7 @@ def train(
     device, steps, warmup = report.device, (4 if report.tiny else 20), (2 if report.tiny else 5)
     started = time.perf_counter()
     trainer, memory = make_trainer(
-        report, case.shrink(report), steps + warmup, optimizer, attention
+        report, case.shrink(report), steps + warmup, {"kind": "adamw"}, attention
     )
     first_steps = start_clock_after(trainer, warmup, device)
     trainer.train(TrainState())
@@ -262,7 +260,11 @@ def train(
 
 
 def make_trainer(
-    report: Report, case: Training, steps: int, optimizer: str, attention: str = "sdpa"
+    report: Report,
+    case: Training,
+    steps: int,
+    optimizer: Mapping[str, Any],
+    attention: str = "sdpa",
 ) -> tuple[Any, Any]:
     """Return a trainer on random tokens, as a run has it, and the memory that is planned for it.
 
@@ -276,7 +278,7 @@ def make_trainer(
         "data": {"length": case.length},
         "model": {"dropout": 0.0},
         "objective": {"kind": case.objective},
-        "optimizer": {"kind": optimizer},
+        "optimizer": optimizer,
         "train": {
             "steps": steps,
             "attention": "sdpa" if report.tiny else attention,
@@ -390,8 +392,10 @@ def optimizers(report: Report) -> None:
     """A step of every optimizer for GPT-2 124M."""
     import torch
 
-    for kind in ("adamw", "muon"):
-        trainer, _ = make_trainer(report, GPT2.shrink(report), 1, kind)
+    kinds = {"adamw": {}, "muon": {}, "muon, compiled": {"compile": not report.tiny}}
+    for name, options in kinds.items():
+        optimizer = {"kind": name.partition(",")[0], **options}
+        trainer, _ = make_trainer(report, GPT2.shrink(report), 1, optimizer)
         for parameter in trainer.train_step.parameters():
             parameter.grad = torch.randn_like(parameter)
 
@@ -400,7 +404,7 @@ def optimizers(report: Report) -> None:
                 each.step()
 
         seconds = seconds_per_call(step, report.device, calls=3 if report.tiny else 20, warmup=3)
-        report.add(kind, ms=1e3 * seconds)
+        report.add(name, ms=1e3 * seconds)
 
 
 # --- decoding

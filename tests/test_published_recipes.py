@@ -11,7 +11,7 @@ from trivium.presets import catalogue, is_own_size, presets
 from trivium.presets.published import published_recipes
 from trivium.train import defaults
 from trivium.train.recipe_layers import compare_with_published
-from trivium.train.recipe_loading import load_recipe
+from trivium.train.recipe_loading import load_recipe, read_origins, recipe_file
 
 RECIPES = published_recipes()
 COMPLETE = [name for name, recipe in RECIPES.items() if recipe.is_complete]
@@ -247,6 +247,40 @@ def test_layers_override_each_other_in_order(tmp_path):
     assert task.defaults is None
     assert task.phases == ()
     assert load_recipe("bert-base", ["defaults=fast"]).optimizer.lr is None
+
+
+def test_a_runs_recipe_says_where_every_value_of_every_source_comes_from(tmp_path):
+    file = tmp_path / "mix.toml"
+    file.write_text("""
+        model.preset = "bart-tiny"
+        [[mix]]
+        name = "plain"
+        paths = ["plain.txt"]
+        objective = { kind = "denoising", probability = 0.2 }
+        [[mix]]
+        name = "pairs"
+        paths = ["pairs.tsv"]
+        objective = { kind = "translation" }
+    """)
+    recipe = load_recipe(str(file), ["optimizer.lr=1e-3"])
+    text = recipe_file(recipe)
+    written = tmp_path / "recipe.toml"
+    written.write_text(text)
+    assert load_recipe(written) == recipe
+    origins = read_origins(text)
+    assert {"seed", "mix[0].objective.mean_span", "train.precision"} <= set(origins)
+    expected = {
+        "model.preset": str(file),
+        "optimizer.lr": "--set",
+        "optimizer.betas": "default of translation",
+        "optimizer.eps": "default",
+        "mix[0].paths": str(file),
+        "mix[0].objective.probability": str(file),
+        "mix[0].objective.mean_span": "default",
+        "mix[1].objective.kind": str(file),
+        "mix[1].objective.num_beams": "default",
+    }
+    assert {key: origins[key] for key in expected} == expected
 
 
 def test_another_budget_keeps_the_shares_of_warm_up_and_phases():

@@ -14,6 +14,7 @@ from trivium.train.hardware import (
     choose_arithmetic,
     describe_device,
     measure_products,
+    peak_flops,
     precision_name,
 )
 
@@ -77,6 +78,13 @@ def test_a_gpu_takes_the_half_precision_that_it_has(capability, expected, monkey
         assert precision_name(found) == kept.get("precision", expected)
     for asked, dtype in PRECISIONS.items():
         assert choose_arithmetic(asked, device, model, {}).precision is dtype
+
+
+def test_float16_on_a_cpu_is_said_to_be_slow_and_has_no_measured_peak():
+    with pytest.warns(UserWarning, match="fp16 is slow on a CPU"):
+        arithmetic = choose_arithmetic("fp16", CPU, small_model("bert"), {})
+    assert arithmetic.precision is torch.float16
+    assert peak_flops(CPU, torch.float16) is None
 
 
 def test_products_are_measured_in_every_setting():

@@ -207,6 +207,7 @@ def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, mon
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 5), whole)
 
 
+@pytest.mark.filterwarnings("ignore:.*fp16 is slow on a CPU")
 def test_runs_in_float16_continue_with_their_loss_scale(text, tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 3)
     monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**24, 0))

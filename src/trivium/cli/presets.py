@@ -124,7 +124,9 @@ def _shown(value: Any) -> str:
     """Return a published value for a table: thousands are separated, lists are joined."""
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 

@@ -118,7 +118,7 @@ def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, I
 
 
 def lanes_of_step(step: int, lanes: int, num_rows: int) -> tuple[Ints, Ints]:
-    """The rows of a step, of which each is the next one in the text after that of the step before.
+    """Return the rows of a step: in each lane, the row that follows the row of the step before.
 
     A lane reads a contiguous part of the rows, an epoch is ceil(num_rows / lanes) steps. A part
     that is shorter than others ends with the first row of the next one.

@@ -136,7 +136,7 @@ def layer_hidden_states(
 def text_hidden_states(
     lm: TextModel, texts: Sequence[Sequence[TextInput]], *, layers: Layers
 ) -> list[HiddenStates]:
-    """Return the hidden states of the tokens of texts, each of which is a list of windows.
+    """Return the hidden states of the tokens of texts. Each text is given as a list of windows.
 
     The windows of a text are read one by one and their tokens concatenated, special tokens
     included.

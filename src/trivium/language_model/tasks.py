@@ -173,7 +173,7 @@ class TaskMixin(TextModel):
     def hidden_states(
         self, texts: str | list[str], *, layers: Layers = "all"
     ) -> HiddenStates | list[HiddenStates]:
-        """Return the hidden states of every layer for each token of a text or of several texts.
+        """Return the hidden states of every layer, for each token of one text or several texts.
 
         The layers are numbered as in `output_hidden_states` of `transformers`: layer 0 is the input
         embedding, layer i the output of block i, and the last layer includes the final norm. In an

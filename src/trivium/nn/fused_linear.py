@@ -41,7 +41,7 @@ class FusedLinear(nn.Module):
 
     @staticmethod
     def fuse(*layers: nn.Module | None) -> FusedLinear | None:
-        """Return the fused layer, or None if one of the layers is no plain `nn.Linear`."""
+        """Return the fused layer, or None if one of the layers is not a plain `nn.Linear`."""
         plain = [layer for layer in layers if type(layer) is nn.Linear]
         return FusedLinear(*plain) if len(plain) == len(layers) else None
 

@@ -277,7 +277,7 @@ def cross_entropy_and_gradient(
     Args:
         logits: [M, V padded]; columns from `num_ids` on are padding and get no probability.
         labels: int64 [M]; -1 for rows without a label, which have no loss and a gradient of 0.
-        num_ids: the number of columns that are no padding.
+        num_ids: the number of columns without padding.
         vocab_size: the number of entries over which label smoothing is spread.
         smoothing: see `linear_cross_entropy`.
         soft_cap: see `linear_cross_entropy`.

@@ -119,11 +119,11 @@ class LabelledObjective(Objective):
         """
 
     def input_of(self, example: Any) -> str:
-        """What the model reads of an example; for checks: equal ones repeat each other."""
+        """Return the input of an example. Examples with equal inputs are duplicates (`check`)."""
         return example.group
 
     def findings(self, examples: Sequence[Any]) -> list[Finding]:
-        """What `check` finds in examples of this task, beside what may be wrong with any."""
+        """Return the findings of `check` that only this task has."""
         return []
 
     def weighs_classes(self, examples: Sequence[Any]) -> bool:
@@ -131,7 +131,7 @@ class LabelledObjective(Objective):
         return False
 
     def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
-        """The labels of every example, of which validation gets its share; none for most tasks."""
+        """Return the labels of every example, by which the split is stratified; mostly none."""
         return [() for _ in examples]
 
     def continuing(self, settings: Settings, examples: Sequence[Any]) -> Self:
@@ -249,7 +249,7 @@ def encode_texts(
 def next_tokens(one: TextInput) -> list[int]:
     """Return the next token of every position as its label.
 
-    Special tokens are no labels where the text is cut: a model would learn to stop in its midst.
+    If the text is cut, special tokens are not labels: the model would learn to stop in mid-text.
     """
     is_text = [text is not None or not one.cut for text in one.texts]
     ids = [token if kept else IGNORE_INDEX for token, kept in zip(one.ids, is_text)]

@@ -164,7 +164,7 @@ class Objective(Choice, Config, ABC):
         return build(spec, seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """What a run saves of the trained module, by folder in the run; "" is the run itself."""
+        """Return the models that a run saves, by subfolder; "" is the run folder itself."""
         return {"": module}  # type: ignore[dict-item]
 
     def separate(self, module: nn.Module) -> None:
@@ -203,7 +203,7 @@ class Objective(Choice, Config, ABC):
         return token_losses(model, batch)
 
     def monitor(self) -> Monitor | None:
-        """What warns of a run that goes wrong, beside what holds for every loss of text."""
+        """Return the monitor that warns of failures only this objective has, or None."""
         return None
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:

@@ -376,7 +376,7 @@ class PolicyGradient(Alignment):
         return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
     def _rollout_metrics(self, responses: Sequence[Response], group: int) -> dict[str, Floats]:
-        """By name, [B] each: rewards, and the rest of `_metric_names`; `group` are of a prompt."""
+        """Return the metrics of responses by name, [B] each; a prompt has `group` responses."""
         scores = np.array([one.scores for one in responses])
         reward = scores @ np.array([one.weight for one in self.rewards])
         pairs = [pair for one in responses[::group] for pair in itertools.pairwise(one.ids)]

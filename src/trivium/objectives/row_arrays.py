@@ -36,7 +36,7 @@ def poisson_chances(mean: float, lengths: range) -> Floats:
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
-    """What limits attention in rows: padding, or packed documents with positions of their own."""
+    """Return the padding mask of rows or, for packed documents, document and position ids."""
     if rows.document_ids is None:
         return {"attention_mask": rows.attention_mask}
     positions = positions_in_documents(rows.document_ids)

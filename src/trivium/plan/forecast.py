@@ -318,8 +318,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         module.compile_blocks()
     tokens = memory.micro_batch_tokens
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)
-    compiled = device.type == "cuda" and recipe.train.compiles(device)
-    optimizers = recipe.optimizer.build(module, precision, compiled=compiled)
+    optimizers = recipe.optimizer.build(module, precision)
     carried = carried_state(module, stream)
     trainer = Trainer(
         recipe, TrainStep(module), loader, optimizers, device, precision, carried=carried

@@ -30,7 +30,7 @@ class TokenizerFile(TokenizerSource):
 
 
 class DataConfig(Config):
-    """Where text or labelled examples come from, and how they are cut."""
+    """The sources of text or labelled examples, and how they are split into rows."""
 
     paths: PathList = Field((), description='files, folders, globs, "hf:NAME" or shards')
     validation: Annotated[float | tuple[str, ...], BeforeValidator(as_list)] = Field(

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -94,6 +95,12 @@ def choose_arithmetic(
         raise RecipeError(
             'train.precision = "fp16" on a CPU is not for LSTMs, which PyTorch does not compute in '
             "float16 there: leave train.precision out."
+        )
+    if precision == "fp16" and device.type == "cpu":
+        warnings.warn(
+            "train.precision = fp16 is slow on a CPU, far slower than fp32: it is meant for GPUs "
+            "without bf16.",
+            stacklevel=2,
         )
     threads, gflops = torch.get_num_threads(), {}
     if device.type != "cpu":
@@ -250,11 +257,14 @@ def _control_group_memory(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s of matrix products: a GPU's data sheet, a CPU measured for milliseconds, or None."""
+    """Return the peak FLOP/s of matmuls: a GPU's data sheet, or a CPU measured for milliseconds.
+
+    None if the peak is not known, and for float16 on a CPU, whose products have no steady speed.
+    """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return next((gpu.peak_flops for gpu in GPUS.values() if gpu.device in name), None)
-    if device.type != "cpu":
+    if device.type != "cpu" or dtype is torch.float16:
         return None
     setting = (precision_name(dtype), torch.get_num_threads())
     return 1e9 * measure_products(1024, 1024, (setting,), time.perf_counter)[setting]

@@ -355,7 +355,7 @@ class Loader:
         self._draws: dict[int, np.ndarray] = {}
 
     def phase_of(self, number: int) -> int:
-        """Return the index of the phase of a step. A phase whose end is not known goes on."""
+        """Return the index of the phase of a step. A phase continues until its end is known."""
         return bisect.bisect_right(self.borders, number)
 
     def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:

@@ -39,7 +39,7 @@ class LossScale:
 
     @property
     def is_lost(self) -> bool:
-        """Whether so many steps overflowed that the run has no hope."""
+        """Whether the factor is so small that gradients will keep overflowing."""
         return self.factor < _SMALLEST_SCALE
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:

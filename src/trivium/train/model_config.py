@@ -24,7 +24,7 @@ ORIGINS = ("preset", "spec", "init_from")
 
 
 class ModelConfig(Config):
-    """What is trained: a preset or a spec with new weights, or a model whose weights are kept.
+    """The model to train: a preset or a spec with new weights, or a model with its weights.
 
     `embedding`, `encoder`, `decoder`, `d_model` and `cell` change parts of the preset; "Parts of a
     model" lists what they take. Relative positions in attention replace its absolute ones.

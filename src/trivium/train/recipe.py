@@ -138,7 +138,7 @@ class Recipe(Config):
         return self
 
     def in_phase(self, number: int) -> Self:
-        """Return the recipe of phase `number` alone; of the last part if there is no such phase."""
+        """Return the recipe of phase `number`, without phases. The last phase has no table."""
         if number >= len(self.phases):
             return self.model_copy(update={"phases": ()})
         phase = self.phases[number]

@@ -67,11 +67,12 @@ def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
 
 def has_published_budget(recipe: Recipe) -> bool:
     """Return whether the length of a run is that of the paper, and the user did not set it."""
-    budget = recipe.train.budget
-    if budget is None or published_of(recipe.to_tree()) is None:
+    budget, published = recipe.train.budget, published_of(recipe.to_tree())
+    if budget is None or published is None:
         return False
-    origin = recipe.origin_of(f"train.{budget[0]}")
-    return origin not in ("", "given", "--set") and not origin.endswith(".toml")
+    key = f"train.{budget[0]}"
+    one = published.values.get(key)
+    return one is not None and recipe.origin_of(key) == published.cite(one.source)
 
 
 def compare_with_published(

@@ -10,7 +10,8 @@ import glob
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
 
 
 def check_tables(tree: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError where a section is no table, or [[mix]] or [[phases]] no list of tables."""
+    """Raise RecipeError if a section is not a table, or [[mix]], [[phases]] not lists of tables."""
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
     tables.pop("defaults", None)
@@ -248,24 +249,40 @@ def recipe_with_origins(recipe: Recipe) -> str:
 
 def _with_origins(text: str, recipe: Recipe) -> str:
     """Add the origin of each value to the TOML text of a recipe, as a comment."""
-    values, section, lines = flatten_keys(tomllib.loads(text)), "", []
-    for line in text.splitlines():
-        if header := re.fullmatch(r"\[+([\w.-]+)\]+", line):
-            section = f"{header[1]}."
-        elif assignment := re.match(r"([\w-]+) = ", line):
-            key = section + assignment[1]
-            line += f"  # {_origin(recipe, key, values.get(key))}"
-        lines.append(line)
+    tree, lines = tomllib.loads(text), text.splitlines()
+    for number, key in _toml_lines(text):
+        if key not in version_entry():
+            lines[number] += f"  # {_origin(recipe, key, tree)}"
     return "\n".join(lines) + "\n"
 
 
-def _origin(recipe: Recipe, key: str, value: Any) -> str:
-    """Return where the value of a key comes from: a layer, a default, or a choice for this run."""
+def _toml_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that set a value, by number, and the dotted key: `mix[0].objective.kind`."""
+    section, counts = "", Counter[str]()
+    for number, line in enumerate(text.splitlines()):
+        if header := re.fullmatch(r"(\[+)([\w.-]+)\]+", line):
+            name = header[2]
+            counts[name] += header[1] == "[["
+            first, dot, rest = name.partition(".")
+            index = f"[{counts[first] - 1}]" if counts[first] else ""
+            section = f"{first}{index}{dot}{rest}."
+        elif assignment := re.match(r"([\w-]+) = ", line):
+            yield number, section + assignment[1]
+
+
+def _origin(recipe: Recipe, key: str, tree: Any) -> str:
+    """Return where the value of a key in the recipe's tree comes from.
+
+    It is a layer, a default, or a choice for this run.
+    """
     if origin := recipe.origin_of(key):
         return origin
-    defaults_of_key = [one.default for one in iter_keys(Recipe) if one.name == key]
-    is_default = any(_plain(default) == value for default in defaults_of_key)
-    return "default" if is_default or not defaults_of_key else "chosen for this model and data"
+    value = tree
+    for name, index in re.findall(r"([\w-]+)(?:\[(\d+)\])?", key):
+        value = value[name] if not index else value[name][int(index)]
+    known = [one.default for one in iter_keys(Recipe) if one.name == re.sub(r"\[\d+\]", "", key)]
+    is_default = any(_plain(default) == value for default in known)
+    return "default" if is_default or not known else "chosen for this model and data"
 
 
 def _plain(default: Any) -> Any:
@@ -275,13 +292,9 @@ def _plain(default: Any) -> Any:
 
 def read_origins(text: str) -> dict[str, str]:
     """Return the origins of values, by dotted keys, from the comments of a `recipe.toml`."""
-    origins, section = {}, ""
-    for line in text.splitlines():
-        if header := re.fullmatch(r"\[+([\w.-]+)\]+", line):
-            section = f"{header[1]}."
-        elif entry := re.match(r"([\w-]+) = .*  # (.+)", line):
-            origins[section + entry[1]] = entry[2]
-    return origins
+    lines = text.splitlines()
+    found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _toml_lines(text))
+    return {key: comment[1] for key, comment in found if comment}
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
@@ -291,6 +304,9 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     apply_changes(tree, changes)
     changed, given = flatten_keys(changes_tree(changes)), "given" if where == "recipe" else where
     origins = {key: "--set" if key in changed else given for key in flatten_keys(tree)}
+    of_mix = origins.pop("mix", "")
+    for number, source in enumerate(tree.get("mix") or ()):
+        origins |= dict.fromkeys(flatten_keys(source, f"mix[{number}]."), of_mix)
     _name_sources(tree.get("mix") or ())
     try:
         model = ModelConfig.model_validate(tree.setdefault("model", {}))

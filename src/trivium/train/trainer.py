@@ -317,7 +317,7 @@ class Trainer:
         )
 
     def _end_phases(self, state: TrainState) -> None:
-        """With a budget in minutes, end the phases whose share of the budget is used."""
+        """End the phases whose share of a budget in minutes is used."""
         untils = [phase.until for phase in self.recipe.phases]
         while len(state.borders) < len(untils) and (
             self.progress(state) >= untils[len(state.borders)]

@@ -127,6 +127,7 @@ def pretrain(
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
     hardware.keep_freed_memory()
     device = hardware.choose_device(recipe.train.device)
+    recipe.train.uses_flex(device)  # refused before the data is read
     parallel = join_processes(recipe.parallel, device)
     opened = contextlib.nullcontext()
     if parallel.is_main:

@@ -135,8 +135,7 @@ def train_run(
         "micro_batch_tokens": memory.micro_batch_tokens,
         "torch": torch.__version__,
     }
-    compiled = device.type == "cuda" and recipe.train.compiles(device)
-    optimizers = recipe.optimizer.build(module, precision, compiled=compiled)
+    optimizers = recipe.optimizer.build(module, precision)
     share = recipe.train.gradual_unfreezing
     unfreezing = None if share is None else GradualUnfreezing(module, share)
     carried = carried_state(module, streams[0])

@@ -60,17 +60,14 @@ class Optimizer(Choice, Config, ABC):
     supports_sharding: ClassVar[bool] = True
     """Whether weights may be divided among processes (FSDP, tensor parallelism)."""
 
-    def build(
-        self, model: nn.Module, precision: torch.dtype = torch.float32, *, compiled: bool = False
-    ) -> Optimizers:
+    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """Optimizers that together train every parameter with `requires_grad`.
 
-        Products of matrices that a step takes have the run's `precision`, and are compiled if
-        `compiled`. With a `layer_decay` the
+        Products of matrices that a step takes have the run's `precision`. With a `layer_decay` the
         rates of a layer are those of the layer above times it: discriminative fine-tuning (Howard
         and Ruder 2018, section 3.1, with 1 / 2.6), layer-wise decay (Clark et al. 2020, table 7).
         """
-        optimizers = self._build(model, precision, compiled=compiled)
+        optimizers = self._build(model, precision)
         if self.layer_decay < 1.0:
             depths = model.layer_depths()  # type: ignore[operator]
             for optimizer in optimizers:
@@ -87,7 +84,7 @@ class Optimizer(Choice, Config, ABC):
         return _WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
     @abstractmethod
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """As `build`, with the rates of heads for all layers."""
 
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:

@@ -33,7 +33,7 @@ class Adadelta(Optimizer):
         """Return the optimizer with the learning rate of the paper, unless another is set."""
         return self if self.lr is not None else self.replace(lr=1.0)
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one Adadelta for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())

@@ -18,10 +18,10 @@ _RATE = 0.01
 class Adafactor(Optimizer):
     """Adafactor (Shazeer and Stern 2018), PyTorch's `torch.optim.Adafactor`.
 
-    The second moment of a matrix is the product of a vector of rows and a vector of columns. There
-    is no first moment. A step is lr max(1e-3, RMS(weight)) u / max(1, RMS(u)), where u is the
-    gradient divided by the root of the second moment. PyTorch limits lr to 1 / sqrt(step), as in
-    algorithm 4 of the paper.
+    The second moment of a matrix is the product of a vector of rows and a vector of columns. A
+    first moment is not kept. A step is lr max(1e-3, RMS(weight)) u / max(1, RMS(u)), where u is
+    the gradient divided by the root of the second moment. PyTorch limits lr to 1 / sqrt(step), as
+    in algorithm 4 of the paper.
     """
 
     kind: Literal["adafactor"] = "adafactor"
@@ -40,7 +40,7 @@ class Adafactor(Optimizer):
         """Return the optimizer with a learning rate, relative to the size of each weight."""
         return self if self.lr is not None else self.replace(lr=_RATE)
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one Adafactor for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())

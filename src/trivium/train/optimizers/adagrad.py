@@ -27,7 +27,7 @@ class Adagrad(Optimizer):
         """The weight decay, 0 by default; added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one Adagrad for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())

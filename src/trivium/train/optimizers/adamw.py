@@ -15,6 +15,6 @@ class AdamW(Optimizer):
 
     kind: Literal["adamw"] = "adamw"
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """One AdamW for everything."""
         return [self.adamw(model, trained(model))]

@@ -21,7 +21,7 @@ class LAMB(Optimizer):
     kind: Literal["lamb"] = "lamb"
     supports_sharding: ClassVar[bool] = False
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one LAMB for all parameters."""
         assert self.lr is not None
         with require_extra("optimizer.kind = lamb", "optimizers"):

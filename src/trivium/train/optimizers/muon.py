@@ -29,6 +29,9 @@ class Muon(Optimizer):
     kind: Literal["muon"] = "muon"
     matrix_lr: float = Field(0.01, gt=0, description="peak learning rate of Muon's matrices")
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
+    compile: bool = Field(
+        False, description="torch.compile the steps of matrices; its speed is not measured yet"
+    )
 
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
         """Token embeddings, which stay with AdamW, take larger steps."""
@@ -37,7 +40,7 @@ class Muon(Optimizer):
         rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_scale:.3g}")
         return new.replace(embedding_lr=new.embedding_lr or rate)
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
         parameters = trained(model)
         matrices = block_matrices(model)
@@ -55,7 +58,7 @@ class Muon(Optimizer):
             momentum=self.momentum,
             weight_decay=self.initial_weight_decay,
             precision=precision,
-            compiled=compiled,
+            compiled=self.compile,
         )
         return [muon, self.adamw(model, rest)]
 
@@ -192,7 +195,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _whole(weight: Tensor, part: Tensor) -> Tensor:
-    """The whole of a tensor that is sharded as the weight, of which every process has a part."""
+    """Gather a tensor that is sharded like `weight`; `part` is the shard of this process."""
     if not isinstance(weight, DTensor):
         return part
     mesh, shape = weight.device_mesh, weight.shape

@@ -34,7 +34,7 @@ class SGD(Optimizer):
             raise RecipeError('optimizer.kind = "sgd" has no default rate: set optimizer.lr.')
         return self
 
-    def _build(self, model: nn.Module, precision: torch.dtype, *, compiled: bool) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one SGD for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())
