@@ -25,7 +25,7 @@ def measure(preset: str, steps: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         run = trivium.pretrain(preset, data=sample("en"), out=Path(folder, "run"), changes=changes)
         rates = [record["tokens_per_second"] for record in run.read_metrics()[2:-1]]
-        return run.read_facts()["forecast"]["tokens_per_second"], statistics.median(rates)
+        return run.read_metadata()["forecast"]["tokens_per_second"], statistics.median(rates)
 
 
 def main() -> None:

@@ -214,7 +214,7 @@ def train(report: Report, case: Training, *, attention: str = "sdpa") -> None:
     import torch
 
     from trivium.models import flops_per_token
-    from trivium.train.distributed import ALONE
+    from trivium.train.distributed import SINGLE_PROCESS
     from trivium.train.hardware import peak_flops
     from trivium.train.trainer import TrainState, forward_backward
 
@@ -227,7 +227,7 @@ def train(report: Report, case: Training, *, attention: str = "sdpa") -> None:
     trainer.train(TrainState())
     synchronize(device)
     seconds = (time.perf_counter() - first_steps[0]) / steps
-    batch = trainer.loader.step(0, ALONE)
+    batch = trainer.loader.step(0, SINGLE_PROCESS)
     spec = trainer.train_step.get_submodule("model").spec  # type: ignore[union-attr]
     flops = flops_per_token(spec, case.shrink(report).length) * batch.num_tokens
     peak = None if report.tiny else peak_flops(torch.device(device), trainer.precision)

@@ -49,7 +49,7 @@ def curve(objective: str, preset: str, steps: int) -> tuple[float, list[tuple[in
             console=Console(file=io.StringIO()),
         )
         losses = [(r["step"] - 100, r["train_loss"]) for r in run.read_metrics() if "lr" in r]
-        return run.read_facts()["unigram_loss"], losses
+        return run.read_metadata()["unigram_loss"], losses
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def train(
             options["changes"]["objective"] = objective
             run = trivium.pretrain(preset, **options)
         records = [record for record in run.read_metrics() if "valid_loss" in record]
-        return records, run.read_facts().get("unigram_loss")
+        return records, run.read_metadata().get("unigram_loss")
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def run_trivium(job: argparse.Namespace) -> Figures:
         records = run.read_metrics()
         trained = [record for record in records if "train_loss" in record][-1]
         generating = records[-1]["seconds"] - trained["seconds"]
-        generating += run.read_facts()["evaluation_seconds"]
+        generating += run.read_metadata()["evaluation_seconds"]
         lm = trivium.load(run.path)
     sources, references = read_pairs(job.validation)
     answers = lm.translate(sources, num_beams=job.beams)

@@ -309,7 +309,7 @@ def held_out(family: Family, shards: Shards, tokenizer: Tokenizer) -> tuple[Batc
     """All rows of the validation text."""
     rows = Rows(shards.split(VALIDATION), LENGTH)
     stream = BatchStream("", family.objective, rows, tokenizer.vocabulary)
-    batches = stream.held_out(len(rows) * LENGTH)
+    batches = stream.validation_batches(len(rows) * LENGTH)
     return tuple(part for batch in batches for part in batch.micro_batches)
 
 

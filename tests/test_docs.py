@@ -262,7 +262,7 @@ READERS: dict[str, type[Any]] = {
     "pairs.jsonl": Translation,
     "chats.jsonl": Chat,
     "preferences.jsonl": Reward,
-    "judgements.jsonl": KTO,
+    "unpaired.jsonl": KTO,
     "sums.jsonl": PolicyGradient,
 }
 

@@ -172,8 +172,8 @@ def is_unfinished(run: Path) -> bool:
     A finished run that is resumed becomes unfinished again, although its folder still contains the
     earlier final weights.
     """
-    facts = read_json(run / RUN_METADATA) if (run / RUN_METADATA).is_file() else None
-    finished = facts.get("finished") if isinstance(facts, dict) else None
+    metadata = read_json(run / RUN_METADATA) if (run / RUN_METADATA).is_file() else None
+    finished = metadata.get("finished") if isinstance(metadata, dict) else None
     return not (run / WEIGHTS).is_file() or finished is False
 
 

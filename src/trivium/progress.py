@@ -60,7 +60,7 @@ class ProgressLine:
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    def tell(self, label: str, identifier: str, /, **values: object) -> None:
+    def print_message(self, label: str, identifier: str, /, **values: object) -> None:
         """Print the message `identifier` in the user's language, after a translated label."""
         self.print_line(labelled(label, translated(identifier, **values)))
 

@@ -30,16 +30,16 @@ def saved(family: str, folder) -> str:
 
 
 def test_attention_is_that_of_pytorch():
-    facts = explain("attention").facts
-    q, k, v = (of(facts[name]) for name in "qkv")
-    torch.testing.assert_close(of(facts["heads"]), F.scaled_dot_product_attention(q, k, v))
+    data = explain("attention").data
+    q, k, v = (of(data[name]) for name in "qkv")
+    torch.testing.assert_close(of(data["heads"]), F.scaled_dot_product_attention(q, k, v))
     plain = F.scaled_dot_product_attention(q[0], k[0], v[0], scale=1.0)[2]
-    torch.testing.assert_close(of(facts["attention"]), plain)
+    torch.testing.assert_close(of(data["attention"]), plain)
     # x_3 = (1, 1, 0, 0) with the first two columns of W_Q.
-    assert facts["q"][0][2] == pytest.approx([2.0, 1.0])
-    assert facts["e"] == pytest.approx([4.0, 4.0, 3.0, 5.0])
-    e = of(facts["e"]).exp()
-    torch.testing.assert_close(of(facts["alpha"]), e / e.sum())
+    assert data["q"][0][2] == pytest.approx([2.0, 1.0])
+    assert data["e"] == pytest.approx([4.0, 4.0, 3.0, 5.0])
+    e = of(data["e"]).exp()
+    torch.testing.assert_close(of(data["alpha"]), e / e.sum())
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_attention_is_that_of_pytorch():
 def test_attention_of_a_model(family, kinds, tmp_path):
     model = saved(family, tmp_path)
     page = explain("attention", "the cat sat", model=model, target="the cat", head=1)
-    assert [*page.facts] == kinds
-    assert sum(isinstance(part, Grid) for part in page.parts) == len(page.facts)
-    rows = of(page.facts["encoder"]["head 1"]).sum(-1)
+    assert [*page.data] == kinds
+    assert sum(isinstance(part, Grid) for part in page.parts) == len(page.data)
+    rows = of(page.data["encoder"]["head 1"]).sum(-1)
     torch.testing.assert_close(rows, torch.ones_like(rows))
     with pytest.raises(TriviumError, match="no layer 0: choose 1 to"):
         explain("attention", "the cat", model=model, layer=0)
@@ -62,8 +62,8 @@ def test_a_text_without_a_model_is_refused():
 
 
 def test_masks():
-    facts = explain("mask", "a b c d", prefix=2, window=1).facts
-    masks = {name: fact["mask"] for name, fact in facts.items()}
+    data = explain("mask", "a b c d", prefix=2, window=1).data
+    masks = {name: fact["mask"] for name, fact in data.items()}
     assert masks["padding"] == [[1, 1, 1, 1, 0, 0]] * 6
     assert masks["cross-attention"] == [[1, 1, 1, 1, 0, 0]] * 4
     assert masks["prefix"] == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
@@ -72,30 +72,30 @@ def test_masks():
 
 
 def test_positions():
-    facts = explain("positions", 32).facts
-    assert facts["sinusoids"][3][4] == pytest.approx(math.sin(3 / 10_000 ** (4 / 32)), abs=1e-6)
-    assert facts["sinusoids"][3][5] == pytest.approx(math.cos(3 / 10_000 ** (4 / 32)), abs=1e-6)
+    data = explain("positions", 32).data
+    assert data["sinusoids"][3][4] == pytest.approx(math.sin(3 / 10_000 ** (4 / 32)), abs=1e-6)
+    assert data["sinusoids"][3][5] == pytest.approx(math.cos(3 / 10_000 ** (4 / 32)), abs=1e-6)
     theta = [10_000 ** (-2 * i / 32) for i in range(16)]
-    assert facts["rotary_theta"] == pytest.approx(theta, rel=1e-6)
+    assert data["rotary_theta"] == pytest.approx(theta, rel=1e-6)
     # Of q = k = 1 every pair gives 2 cos(distance theta).
     expected = [sum(math.cos(distance * t) for t in theta) / 16 for distance in range(201)]
-    assert facts["rotary_scores"] == pytest.approx(expected, abs=1e-5)
-    assert facts["alibi_slopes"] == [2.0**-n for n in range(1, 9)]
+    assert data["rotary_scores"] == pytest.approx(expected, abs=1e-5)
+    assert data["alibi_slopes"] == [2.0**-n for n in range(1, 9)]
 
 
 def test_buckets_are_those_of_transformers_and_not_of_the_book():
-    facts = explain("positions").facts
-    before = -torch.tensor(facts["t5_distances"])
+    data = explain("positions").data
+    before = -torch.tensor(data["t5_distances"])
     for side, both in (("encoder", True), ("decoder", False)):
         theirs = T5Attention._relative_position_bucket(before, bidirectional=both).tolist()
-        assert facts["t5_buckets"][side] == theirs
-    book = dict(zip(facts["t5_distances"], facts["book_buckets"]))
+        assert data["t5_buckets"][side] == theirs
+    book = dict(zip(data["t5_distances"], data["book_buckets"]))
     assert (book[7], book[8], book[9], book[128]) == (7, 8, 13, 148)
-    assert max(facts["t5_buckets"]["encoder"]) == 15
+    assert max(data["t5_buckets"]["encoder"]) == 15
 
 
 def test_norm_of_the_listing():
-    x, results = of([1, 2, 3, 6]), explain("norm", [1, 2, 3, 6]).facts["results"]
+    x, results = of([1, 2, 3, 6]), explain("norm", [1, 2, 3, 6]).data["results"]
     listing = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
     torch.testing.assert_close(of(results["Norm"]), listing)
     torch.testing.assert_close(of(results["LayerNorm"]), F.layer_norm(x, [4]))
@@ -103,45 +103,45 @@ def test_norm_of_the_listing():
 
 
 def test_activations():
-    facts = explain("activation", [0.1, 10.0]).facts
-    x = of(facts["x"])
+    data = explain("activation", [0.1, 10.0]).data
+    x = of(data["x"])
     for beta in (0.1, 10.0):
         swish = x / (1 + (-beta * x).exp())
-        torch.testing.assert_close(of(facts["values"][f"Swish, beta = {beta:g}"]), swish)
+        torch.testing.assert_close(of(data["values"][f"Swish, beta = {beta:g}"]), swish)
     gelu = x * (1 + torch.erf(x / 2**0.5)) / 2
-    torch.testing.assert_close(of(facts["values"]["GELU"]), gelu)
+    torch.testing.assert_close(of(data["values"]["GELU"]), gelu)
 
 
 def test_the_feed_forward_network_step_by_step():
-    steps = explain("feed-forward", [1.0, -1.0, 2.0]).facts["SwiGLU"]
+    steps = explain("feed-forward", [1.0, -1.0, 2.0]).data["SwiGLU"]
     gate, value = of(steps["x W"]), of(steps["x V"])
     torch.testing.assert_close(of(steps["Swish(x W) * x V"]), gate * gate.sigmoid() * value)
 
 
 def test_gradients_reach_further_through_gates():
-    facts = explain("rnn", [1.0, 0.0]).facts
-    assert facts["hidden"][0] == pytest.approx([math.tanh(1.0), math.tanh(0.6)])
-    far = [norm[60] for norm in facts["gradient_norms"].values()]
+    data = explain("rnn", [1.0, 0.0]).data
+    assert data["hidden"][0] == pytest.approx([math.tanh(1.0), math.tanh(0.6)])
+    far = [norm[60] for norm in data["gradient_norms"].values()]
     assert far == sorted(far)
     assert far[0] < 1e-12
     assert far[-1] > 0.1
 
 
 def test_parameters_of_llama():
-    facts = explain("params", "llama-7b", length=2048).facts
-    assert facts["parameters"] == sum(facts["parts"].values()) == 6_738_415_616
-    assert facts["parts"]["feed-forward"] == 3 * 4096 * 11008 * 32
+    data = explain("params", "llama-7b", length=2048).data
+    assert data["parameters"] == sum(data["parts"].values()) == 6_738_415_616
+    assert data["parts"]["feed-forward"] == 3 * 4096 * 11008 * 32
     cache = 2 * 32 * 32 * 128 * 2 * 2048  # a slot has room for a few tokens more
-    assert facts["memory"]["cache"] == pytest.approx(cache, rel=1e-3)
-    products = 6 * (facts["parameters"] - 32_000 * 4096 - 65 * 4096)
-    assert facts["flops_per_token"] == products + 12 * 32 * 4096 * 1024
+    assert data["memory"]["cache"] == pytest.approx(cache, rel=1e-3)
+    products = 6 * (data["parameters"] - 32_000 * 4096 - 65 * 4096)
+    assert data["flops_per_token"] == products + 12 * 32 * 4096 * 1024
 
 
 def test_the_loss(tmp_path):
-    facts = explain("loss", [3.0, 1.0, 0.0, -1.0], label=2).facts
+    data = explain("loss", [3.0, 1.0, 0.0, -1.0], label=2).data
     total = sum(math.exp(z) for z in (3, 1, 0, -1))
-    assert facts["nats"] == pytest.approx(math.log(total) - 1, abs=1e-6)
+    assert data["nats"] == pytest.approx(math.log(total) - 1, abs=1e-6)
     with pytest.raises(TriviumError, match="label is 5"):
         explain("loss", [3.0, 1.0, 0.0, -1.0], label=5)
-    text = explain("loss", text="the cat sat", model=saved("gpt2", tmp_path)).facts["text"]
+    text = explain("loss", text="the cat sat", model=saved("gpt2", tmp_path)).data["text"]
     assert text["bits_per_byte"] == pytest.approx(text["loss"] * 3 / math.log(2) / 11)

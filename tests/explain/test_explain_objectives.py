@@ -18,7 +18,7 @@ from trivium.workflows.training import pretrain
 
 def test_masks_come_in_the_shares_of_the_paper():
     text = " ".join(f"w{i}" for i in range(60))
-    shares = explain("masked", [text], draws=4000).facts["shares"]
+    shares = explain("masked", [text], draws=4000).data["shares"]
     own = 0.1 / 60  # a random token is the token itself
     expected = {"chosen": 0.15, "masked": 0.8, "replaced": 0.1 - own, "kept": 0.1 + own}
     for name, share in expected.items():
@@ -30,23 +30,23 @@ def test_replaced_tokens_are_drawn_by_frequency_and_a_right_draw_is_original():
     words = ["the", "chef", "cooked", "the", "meal"]
     right = masked = 0
     for seed in range(0, 800, 20):
-        facts = explain("replaced-token", [" ".join(words)] * 8, seed=seed, probability=0.5).facts
+        data = explain("replaced-token", [" ".join(words)] * 8, seed=seed, probability=0.5).data
         nats = []
-        for row, shown in zip(facts["rows"], facts["discriminator"]):
+        for row, shown in zip(data["rows"], data["discriminator"]):
             text = ["[CLS]", *words, "[SEP]"]
             assert shown["replaced"] == [a != b for a, b in zip(shown["tokens"], text)]
             targets = [one for one in row["labels"] if one]
             nats += [-math.log(words.count(one) / 5) for one in targets]
             right += len(targets) - sum(shown["replaced"])
         masked += len(nats)
-        assert math.isclose(facts["losses"][0], sum(nats) / len(nats), rel_tol=1e-5)
+        assert math.isclose(data["losses"][0], sum(nats) / len(nats), rel_tol=1e-5)
     share = 0.4 * 0.4 + 3 * 0.2 * 0.2
     assert abs(right / masked - share) < 4 * math.sqrt(share * (1 - share) / masked)
 
 
 def test_spans_put_back_give_the_text():
     text = "The man in the long coat walked slowly to the store of his old friend"
-    rows = explain("span-corruption", [text]).facts["rows"]
+    rows = explain("span-corruption", [text]).data["rows"]
     for encoder, decoder in zip(rows[::2], rows[1::2]):
         spans, span = {}, []
         for token in decoder["labels"][:-1]:
@@ -69,7 +69,7 @@ def test_a_beam_finds_what_is_most_probable_and_greedy_does_not():
                 yield from (([following, *rest], p * q) for rest, q in texts(following))
 
     best, probability = max(texts("I"), key=lambda one: one[1])
-    greedy, *found = explain("beam", "I", beams=2, length_penalty=0.0).facts["found"]
+    greedy, *found = explain("beam", "I", beams=2, length_penalty=0.0).data["found"]
     assert found[0]["text"] == " ".join(best)
     assert math.isclose(found[0]["probability"], probability, rel_tol=1e-5)
     assert greedy["text"] == "am here"
@@ -79,14 +79,14 @@ def test_a_beam_finds_what_is_most_probable_and_greedy_does_not():
 
 def test_what_top_p_leaves_is_as_the_paper_says():
     logits = [2.0, 1.0, 0.0, -1.0]
-    facts = explain("sampling", logits, temperature=2.0, top_k=3, top_p=0.8).facts
+    data = explain("sampling", logits, temperature=2.0, top_k=3, top_p=0.8).data
     p = np.exp(np.array(logits) / 2)
     p[3] = 0.0
     p /= p.sum()
     p[2] = 0.0 if p[:2].sum() >= 0.8 else p[2]
     expected = p / p.sum()
-    assert np.allclose(facts["probabilities"]["top-p 0.8"], expected)
-    assert np.abs(np.array(facts["draws"]) / 1000 - expected).max() < 0.06
+    assert np.allclose(data["probabilities"]["top-p 0.8"], expected)
+    assert np.abs(np.array(data["draws"]) / 1000 - expected).max() < 0.06
 
 
 def test_a_tokenizer_without_a_mask_is_refused(tmp_path):
@@ -99,7 +99,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path):
 
 def shown_tokens(run):
     """The rows of the first batch that a run keeps."""
-    return [row["tokens"] for row in RunFolder(run).read_facts()["first_batch"]]
+    return [row["tokens"] for row in RunFolder(run).read_metadata()["first_batch"]]
 
 
 def test_the_batch_shown_is_the_one_that_is_trained_on(tmp_path, monkeypatch, capsys):

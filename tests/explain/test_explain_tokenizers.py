@@ -26,8 +26,8 @@ LATTICE = {"a": 0.1, "b": 0.13, "ab": 0.2, "ba": 0.17, "aba": 0.07, "c": 0.11, "
 
 def _steps(**options):
     """The merges that the topic learns, as (symbols merged, count)."""
-    facts = explain("bpe", **options).facts
-    return [("+".join(step["pair"]), step["count"]) for step in facts["merges"]]
+    data = explain("bpe", **options).data
+    return [("+".join(step["pair"]), step["count"]) for step in data["merges"]]
 
 
 def _library_merges(texts: list[str], merges: int, split) -> list[tuple[str, str]]:
@@ -43,15 +43,15 @@ def test_bpe_merges_the_rats_as_the_textbook():
     assert _steps(merges=3) == [("t+h", 3), ("th+e", 3), ("c+a", 2)]
     assert _steps(merges=3, spaces=True) == [("t+h", 3), ("th+e", 3), ("the+\u2581", 3)]
     assert _steps(merges=3, ties="lowest-ids") == [("h+e", 3), ("t+he", 3), ("a+t", 2)]
-    facts = explain("bpe", ties="lowest-ids", merges=3).facts
-    assert facts["merges"][0]["ties"] == [("t", "h")]
-    assert facts["merges"][2]["words"] == {
+    data = explain("bpe", ties="lowest-ids", merges=3).data
+    assert data["merges"][0]["ties"] == [("t", "h")]
+    assert data["merges"][2]["words"] == {
         "the": ["the"],
         "car": ["c", "a", "r"],
         "cat": ["c", "at"],
         "rat": ["r", "at"],
     }
-    assert facts["vocabulary"] == ["a", "c", "e", "h", "r", "t", "he", "the", "at"]
+    assert data["vocabulary"] == ["a", "c", "e", "h", "r", "t", "he", "the", "at"]
     assert "th + e -> the" in explain("bpe").text()
 
 
@@ -62,8 +62,8 @@ def test_ties_by_bytes_are_those_of_a_course(topic):
     text = " ".join(" ".join([word] * count) for word, count in counts.items())
     merges = "s+t e+st o+w l+ow w+est n+e ne+west w+i wi+d wid+est low+e lowe+r"
     texts = [text] if topic == "bpe" else text.split()
-    facts = explain(topic, texts, merges=12, ties="frequent-then-bytes").facts
-    assert " ".join("+".join(step["pair"]) for step in facts["merges"]) == merges
+    data = explain(topic, texts, merges=12, ties="frequent-then-bytes").data
+    assert " ".join("+".join(step["pair"]) for step in data["merges"]) == merges
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_merges_are_those_of_the_library(topic, split):
     noise = ["".join(rng.choices("abc\u4eca\u5929 ", k=300))]
     for texts, most in [(RATS, 5), (PROSE, 37), (noise, 60)]:
         page = explain(topic, texts, merges=most, ties="lowest-ids")
-        merges = [step["pair"] for step in page.facts["merges"]]
+        merges = [step["pair"] for step in page.data["merges"]]
         assert merges == _library_merges(texts, most, split)
 
 
@@ -97,8 +97,8 @@ def test_tokens_are_those_of_the_library(kind, size, tmp_path):
     tokenizer = Tokenizer.train(kind, texts=PROSE * 3, vocab_size=size, progress=False)
     path = tokenizer.save(tmp_path / kind)
     inside = texts[:-2] if kind == "bpe" else texts
-    for text, facts in zip(inside, explain(kind, inside, tokenizer=path).facts["texts"]):
-        words = facts.get("words", [facts])
+    for text, data in zip(inside, explain(kind, inside, tokenizer=path).data["texts"]):
+        words = data.get("words", [data])
         tokens = [token for word in words for token in word["tokens"]]
         encoding = tokenizer.encode(text, add_special_tokens=False)
         # The library shows an unknown piece as it is in the text.
@@ -125,9 +125,9 @@ def test_unigram_pieces_are_the_most_probable_whatever_their_scores(tmp_path):
     content["model"]["vocab"] = [[piece, -rng.uniform(1, 12)] for piece, _ in vocabulary]
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    for facts in explain("unigram", PROSE, tokenizer=path).facts["texts"]:
-        tokens = [token for word in facts["words"] for token in word["tokens"]]
-        assert tokens == Tokenizer.load(path).backend.encode(facts["text"]).tokens
+    for data in explain("unigram", PROSE, tokenizer=path).data["texts"]:
+        tokens = [token for word in data["words"] for token in word["tokens"]]
+        assert tokens == Tokenizer.load(path).backend.encode(data["text"]).tokens
 
 
 def test_bpe_encoding_step_by_step(tmp_path):
@@ -141,42 +141,42 @@ def test_bpe_encoding_step_by_step(tmp_path):
     vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
     path = Tokenizer.from_merges(vocabulary, [(b"h", b"e")]).save(tmp_path)
     page = explain("bpe", ["the\u00e9"], tokenizer=path)
-    assert page.facts["texts"][0]["words"][0]["tokens"] == ["t", "he", "\\xc3", "\\xa9"]
+    assert page.data["texts"][0]["words"][0]["tokens"] == ["t", "he", "\\xc3", "\\xa9"]
     assert "h + e     0  t he \\xc3 \\xa9" in page.text()
 
 
 def test_bytes():
     page = explain("bytes")
-    assert page.facts["utf8"] == "e4 bb 8a e5 a4 a9"
-    assert page.facts["utf16"] == "4e ca 59 29"
+    assert page.data["utf8"] == "e4 bb 8a e5 a4 a9"
+    assert page.data["utf16"] == "4e ca 59 29"
     assert "62 11 4e ca" in page.text()
-    assert explain("bytes", "\u6211\u4eca").facts["utf16"] == "62 11 4e ca"
+    assert explain("bytes", "\u6211\u4eca").data["utf16"] == "62 11 4e ca"
     assert "U+4ECA      e4 bb 8a  4e ca" in page.text()
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in ["\u4eca\u5929", "a b\n\u00e9\U0001f600"]:
         expected = "".join(word for word, _ in level.pre_tokenize_str(text))
-        assert explain("bytes", text).facts["symbols"] == expected
+        assert explain("bytes", text).data["symbols"] == expected
 
 
 def test_wordpiece_matching():
     page = explain("wordpiece", ["playing"])
-    assert page.facts["words"][0]["tokens"] == ["play", "##ing"]
+    assert page.data["words"][0]["tokens"] == ["play", "##ing"]
     vocabulary = "un ##aff ##able ##a"
     page = explain("wordpiece", ["unaffable unx"], vocab=vocabulary)
-    whole, broken = page.facts["words"]
+    whole, broken = page.data["words"]
     assert whole["tokens"] == ["un", "##aff", "##able"]
     assert "    affable           ##aff   ##affable ##affabl ##affab ##affa" in page.text()
     assert broken["tokens"] == ["[UNK]"]
     assert "no match" in page.text()
-    chinese = explain("wordpiece", ["\u4eca\u5929"], vocab="\u4eca \u5929").facts["words"]
+    chinese = explain("wordpiece", ["\u4eca\u5929"], vocab="\u4eca \u5929").data["words"]
     assert [word["tokens"] for word in chinese] == [["\u4eca"], ["\u5929"]]
-    long = explain("wordpiece", ["un" * 51], vocab="un ##un").facts["words"][0]
+    long = explain("wordpiece", ["un" * 51], vocab="un ##un").data["words"][0]
     assert long["tokens"] == ["[UNK]"]
 
 
 def test_words_are_cut_by_rules_and_by_every_kind():
     texts = ["don't", "\u6211\u4eca\u5929\u53bb\u4e86\u5546\u5e97\u3002"]
-    english, chinese = (explain("words", texts).facts[text] for text in texts)
+    english, chinese = (explain("words", texts).data[text] for text in texts)
     assert english["Penn Treebank"] == ["do", "n't"]
     assert len(chinese["text.split()"]) == 1
     assert {*Tokenizer.kinds} < {*english}
@@ -185,15 +185,15 @@ def test_words_are_cut_by_rules_and_by_every_kind():
 
 def test_words_beyond_the_vocabulary_are_unknown():
     page = explain("whitespace", ["a b a", "a c"], kept=2)
-    assert page.facts["counts"] == {"a": 2 + 1, "b": 1, "c": 1}
-    assert [one["tokens"] for one in page.facts["texts"]] == [["a", "b", "a"], ["a", "<unk>"]]
+    assert page.data["counts"] == {"a": 2 + 1, "b": 1, "c": 1}
+    assert [one["tokens"] for one in page.data["texts"]] == [["a", "b", "a"], ["a", "<unk>"]]
 
 
 def _paths(text: str, probabilities: dict[str, float]) -> dict[tuple[str, ...], float]:
     """Every segmentation, by trying every set of cuts."""
     paths = {}
-    for cuts in itertools.product([False, True], repeat=len(text) - 1):
-        bounds = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(text)]
+    for truncations in itertools.product([False, True], repeat=len(text) - 1):
+        bounds = [0, *(i + 1 for i, cut in enumerate(truncations) if cut), len(text)]
         pieces = tuple(text[a:b] for a, b in itertools.pairwise(bounds))
         if all(piece in probabilities for piece in pieces):
             paths[pieces] = math.prod(probabilities[piece] for piece in pieces)
@@ -202,10 +202,10 @@ def _paths(text: str, probabilities: dict[str, float]) -> dict[tuple[str, ...], 
 
 def test_lattice_of_the_textbook():
     page = explain("unigram", ["ababc"], vocab="ab c")
-    (facts,) = page.facts["texts"]
-    assert facts["likelihood"] == pytest.approx(4 / 27, rel=1e-14)
-    assert facts["tokens"] == ("ab", "ab", "c")
-    assert facts["path_count"] == 1
+    (data,) = page.data["texts"]
+    assert data["likelihood"] == pytest.approx(4 / 27, rel=1e-14)
+    assert data["tokens"] == ("ab", "ab", "c")
+    assert data["path_count"] == 1
     assert "2/3 x 2/3 x 1/3  4/27" in page.text()
     with pytest.raises(TokenizerError, match="cannot be written"):
         explain("unigram", ["abd"], vocab="ab c")
@@ -214,15 +214,15 @@ def test_lattice_of_the_textbook():
 def test_lattice_equals_enumeration():
     text = "abababc"
     expected = _paths(text, LATTICE)
-    facts = lattice(text, LATTICE)[1]
-    paths = facts["paths"]
-    assert facts["path_count"] == len(expected) > len(paths) == 10
+    data = lattice(text, LATTICE)[1]
+    paths = data["paths"]
+    assert data["path_count"] == len(expected) > len(paths) == 10
     best = sorted(expected.values(), reverse=True)
     for path, probability in zip(paths, best):
         assert math.exp(path["log_probability"]) == pytest.approx(probability, rel=1e-12)
         assert expected[path["pieces"]] == pytest.approx(probability, rel=1e-12)
     total = sum(expected.values())
-    assert facts["likelihood"] == pytest.approx(total, rel=1e-12)
+    assert data["likelihood"] == pytest.approx(total, rel=1e-12)
     counts, likelihood = expected_counts(text, LATTICE)
     assert likelihood == pytest.approx(total, rel=1e-12)
     for piece in LATTICE:
@@ -239,15 +239,15 @@ def test_the_ways_to_cut_a_long_word_are_counted_exactly():
     ways = [1, 1]  # a Fibonacci number beyond what a float holds
     for _ in range(1500):
         ways.append(ways[-1] + ways[-2])
-    _, facts = lattice("a" * 1501, {"a": 0.5, "aa": 0.25})
-    assert facts["path_count"] == ways[1501]
+    _, data = lattice("a" * 1501, {"a": 0.5, "aa": 0.25})
+    assert data["path_count"] == ways[1501]
 
 
 def test_unigram_training_rounds():
     words = {"hug": 3, "pug": 2, "pun": 1, "bun": 1, "hugs": 1}
     text = " ".join(word for word, count in words.items() for _ in range(count))
     page = explain("unigram", [text], vocab_size=9)
-    training = page.facts["training"]
+    training = page.data["training"]
     final = training["probabilities"]
     assert len(final) == 9
     assert sum(final.values()) == pytest.approx(1.0)
@@ -275,7 +275,7 @@ def test_unigram_training_rounds():
 
 def test_em_steps_are_exact():
     """Probabilities are the expected counts over their sum."""
-    training = explain("unigram", ["abab ab"], vocab_size=100).facts["training"]
+    training = explain("unigram", ["abab ab"], vocab_size=100).data["training"]
     probabilities = {"a": 1 / 3, "b": 1 / 3, "ab": 1 / 3}  # each occurs three times, others once
     assert set(training["seed"]) == set(probabilities)
     counts = {}

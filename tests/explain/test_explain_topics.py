@@ -46,7 +46,7 @@ def test_every_topic(name):
     assert say(page.title, "en") in english
     assert say(page.title, "zh") in chinese
     assert any("\u4e00" <= character <= "\u9fff" for character in say(page.title, "zh"))
-    assert json.loads(json.dumps(page.facts))
+    assert json.loads(json.dumps(page.data))
     for language in ("en", "zh"):
         reader = _Balanced()
         reader.feed(page.html(language))

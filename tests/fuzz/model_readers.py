@@ -399,7 +399,7 @@ def _write_run(folder: Path) -> None:
     run.path.mkdir()
     shutil.copy(shipped_recipes()["textbook-bert"], run.recipe)
     facts = {"unigram_loss": 7.0, "num_parameters": 12, "finished": True, "documents": 17}
-    run.write_facts({**facts, "samples": [{"step": 4, "prompt": "a", "output": "b"}]})
+    run.write_metadata({**facts, "samples": [{"step": 4, "prompt": "a", "output": "b"}]})
     for step in (4, 8, 12):
         rate = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 99.0, "seconds": step * 0.5}
         loss = {"train_loss": 8.0 / step, "valid_loss": 9.0 / step}
@@ -428,5 +428,5 @@ def _report(folder: Path) -> None:
 @reader("metrics", made(_write_run))
 def _resume(folder: Path) -> None:
     run = RunFolder(folder / "run")
-    run.read_facts()
+    run.read_metadata()
     run.rewind_metrics(8)

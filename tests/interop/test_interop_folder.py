@@ -383,10 +383,14 @@ def test_what_settings_answer():
     assert settings.ids("forced_eos_token_id") == (2, 3)
     empty = Settings()
     assert (empty.ids("eos_token_id"), empty.decoder_start) == ((), ())
-    for names, kind in ((("a", "b"), "classes"), (("x",), "numbers"), (("a", "b"), "multi-label")):
+    for names, kind in (
+        (("a", "b"), "classes"),
+        (("x",), "regression"),
+        (("a", "b"), "multi-label"),
+    ):
         labelled = empty.with_labels(names, kind)
         assert (labelled.labels, labelled.label_kind) == (names, kind)
-    assert Settings(config={"id2label": {"0": "score"}}).label_kind == "numbers"
+    assert Settings(config={"id2label": {"0": "score"}}).label_kind == "regression"
     tuned = empty.with_task("qa", stride=3).with_task("tagging", scheme="BIO")
     assert (tuned.task, dict(tuned.task_options("qa"))) == ("tagging", {"stride": 3})
     assert (empty.task, dict(empty.task_options("qa"))) == (None, {})

@@ -356,12 +356,12 @@ def test_electra_shares_what_its_code_shares():
     assert torch.equal(both.sample(flat, draws), expected)
     assert both.spec == discriminator
     joined = [name for name, _ in both.named_parameters()]
-    both.separate()
+    both.untie_weights()
     whole = both.generator
     torch.testing.assert_close(whole(ids), hidden)
     assert whole.state_dict().keys() == build(whole.spec, device="meta").state_dict().keys()
     assert whole.tokens is not both.discriminator.tokens
-    both.join()
+    both.tie_weights()
     assert [name for name, _ in both.named_parameters()] == joined
     with pytest.raises(SpecError, match="is an encoder"):
         generator_spec(SPECS["gpt2"])
@@ -386,9 +386,9 @@ def test_gradient_disentangled_token_vectors():
     assert len([name for name in both.state_dict() if "tokens" in name]) == 2
     again = copy.deepcopy(both)
     assert again.discriminator.tokens.shared is again.generator.tokens
-    again.separate()
+    again.untie_weights()
     assert type(again.discriminator.tokens) is torch.nn.Embedding
     torch.testing.assert_close(again.discriminator(ids), hidden)
     assert again.discriminator.state_dict().keys() == before.state_dict().keys()
-    again.join()
+    again.tie_weights()
     torch.testing.assert_close(again.discriminator.tokens.weight, own)

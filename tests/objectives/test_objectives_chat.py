@@ -138,11 +138,11 @@ def test_overfits_and_answers():
     assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
     assert objective.try_it("runs/x", lm) == "chat runs/x"
     metrics = objective.metrics(lm, [*EXAMPLES] * 20)
-    answered = objective.answered(lm, metrics)
+    answered = objective.add_generations(lm, metrics)
     assert answered.values == metrics.values
     alone = Conversation(({"role": "assistant", "content": "hi"},), "x")
     metrics = objective.metrics(lm, [alone])
-    assert objective.answered(lm, metrics).predictions == metrics.predictions
+    assert objective.add_generations(lm, metrics).predictions == metrics.predictions
     for row, has in zip(answered.predictions, [*[True] * 16, False], strict=False):
         assert row.get("predicted") == (row["messages"][-1]["content"] if has else None)
     # The space before an answer is the prompt's: the answer comes back as it was learned.

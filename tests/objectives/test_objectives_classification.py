@@ -114,8 +114,8 @@ def test_kinds_and_order_of_labels():
     for labels, kind in (
         (["a", "b"], "classes"),
         ([1, 2], "classes"),
-        (["1", "2.5"], "numbers"),
-        ([0.5, 2], "numbers"),
+        (["1", "2.5"], "regression"),
+        ([0.5, 2], "regression"),
         (["beta", "2.1"], "classes"),
         ([["a"], []], "multi-label"),
     ):
@@ -134,7 +134,7 @@ def test_kinds_and_order_of_labels():
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[1.5, NaN]"])
 def test_a_label_that_is_not_finite_is_refused(tmp_path, value):
     lines = f'{{"text": "x", "label": 1.5}}\n{{"text": "y", "label": {value}}}\n'
-    for kind in (None, "classes", "numbers", "multi-label"):
+    for kind in (None, "classes", "regression", "multi-label"):
         with pytest.raises(DataError, match=r"the label of .*a.jsonl, line 2 is .*Fill it in"):
             read(tmp_path, "a.jsonl", lines, label_kind=kind)
 
@@ -196,7 +196,7 @@ def test_one_value_is_one_class_in_all_formats(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "notice"),
     [
-        ([1, 2, 3, 4, 5], "5 whole numbers from 1 to 5.*objective.label_kind=numbers"),
+        ([1, 2, 3, 4, 5], "5 whole numbers from 1 to 5.*objective.label_kind=regression"),
         (range(11), "11 whole numbers from 0 to 10"),
         ([-1, 0, 1], "3 whole numbers from -1 to 1"),
         ([10, 25, 40, 90], "4 whole numbers from 10 to 90"),
@@ -251,7 +251,7 @@ def test_models_and_keys_that_do_not_fit_are_refused():
     with pytest.raises(RecipeError, match="lm_weight is for a decoder"):
         TextClassification(lm_weight=0.5).heads(encoder, "ab")
     with pytest.raises(
-        RecipeError, match="generates the name of one class; the labels are numbers"
+        RecipeError, match='generates the name of one class, not labels of kind "regression"'
     ):
         TextClassification().resolve(both, examples([0.5, 1]))
     with pytest.raises(RecipeError, match="class_weights needs one class per text"):

@@ -22,7 +22,7 @@ from trivium.objectives.contrastive import Contrastive, contrastive_loss
 from trivium.objectives.retrieval import BM25, reciprocal_rank_fusion, retrieve
 from trivium.objectives.text_pairs import TextPair
 from trivium.presets import presets
-from trivium.train.loader import cuts_of
+from trivium.train.loader import micro_batch_slices
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -179,16 +179,16 @@ def test_cached_gradients_are_those_of_the_whole_batch_for_any_micro_batch():
     whole = gradients(objective, lm, tensors)
     assert len(whole) > 30
     for size in (1, 17, 29, 10**6):
-        cuts = cuts_of(batch, size)
-        assert [cut.start for cut in cuts[1:]] == [cut.stop for cut in cuts[:-1]]
-        assert (len(cuts) == len(batch.input_ids)) == (size == 1)
-        parts = gradients(objective, lm, replace(tensors, cuts=cuts))
+        slices = micro_batch_slices(batch, size)
+        assert [cut.start for cut in slices[1:]] == [cut.stop for cut in slices[:-1]]
+        assert (len(slices) == len(batch.input_ids)) == (size == 1)
+        parts = gradients(objective, lm, replace(tensors, slices=slices))
         for one, other in zip(parts, whole, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
     # With dropout: those of one graph of the parts in any order, which draw the same masks.
     dropped, lm_dropped, _ = batch_of(PAIRS)
     lm_dropped.module = dropped.build(lm.spec.with_dropout(0.3), seed=0, device=CPU).train()
-    tensors = replace(tensors, cuts=cuts_of(batch, 29))
+    tensors = replace(tensors, slices=micro_batch_slices(batch, 29))
     cached = gradients(dropped, lm_dropped, tensors)
     lm_dropped.module.zero_grad()
     vectors = []

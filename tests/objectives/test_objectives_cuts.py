@@ -43,41 +43,41 @@ def test_what_is_cut_is_what_the_rows_lack(kind, tmp_path):
         for n, size in enumerate(sizes)
     ]
     whole, *_ = encoded_of(kind, tmp_path, records, None)
-    assert len(whole.cuts) == len(records)
-    assert not whole.cuts[:, (0, 2)].any()
-    assert (whole.cuts[:, 1] > 0).all()
+    assert len(whole.truncations) == len(records)
+    assert not whole.truncations[:, (0, 2)].any()
+    assert (whole.truncations[:, 1] > 0).all()
     short, *_ = encoded_of(kind, tmp_path, records, LIMIT)
-    assert len(short.cuts) == len(records)
+    assert len(short.truncations) == len(records)
     if kind in WINDOWED:
-        assert not short.cuts[:, 0].any()
+        assert not short.truncations[:, 0].any()
         assert len(short) > len(records)
         return
-    assert has_target(short.cuts).all()
+    assert has_target(short.truncations).all()
     assert len(short) == len(records)
     lacking = whole.lengths - short.lengths
     if kind == "kto":  # beside each response is that of another prompt
-        lacking = np.array([0, 0, *short.cuts[2:3, 0], 0, *short.cuts[4:, 0]])
-    assert short.cuts[:, 0].tolist() == lacking.tolist()
-    assert [bool(cut) for cut in short.cuts[:, 0]] == [size > 20 for size in sizes]
-    assert short.cuts[:, 1].tolist() == whole.cuts[:, 1].tolist()
+        lacking = np.array([0, 0, *short.truncations[2:3, 0], 0, *short.truncations[4:, 0]])
+    assert short.truncations[:, 0].tolist() == lacking.tolist()
+    assert [bool(cut) for cut in short.truncations[:, 0]] == [size > 20 for size in sizes]
+    assert short.truncations[:, 1].tolist() == whole.truncations[:, 1].tolist()
 
 
 @pytest.mark.parametrize("kind", RESPONDING)
 def test_examples_without_a_target_are_left_out_and_counted(kind, tmp_path):
     records = [record(kind, n, size=3 if n % 3 else 40) for n in range(7)]
     encoded, *_ = encoded_of(kind, tmp_path, records, LIMIT)
-    assert has_target(encoded.cuts).tolist() == [bool(n % 3) for n in range(7)]
+    assert has_target(encoded.truncations).tolist() == [bool(n % 3) for n in range(7)]
     assert len(encoded) == 4
     encoded.store([encoded, encoded], tmp_path / "stored")
     again = type(encoded).open(tmp_path / "stored")
-    assert (len(again), again.cuts.tolist()) == (8, [*encoded.cuts.tolist()] * 2)
+    assert (len(again), again.truncations.tolist()) == (8, [*encoded.truncations.tolist()] * 2)
 
 
 def test_a_question_whose_answer_is_whole_in_no_window_is_left_out(tmp_path):
     records = [record("qa", n, size=40) for n in range(4)]
     records[1]["answers"] = [records[1]["context"]]
     encoded, *_ = encoded_of("qa", tmp_path, records, LIMIT)
-    assert has_target(encoded.cuts).tolist() == [True, False, True, True]
+    assert has_target(encoded.truncations).tolist() == [True, False, True, True]
     whole, *_ = encoded_of("qa", tmp_path, [r for n, r in enumerate(records) if n != 1], LIMIT)
     assert len(encoded) == len(whole)
 
@@ -105,7 +105,7 @@ def test_no_end_follows_a_target_that_is_cut(kind, family, tmp_path):
             labels = np.concatenate([row[row != IGNORE_INDEX] for row in labels])
         end = lm.text_tokenizer.vocabulary.sep_id if family == "bert" else lm.text_tokenizer.eos_id
         assert (labels != IGNORE_INDEX).sum() > 4
-        assert bool(encoded.cuts[:, 0].any()) == is_long
+        assert bool(encoded.truncations[:, 0].any()) == is_long
         assert (end in labels) != is_long
 
 

@@ -27,29 +27,29 @@ from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.responses import Prompt
 from trivium.presets import presets
 from trivium.train import defaults
-from trivium.train.distributed import ALONE
+from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.trainer import Interrupted
 from trivium.workflows.training import finetune
-from trivium.workflows.training_run import _check_divided
+from trivium.workflows.training_run import _check_sharded
 
 
 def test_samples_follow_from_weights_and_seed():
     lm = model()
     rewards = ({"kind": "regex", "pattern": "b"},)
-    objective = PolicyGradient(group=6, max_new_tokens=4, rewards=rewards)
+    objective = PolicyGradient(num_generations=6, max_new_tokens=4, rewards=rewards)
     rows = objective.encode(PROMPTS, lm).take(range(3))
     batches = [rows.to_batch().rows(0, 2), rows.to_batch().rows(2, 3)]
     one, same, other = (
-        objective.rollout(lm, lm.module, batches, seed, ALONE.map) for seed in (5, 5, 6)
+        objective.rollout(lm, lm.module, batches, seed, SINGLE_PROCESS.map) for seed in (5, 5, 6)
     )
     for name, array in one.arrays().items():
         assert np.array_equal(array, same.arrays()[name]), name
     assert one.input_ids.shape != other.input_ids.shape or (one.input_ids != other.input_ids).any()
     width = one.labels.shape[1]
-    facts = dict(zip(objective._metric_names, one.metrics.T))
+    metrics = dict(zip(objective._metric_names, one.metrics.T))
     for ids, labels, ended, length, reward in zip(
-        one.input_ids, one.labels, facts["ended"], facts["length"], facts["reward_regex"]
+        one.input_ids, one.labels, metrics["terminated"], metrics["length"], metrics["reward_regex"]
     ):
         response = labels[labels != IGNORE_INDEX].tolist()
         assert (response[-1] == END) == bool(ended) or len(response) == 4
@@ -78,8 +78,10 @@ def test_samples_follow_from_weights_and_seed():
     with torch.no_grad():
         for name, weight in adapted.module.named_parameters():
             weight.add_(1.0 if name.endswith("lora_b") else 0.0)
-    now, _ = with_adapter._measured(adapted.module, one, ALONE.map)
-    arrays = with_adapter._token_arrays(adapted, adapted.module, one, np.zeros(18), ALONE.map)
+    now, _ = with_adapter._measured(adapted.module, one, SINGLE_PROCESS.map)
+    arrays = with_adapter._token_arrays(
+        adapted, adapted.module, one, np.zeros(18), SINGLE_PROCESS.map
+    )
     base = arrays["reference_logps"][one.labels != IGNORE_INDEX]
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
@@ -94,9 +96,9 @@ def test_several_updates_are_bounded():
     lm = model(torch.float64)
     keys = {"clip": 0.1, "beta": 0.0, "max_new_tokens": 4}
     rewards = ({"kind": "regex", "pattern": "b"},)
-    objective = PolicyGradient(group=4, updates=2, rewards=rewards, **keys)
+    objective = PolicyGradient(num_generations=4, num_iterations=2, rewards=rewards, **keys)
     rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
-    batch = objective.rollout(lm, lm.module, [rows], 1, ALONE.map)
+    batch = objective.rollout(lm, lm.module, [rows], 1, SINGLE_PROCESS.map)
     parts = [to_device(batch.rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
     logps, advantage = [], []
     for part in parts:
@@ -126,36 +128,36 @@ def test_several_updates_are_bounded():
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -3.3])
 @pytest.mark.parametrize("kl", ["reward", "k3"])
-@pytest.mark.parametrize("baseline", ["group", "group-std", "value"])
-def test_equal_rewards_give_no_advantage(baseline, kl, reward, monkeypatch):
+@pytest.mark.parametrize("algorithm", ["rloo", "grpo", "ppo"])
+def test_equal_rewards_give_no_advantage(algorithm, kl, reward, monkeypatch):
     """Though the model has moved from its reference by so little as a weight decay moves it."""
     lm = model(torch.float64)
-    objective = PolicyGradient(baseline=baseline, kl=kl, group=4, max_new_tokens=4)
-    if baseline == "value":
+    objective = PolicyGradient(algorithm=algorithm, kl=kl, num_generations=4, max_new_tokens=4)
+    if algorithm == "ppo":
         lm.module = objective.build(lm.spec, seed=3, device=CPU).double()
     rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.mul_(1 - 1e-9)
-    facts = PolicyGradient._rollout_metrics
+    metrics = PolicyGradient._rollout_metrics
 
     def equal(self, responses, group):
-        known = facts(self, responses, group)
+        known = metrics(self, responses, group)
         return known | {"reward": np.full_like(known["reward"], reward)}
 
     monkeypatch.setattr(PolicyGradient, "_rollout_metrics", equal)
-    batch = objective.rollout(lm, lm.module, [rows], 1, ALONE.map)
-    assert np.abs(batch.advantages).max() < (1e-6 if baseline == "group" else 1e-12)
+    batch = objective.rollout(lm, lm.module, [rows], 1, SINGLE_PROCESS.map)
+    assert np.abs(batch.advantages).max() < (1e-6 if algorithm == "rloo" else 1e-12)
 
 
 def test_learns_what_is_rewarded():
     lm = model()
-    objective = PolicyGradient(beta=0.0, group=16, max_new_tokens=4)
+    objective = PolicyGradient(beta=0.0, num_generations=16, max_new_tokens=4)
     batches = [objective.encode(PROMPTS, lm).take(range(3)).to_batch()]
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
     before = objective.metrics(lm, PROMPTS).values
     for step in range(15):
-        batch = objective.rollout(lm, lm.module, batches, step, ALONE.map)
+        batch = objective.rollout(lm, lm.module, batches, step, SINGLE_PROCESS.map)
         loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
         optimizer.zero_grad()
         loss.backward()
@@ -167,7 +169,7 @@ def test_learns_what_is_rewarded():
 def test_values_and_advantages_of_tokens():
     """Sums of the paper, the returns that they leave, and the model that is kept."""
     objective = PolicyGradient(
-        baseline="value", group=1, beta=0.2, gamma=0.9, gae_lambda=0.7, max_new_tokens=4
+        algorithm="ppo", num_generations=1, beta=0.2, gamma=0.9, gae_lambda=0.7, max_new_tokens=4
     )
     plain = model(torch.float64)
     module = objective.build(plain.spec, seed=1, device=CPU).double()
@@ -185,7 +187,7 @@ def test_values_and_advantages_of_tokens():
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
-    batch = objective.rollout(lm, module, [rows], 1, ALONE.map)
+    batch = objective.rollout(lm, module, [rows], 1, SINGLE_PROCESS.map)
     width, tensors = batch.labels.shape[1], to_device(batch, CPU)
     hidden = module(**tensors.inputs)
     values = module.logits(hidden, head="tagger")[..., 0].detach().numpy()
@@ -227,8 +229,8 @@ def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypat
     changes["model"]["dropout"] = 0.0
     length = {"kind": "length", "target": 5, "weight": 0.5}
     rewards = [length, {"kind": "exact"}]
-    changes["objective"] = {"max_new_tokens": 5, "updates": 2, "rewards": rewards}
-    changes["objective"] |= {"baseline": "value", "group": 2}
+    changes["objective"] = {"max_new_tokens": 5, "num_iterations": 2, "rewards": rewards}
+    changes["objective"] |= {"algorithm": "ppo", "num_generations": 2}
     run, whole = tmp_path / "run", tmp_path / "whole"
     keys = {"model": "gpt2-tiny", "data": data, "changes": changes, "console": quiet()}
     finished = finetune("policy", out=whole, **keys)
@@ -245,7 +247,16 @@ def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypat
     resumed = finetune("policy", out=run, resume="auto", **keys)
     assert_equal_runs(resumed, finished)
     logged = [one for one in finished.read_metrics() if "train_loss" in one]
-    names = {"reward", "reward_length", "reward_exact", "kl", "entropy", "same", "length", "ended"}
+    names = {
+        "reward",
+        "reward_length",
+        "reward_exact",
+        "kl",
+        "entropy",
+        "frac_reward_zero_std",
+        "length",
+        "terminated",
+    }
     names |= {"distinct_2", "clipped", "value"}
     assert {f"train_{name}" for name in names} <= logged[0].keys()
     assert logged[0]["train_kl"] == pytest.approx(0, abs=1e-3)
@@ -270,9 +281,9 @@ def test_defaults_and_what_is_refused(tmp_path):
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
     with pytest.raises(RecipeError, match=r'whole model in every process.*"ddp"'):
-        _check_divided(recipe)
+        _check_sharded(recipe)
     with pytest.raises(RecipeError, match=r"other sources of \[\[mix\]\] have not"):
-        PolicyGradient(baseline="value").check_rows("packed", False, is_mixed=True)
+        PolicyGradient(algorithm="ppo").check_rows("packed", False, is_mixed=True)
     path, objective = tmp_path / "a.jsonl", PolicyGradient()
     path.write_text(json.dumps({"prompt": "a", "answer": "b"}))
     assert len(check_examples(objective, [str(path)], 0.0)) > 1
@@ -284,8 +295,8 @@ def test_defaults_and_what_is_refused(tmp_path):
         path.write_text(json.dumps(record))
         with pytest.raises(DataError, match=problem):
             list(objective.read([str(path)]))
-    with pytest.raises(RecipeError, match='group = 1 needs baseline = "value"'):
-        PolicyGradient.from_tree({"group": 1})
+    with pytest.raises(RecipeError, match='num_generations = 1 needs algorithm = "ppo"'):
+        PolicyGradient.from_tree({"num_generations": 1})
     for rewards, problem in (
         ([{"kind": "exct"}], 'Did you mean "exact"'),
         ([{"kind": "exact", "pattern": "a"}], "rewards.*pattern"),

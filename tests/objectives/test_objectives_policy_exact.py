@@ -16,10 +16,10 @@ from torch import Tensor
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.objectives import to_device
-from trivium.objectives.advantages import by_deviation, generalized_advantages, leave_one_out
+from trivium.objectives.advantages import generalized_advantages, group_normalized, leave_one_out
 from trivium.objectives.policy import PolicyGradient, RolloutBatch
 from trivium.objectives.responses import drawn
-from trivium.train.distributed import ALONE
+from trivium.train.distributed import SINGLE_PROCESS
 
 LENGTH, T = 3, 0.7
 # All that can be drawn: texts that end, or are cut.
@@ -42,7 +42,7 @@ class Enumeration:
         self.lm = model(torch.float64)
         with torch.no_grad():  # ends are neither rare nor certain
             self.lm.module.tokens.weight[END] *= -1.17
-        self.objective = PolicyGradient(group=2, beta=0.3, temperature=T, kl="k3")
+        self.objective = PolicyGradient(num_generations=2, beta=0.3, temperature=T, kl="k3")
         self.objective.encode(PROMPTS, self.lm)
         torch.manual_seed(1)
         with torch.no_grad():
@@ -52,8 +52,8 @@ class Enumeration:
         self.reference, self.k1 = np.zeros((2, len(TEXTS), LENGTH))
         batch = self.batch()
         self.real = batch.labels != IGNORE_INDEX
-        now, _ = self.objective._measured(self.lm.module, batch, ALONE.map)
-        before, _ = self.objective._measured(self.objective._reference, batch, ALONE.map)
+        now, _ = self.objective._measured(self.lm.module, batch, SINGLE_PROCESS.map)
+        before, _ = self.objective._measured(self.objective._reference, batch, SINGLE_PROCESS.map)
         self.reference[self.real], self.k1[self.real] = before, now - before
         self.tensors = to_device(batch, CPU)
         logp, *_ = self.objective._of_tokens(self.lm.module, self.tensors)
@@ -165,14 +165,14 @@ def test_what_is_biased_is_so_by_what_theory_says():
     mean = every.of_groups(pairs - pairs.mean(-1, keepdims=True))
     assert difference(every.expected(mean), exact / 2) < 1e-9
     # Of two responses the deviation leaves which one is better.
-    deviation = every.of_groups(by_deviation(pairs.ravel(), 2).reshape(pairs.shape))
+    deviation = every.of_groups(group_normalized(pairs.ravel(), 2).reshape(pairs.shape))
     better = np.sign(REWARDS[:, None] - REWARDS) @ every.p / math.sqrt(2)
     assert difference(every.expected(deviation), every.exact(better)) < 0.01
     assert difference(every.expected(deviation), exact) > 0.1
     # Of rewards that are 0 or 1 it is a factor that depends on how often they are 1.
     right = np.array([float(2 in text) for text in TEXTS])
     share, triples = float((every.p * right).sum()), groups(right, 3)
-    deviation = every.of_groups(by_deviation(triples.ravel(), 3).reshape(triples.shape))
+    deviation = every.of_groups(group_normalized(triples.ravel(), 3).reshape(triples.shape))
     factor = 0.0
     for others in range(3):  # how many of the other two are right
         chance = math.comb(2, others) * share**others * (1 - share) ** (2 - others)

@@ -15,14 +15,14 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import RowRandom
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
-from trivium.objectives.kto import KTO, Judgement
+from trivium.objectives.kto import KTO, UnpairedPreference
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import PreferenceOptimization, preference_losses
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
 from trivium.presets import presets
 from trivium.train import defaults
-from trivium.train.loader import cuts_of
+from trivium.train.loader import micro_batch_slices
 from trivium.train.recipe_loading import build_recipe
 
 CPU = torch.device("cpu")
@@ -153,37 +153,37 @@ def test_bad_signs_of_kto_and_policies_are_called_out_once():
         return [" ".join(text.split()[:3]) for text in found if text]
 
     def kto(good, loss):
-        return signs(KTO(), judgements=loss, good=good)
+        return signs(KTO(), kto=loss, desirable=good)
 
     assert kto(lambda n: 0.01 * n, lambda n: 0.49) == []
-    assert KTO(bad_weight=2.0).monitor() is None
+    assert KTO(undesirable_weight=2.0).monitor() is None
     assert kto(lambda n: 1e-5, lambda n: 0.5) == ["the loss is"]
-    assert kto(lambda n: -0.2 * n, lambda n: 0.49) == ["the good responses"]
+    assert kto(lambda n: -0.2 * n, lambda n: 0.49) == ["the desirable responses"]
 
     def policy(**columns):
         healthy = {  # sums, rewarded where they are right, with a divergence of 4 nats in the end
             "policy": lambda n: 0.001,
             "reward": lambda n: 0.04 + 0.05 * n + 0.004 * (-1) ** n,
-            "same": lambda n: 0.76 - 0.04 * n,
+            "frac_reward_zero_std": lambda n: 0.76 - 0.04 * n,
             "kl": lambda n: 0.4 * n,
             "length": lambda n: 3.4 - 0.01 * n,
-            "ended": lambda n: 0.99,
+            "terminated": lambda n: 0.99,
             "distinct_2": lambda n: 0.56 - 0.01 * n,
         }
         return signs(PolicyGradient(max_new_tokens=10), **{**healthy, **columns})
 
     assert policy() == []
-    assert policy(same=lambda n: 0.97) == ["in 97% of"]
+    assert policy(frac_reward_zero_std=lambda n: 0.97) == ["in 97% of"]
     assert policy(kl=lambda n: 4.0 * n) == ["the model is"]
     assert policy(distinct_2=lambda n: 0.9 / (n + 1)) == ["responses repeat themselves"]
     assert policy(length=lambda n: min(10, 3 + n)) == ["responses grew from"]
     assert policy(length=lambda n: 9.9) == []
-    assert policy(ended=lambda n: 0.2) == ["the model ends"]
+    assert policy(terminated=lambda n: 0.2) == ["the model ends"]
     noise = [0.041, 0.052, 0.038, 0.047, 0.044, 0.039, 0.051, 0.043, 0.048, 0.036, 0.045, 0.042]
     assert policy(reward=noise.__getitem__) == []
     assert policy(reward=lambda n: noise[n] - 0.01 * n) == ["the reward falls,"]
     falling = {"reward": lambda n: noise[n] - 0.01 * n, "kl": lambda n: 30.0}
-    both = policy(same=lambda n: 0.9 * (n < 5), **falling)
+    both = policy(frac_reward_zero_std=lambda n: 0.9 * (n < 5), **falling)
     assert both == ["in 90% of", "the model is", "the reward falls,"]
     assert PolicyGradient().monitor().warning({"step": 9, "valid_reward": 0.3}) is None
 
@@ -200,8 +200,8 @@ def test_the_first_loss_is_ln_2_and_labels_are_the_responses(family):
         assert target[-1] == lm.tokenizer.eos_id
         assert lm.tokenizer.decode(target[:-1]) == response.strip()
     # Of pairs alone, and of another order, the same: padding counts for nothing.
-    scores = [(sum(n), logp) for logp, n in objective.answers(lm, PAIRS)]
-    alone = [objective.answers(lm, [one])[0] for one in PAIRS]
+    scores = [(sum(n), logp) for logp, n in objective.predict(lm, PAIRS)]
+    alone = [objective.predict(lm, [one])[0] for one in PAIRS]
     for (size, logp), (other, n) in zip(scores, alone):
         assert (size, logp) == (sum(n), pytest.approx(other, rel=1e-4))
     # As the method that users call has it.
@@ -269,7 +269,7 @@ def test_conversations_are_written_by_the_chat_template():
 def test_rewards_are_those_of_bradley_and_terry(family):
     objective, lm = untrained(Reward(center=0.01), PAIRS, family)
     terms = terms_of(objective, lm, PAIRS)
-    r = np.array(objective.answers(lm, PAIRS)).reshape(-1, 2)
+    r = np.array(objective.predict(lm, PAIRS)).reshape(-1, 2)
     margins = [one.margin for one in PAIRS]
     losses = [-log_sigmoid(a - b - m) for (a, b), m in zip(r, margins)]
     assert terms["pairs"] == pytest.approx(np.mean(losses), rel=1e-3)
@@ -290,11 +290,11 @@ def test_rewards_need_one_vector_of_a_text():
 
 
 JUDGEMENTS = [
-    Judgement("who wrote it", " Ada did", True, "x, line 1"),
-    Judgement("who wrote it", " go away and never come back", False, "x, line 2"),
-    Judgement("what is red", " a rose is red", True, "x, line 3"),
-    Judgement("hi", " he he he", False, "x, line 4"),
-    Judgement("hi", " ho", True, "x, line 5"),
+    UnpairedPreference("who wrote it", " Ada did", True, "x, line 1"),
+    UnpairedPreference("who wrote it", " go away and never come back", False, "x, line 2"),
+    UnpairedPreference("what is red", " a rose is red", True, "x, line 3"),
+    UnpairedPreference("hi", " he he he", False, "x, line 4"),
+    UnpairedPreference("hi", " ho", True, "x, line 5"),
 ]
 
 
@@ -311,7 +311,9 @@ def test_judgements_one_by_one(tmp_path):
     ratio = torch.tensor([1.3, -0.4, 0.2], dtype=torch.float64)
     for others, point in (([0.9, 0.5, 0.1], 0.5), ([-3.0, 1.0, 0.5], 0.0)):
         other, good = torch.tensor(others, dtype=torch.float64), torch.tensor([1, 0, 1]) > 0
-        losses = KTO(beta=0.3, good_weight=1.2, bad_weight=0.7).losses(ratio, other, good)
+        losses = KTO(beta=0.3, desirable_weight=1.2, undesirable_weight=0.7).losses(
+            ratio, other, good
+        )
         gains = [0.3 * (r - point) * s for r, s in zip(ratio.tolist(), (1, -1, 1))]
         expected = [w * (1 - 1 / (1 + math.exp(-gain))) for w, gain in zip((1.2, 0.7, 1.2), gains)]
         assert losses.tolist() == pytest.approx(expected, rel=1e-12)
@@ -322,23 +324,23 @@ def test_a_step_of_judgements_in_parts_is_one_step(family):
     objective, lm = untrained(KTO(), JUDGEMENTS, family)
     batch = batch_of(objective, lm, JUDGEMENTS)
     first = terms_of(objective, lm, JUDGEMENTS)
-    assert first["judgements"] == pytest.approx(0.5, abs=1e-4)
-    rows = objective.answers(lm, JUDGEMENTS)
+    assert first["kto"] == pytest.approx(0.5, abs=1e-4)
+    rows = objective.predict(lm, JUDGEMENTS)
     tensors = to_device(batch, CPU)
     tensors.sequence_labels[:, :2] -= torch.arange(5)[:, None] / 4  # as if it had learned
     gradients = []
-    for cuts in ((), cuts_of(batch, 20)):
-        assert len(cuts) != 1
-        terms = objective.loss(lm.module, replace(tensors, cuts=cuts))
-        terms["judgements"].backward()
-        gradients.append([terms["judgements"].item(), terms["good"].item()])
+    for slices in ((), micro_batch_slices(batch, 20)):
+        assert len(slices) != 1
+        terms = objective.loss(lm.module, replace(tensors, slices=slices))
+        terms["kto"].backward()
+        gradients.append([terms["kto"].item(), terms["desirable"].item()])
         gradients.append([float(p.grad.abs().sum()) for p in lm.module.parameters()])
         lm.module.zero_grad()
     assert gradients[:2] == [pytest.approx(one, rel=1e-3, abs=1e-4) for one in gradients[2:]]
     if family == "gpt2":
         return
     objective, lm, _ = overfit(objective, JUDGEMENTS, family, steps=30, lr=3e-3)
-    after = objective.answers(lm, JUDGEMENTS)
+    after = objective.predict(lm, JUDGEMENTS)
     for one, (before, _), (now, _) in zip(JUDGEMENTS, rows, after):
         assert (now > before) == one.good
     assert objective.metrics(lm, JUDGEMENTS).values["auc"] == 1.0

@@ -32,7 +32,7 @@ def test_animals_replace_animals_and_food_food():
             assert found == {*group} - {one}
     assert (nearest[: len(specials)] == -1).all()  # special tokens neither have nor are neighbours
     objective = SimilarWords(probability=0.5, mask_share=1.0, random_share=0.0, neighbours=2)
-    learned, noise = objective.learn(rows, vocabulary), RowRandom(0, np.arange(len(rows)))
+    learned, noise = objective.fit(rows, vocabulary), RowRandom(0, np.arange(len(rows)))
     batch = learned.prepare(rows.take(np.arange(len(rows))), noise, vocabulary)
     chosen = batch.labels >= 0
     assert not (batch.input_ids == vocabulary.mask_id).any()

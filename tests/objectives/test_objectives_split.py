@@ -21,7 +21,7 @@ from trivium.objectives.example_split import group_of, split_examples
 from trivium.progress import ProgressLine
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.run_folder import RunFolder
-from trivium.workflows.corpus import ExampleSource, _open_source, _remove_held_out
+from trivium.workflows.corpus import ExampleSource, _open_source, _remove_validation_examples
 from trivium.workflows.evaluate import _training_data
 
 numbers = st.integers(0, 10_000)
@@ -127,7 +127,7 @@ def opened(folder, *sources: dict[str, Any], **keys: Any) -> list[ExampleSource]
 
 def without_held_out(sources: list[ExampleSource]) -> str:
     console = quiet()
-    _remove_held_out(sources, ProgressLine(console))
+    _remove_validation_examples(sources, ProgressLine(console))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -16,7 +16,7 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import RowRandom
 from trivium.interop.convert import to_hugging_face
 from trivium.objectives import to_device
-from trivium.objectives.kto import KTO, Judgement
+from trivium.objectives.kto import KTO, UnpairedPreference
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import (
     PreferenceOptimization,
@@ -26,7 +26,7 @@ from trivium.objectives.preference import (
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.responses import Prompt
 from trivium.objectives.reward_model import Reward
-from trivium.train.distributed import ALONE
+from trivium.train.distributed import SINGLE_PROCESS
 from trivium.workflows.training import finetune
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore")]
@@ -38,11 +38,11 @@ PAIRS = [
     Preference("hi", " ho", " he he he", "x, line 3", 1.5),
 ]
 JUDGEMENTS = [
-    Judgement("who wrote it", " Ada did", True, "x, line 1"),
-    Judgement("who wrote it", " go away and never come back", False, "x, line 2"),
-    Judgement("what is red", " a rose is red", True, "x, line 3"),
-    Judgement("hi", " he he he", False, "x, line 4"),
-    Judgement("hi", " ho", True, "x, line 5"),
+    UnpairedPreference("who wrote it", " Ada did", True, "x, line 1"),
+    UnpairedPreference("who wrote it", " go away and never come back", False, "x, line 2"),
+    UnpairedPreference("what is red", " a rose is red", True, "x, line 3"),
+    UnpairedPreference("hi", " he he he", False, "x, line 4"),
+    UnpairedPreference("hi", " ho", True, "x, line 5"),
 ]
 ROWS = [{"prompt": one.prompt, "chosen": one.chosen, "rejected": one.rejected} for one in PAIRS]
 KINDS = ("regex", "length")
@@ -182,7 +182,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
 
 
 def test_a_batch_of_judgements(trl, tmp_path):
-    objective, lm = untrained(KTO(good_weight=1.3, bad_weight=0.6), JUDGEMENTS, "gpt2")
+    objective, lm = untrained(KTO(desirable_weight=1.3, undesirable_weight=0.6), JUDGEMENTS, "gpt2")
     start = copy.deepcopy(lm.module.state_dict())
     reference, tokenizer = exported(shaken(lm), tmp_path / "reference")
     batch = batch_of(objective, lm, JUDGEMENTS)
@@ -231,21 +231,27 @@ def test_a_batch_of_samples(trl, tmp_path):
 
     prompts = [Prompt(text, {}, f"x, line {n}") for n, text in enumerate(("who is", "a rose"))]
     rewards = ({"kind": "regex", "pattern": "a"}, {"kind": "length", "target": 9, "weight": 0.7})
-    keys = {"group": 4, "beta": 0.3, "temperature": 0.8, "max_new_tokens": 5, "rewards": rewards}
+    keys = {
+        "num_generations": 4,
+        "beta": 0.3,
+        "temperature": 0.8,
+        "max_new_tokens": 5,
+        "rewards": rewards,
+    }
     same = {"num_generations": 4, "beta": 0.3, "temperature": 0.8, "max_completion_length": 5}
     # By default theirs multiplies k3 by the ratio, which GRPO's paper does not.
     grpo = {"loss_type": "dr_grpo", "use_bias_correction_kl": False, "num_iterations": 2}
     rows = [{"prompt": one.prompt} for one in prompts for _ in range(4)]
     for name, changes, options in (
         ("RLOO", {}, {}),
-        ("GRPO", {"baseline": "group-std", "kl": "k3", "updates": 2}, grpo),
+        ("GRPO", {"algorithm": "grpo", "kl": "k3", "num_iterations": 2}, grpo),
     ):
         objective = PolicyGradient(**keys, **changes)
         _, lm = untrained(PreferenceOptimization(), PAIRS, "gpt2")
         reference, tokenizer = exported(lm, tmp_path / f"{name}-reference")
         encoded = objective.encode(prompts, lm).take(range(2)).to_batch()
         model, _ = exported(shaken(lm), tmp_path / f"{name}-model")
-        batch = objective.rollout(lm, lm.module, [encoded], 3, ALONE.map)
+        batch = objective.rollout(lm, lm.module, [encoded], 3, SINGLE_PROCESS.map)
         scores = dict(zip(objective._metric_names, batch.metrics.T))
         scores = {one: scores[f"reward_{one}"] for one in KINDS}
         trainer = trainer_of(

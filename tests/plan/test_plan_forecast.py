@@ -39,7 +39,7 @@ def test_a_forecast_changes_nothing_of_the_run(preset, tmp_path, monkeypatch):
         records = run.read_metrics()
         runs.append([record.get("train_loss", record.get("valid_loss")) for record in records])
         if seconds == 0.0:
-            facts = run.read_facts()["forecast"]
+            facts = run.read_metadata()["forecast"]
             assert facts["tokens"] == 4 * 32 * 7
     assert runs[0] == runs[1]
 
@@ -116,7 +116,7 @@ def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):
         "gpt2-tiny", data=tmp_path / "text.txt", out=tmp_path / "run",
         changes=changes, console=quiet(),
     )  # fmt: skip
-    assert "forecast" not in run.read_facts()
+    assert "forecast" not in run.read_metadata()
     assert run.read_metrics()[-1]["step"] == 2
 
 

@@ -18,7 +18,7 @@ def make_run(tmp_path: Path):
         name: str = "mine",
         *,
         metrics: list[dict[str, Any]] | None = None,
-        facts: dict[str, Any] = FACTS,
+        metadata: dict[str, Any] = FACTS,
         recipe: str = RECIPE,
         evaluation: dict[str, Any] | None = None,
     ) -> Path:
@@ -28,7 +28,7 @@ def make_run(tmp_path: Path):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
         (folder / "recipe.toml").write_text(recipe)
         (folder / "spec.json").write_text(json.dumps(SPEC))
-        (folder / "run.json").write_text(json.dumps(facts))
+        (folder / "run.json").write_text(json.dumps(metadata))
         (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
         if evaluation is not None:
             (folder / "evaluation.json").write_text(json.dumps(evaluation))

@@ -24,7 +24,7 @@ def of_task(make_run, name, task, metric, value, lr=1e-3):
     record = {"step": 20, "tokens": 99, "seconds": 3.0, "valid_loss": 0.75, f"valid_{metric}": 0.5}
     return make_run(
         name, metrics=[*losses(0.9)[:2], record], recipe=OBJECTIVE.format(task, lr),
-        facts={"task": task, "metric": metric, "num_parameters": 7, "weights_step": 20},
+        metadata={"task": task, "metric": metric, "num_parameters": 7, "weights_step": 20},
         evaluation={"main": metric, "values": {metric: value, "other": None}},
     )  # fmt: skip
 
@@ -89,11 +89,11 @@ def test_the_table_has_the_columns_that_apply_in_every_form(
 
 
 def test_the_losses_of_a_run_are_those_of_the_weights_that_it_keeps(make_run):
-    run = read_run(make_run(metrics=losses(5.0, 4.0, 6.0), facts={**FACTS, "weights_step": 40}))
-    assert run.held_out == {"loss": 4.0}
+    run = read_run(make_run(metrics=losses(5.0, 4.0, 6.0), metadata={**FACTS, "weights_step": 40}))
+    assert run.validation_metrics == {"loss": 4.0}
     unfinished = read_run(make_run("on", metrics=losses(5.0, 4.0, 6.0)))
-    assert unfinished.held_out == {"loss": 6.0}
-    assert read_run(make_run("no", metrics=losses(5.0)[:1])).held_out == {}
+    assert unfinished.validation_metrics == {"loss": 6.0}
+    assert read_run(make_run("no", metrics=losses(5.0)[:1])).validation_metrics == {}
 
 
 def test_runs_are_printed_in_one_form_only(make_run, capsys):

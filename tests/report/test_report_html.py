@@ -142,7 +142,7 @@ def test_a_page_fetches_nothing_and_runs_only_its_own_scripts(make_run, tmp_path
 def test_a_fine_tuned_run(make_run, monkeypatch):
     run = make_run(
         metrics=task_metrics(0.5, 0.8, 0.6),
-        facts={"valid_examples": 10, "train_examples": 77, "task": "classification"},
+        metadata={"valid_examples": 10, "train_examples": 77, "task": "classification"},
         recipe=TASK_RECIPE,
         evaluation=EVALUATION,
     )
@@ -208,7 +208,7 @@ def test_mixed_sources_have_curves_of_their_own(make_run):
         {"step": 1, "train_loss": 2.0, "train_a": 2.0, "train_b": 2.0, "train_b/nsp_accuracy": 0.5},
         {"step": 1, "valid_loss": 2.5, "valid_a": 2.0, "valid_b": 3.0, "valid_b/nsp_accuracy": 0.6},
     ]
-    run = make_run(metrics=metrics, recipe=recipe, facts={"unigram_loss": 7.0})
+    run = make_run(metrics=metrics, recipe=recipe, metadata={"unigram_loss": 7.0})
     page = Page(write_report(run))
     assert "causal + prefix-lm" in page.text
     assert "perplexity" not in page.text
@@ -220,7 +220,7 @@ def test_mixed_sources_have_curves_of_their_own(make_run):
 
 def test_a_run_that_has_just_begun(make_run):
     metrics = [{"step": 1, "train_loss": float("nan"), "lr": 0.5}, {"step": 2, "train_loss": 8.0}]
-    run = make_run(metrics=metrics, facts={}, recipe="")
+    run = make_run(metrics=metrics, metadata={}, recipe="")
     for name in ("spec.json", "tokenizer.json", "run.json"):
         (run / name).unlink()
     with (run / "metrics.jsonl").open("a") as file:
@@ -278,7 +278,7 @@ def test_a_comparison(make_run, tmp_path):
     chart = page.charts["Validation loss over step, causal"]
     assert [line["name"] for line in chart["series"]] == [str(run) for run in runs[:2]]
     assert chart["levels"] == [{"name": "unigram baseline", "value": 7.0}]
-    other = make_run("other", facts={"unigram_loss": 6.0})
+    other = make_run("other", metadata={"unigram_loss": 6.0})
     page = Page(write_comparison([runs[0], other], tmp_path / "d.html"))
     assert page.charts["Training loss over tokens, causal"]["levels"] == []
 

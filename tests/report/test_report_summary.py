@@ -44,8 +44,8 @@ def test_verdicts_of_pretraining(make_run):
         ),
         ([{"step": 1, "lr": 1}], FACTS, "No loss has been logged yet.", False),
     ]
-    for number, (metrics, facts, words, stuck) in enumerate(cases):
-        summary = summarize(read_run(make_run(str(number), metrics=metrics, facts=facts)))
+    for number, (metrics, metadata, words, stuck) in enumerate(cases):
+        summary = summarize(read_run(make_run(str(number), metrics=metrics, metadata=metadata)))
         assert words in summary.verdict
         assert summary.stuck == stuck
     advice = summarize(read_run(make_run("stuck", metrics=losses(7.0)))).verdict
@@ -62,8 +62,8 @@ def test_verdicts_of_tasks(make_run):
             {"step": n, "valid_accuracy": s, "valid_loss": 1.0} for n, s in enumerate(scores, 1)
         ]
 
-    facts = {"task": "classification", "valid_examples": 7, "metric": "accuracy"}
-    run = read_run(make_run("running", metrics=metrics(0.5, 0.7), facts=facts))
+    metadata = {"task": "classification", "valid_examples": 7, "metric": "accuracy"}
+    run = read_run(make_run("running", metrics=metrics(0.5, 0.7), metadata=metadata))
     assert summarize(run).verdict == "accuracy 0.7000 so far, at step 2."
     evaluation = {
         "main": "accuracy",
@@ -71,13 +71,13 @@ def test_verdicts_of_tasks(make_run):
         "labels": ["good", "bad"],
         "confusion": [[3, 0], [2, 0]],
     }
-    run = read_run(make_run("a", metrics=metrics(0.6), facts=facts, evaluation=evaluation))
+    run = read_run(make_run("a", metrics=metrics(0.6), metadata=metadata, evaluation=evaluation))
     summary = summarize(run)
     assert "on 7 held-out examples: no better than always predicting" in summary.verdict
     assert summary.stuck
     evaluation = {"main": "bleu", "values": {"bleu": 0.001}}
     summary = summarize(
-        read_run(make_run("none", metrics=metrics(0.6), facts={}, evaluation=evaluation))
+        read_run(make_run("none", metrics=metrics(0.6), metadata={}, evaluation=evaluation))
     )
     assert summary.stuck
     assert (
@@ -85,7 +85,9 @@ def test_verdicts_of_tasks(make_run):
     )
     evaluation = {"main": "mse", "values": {"mse": 0.5}, "higher_is_better": False}
     records = [{"step": n, "valid_loss": v, "valid_mse": v} for n, v in ((1, 0.5), (2, 0.9))]
-    summary = summarize(read_run(make_run("b", metrics=records, facts={}, evaluation=evaluation)))
+    summary = summarize(
+        read_run(make_run("b", metrics=records, metadata={}, evaluation=evaluation))
+    )
     assert summary.best is not None
     assert summary.best.step == 1
     assert summary.verdict == "mse 0.5000, with the weights of step 1, best of 2."
@@ -103,7 +105,7 @@ def test_the_table_for_the_terminal(make_run):
     assert "unigram baseline  7.0000 nats per token" in lines
     records = [{"step": 1, "valid_f1": 0.5, "valid_loss": 1.0}]
     text = text_report(
-        [make_run("task", metrics=records, facts={"task": "tagging", "metric": "f1"})]
+        [make_run("task", metrics=records, metadata={"task": "tagging", "metric": "f1"})]
     )
     assert "best              f1 0.5000 at step 1" in text
     text = text_report([make_run("begun", metrics=[{"step": 1, "train_loss": 3.0}])])
@@ -112,10 +114,10 @@ def test_the_table_for_the_terminal(make_run):
 
 @pytest.fixture
 def make(make_run):
-    def maker(name, *valid, kind="causal", **facts):
-        facts = {**FACTS, **facts}
+    def maker(name, *valid, kind="causal", **metadata):
+        metadata = {**FACTS, **metadata}
         recipe = CAUSAL.format(f"{name}-tiny", kind)
-        return read_run(make_run(name, metrics=losses(*valid), recipe=recipe, facts=facts))
+        return read_run(make_run(name, metrics=losses(*valid), recipe=recipe, metadata=metadata))
 
     return maker
 
@@ -246,7 +248,7 @@ def labelled(make_run):
     def maker(name, task, examples, predicted):
         run = make_run(
             name, metrics=[{"step": 1, "valid_f1": 0.5, "valid_loss": 1.0}],
-            facts={"task": task, "metric": "f1"},
+            metadata={"task": task, "metric": "f1"},
         )  # fmt: skip
         rows = [{**one, "predicted": predicted, "score": 0.5 + len(name)} for one in examples]
         (run / "predictions.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_the_same_code_alone(tmp_path, monkeypatch):
     data.write_text("\n".join(json.dumps({"prompt": f"{n} plus {n}"}) for n in range(6)))
     changes = settings(steps=1, batch_examples=4, batch_tokens=None, eval_tokens=None)
     reward = {"kind": "python", "function": f"{file}:own"}
-    changes["objective"] = {"rewards": [reward], "max_new_tokens": 2, "group": 2}
+    changes["objective"] = {"rewards": [reward], "max_new_tokens": 2, "num_generations": 2}
     keys = {"out": tmp_path / "run", "console": quiet()}
     finetune("policy", model="gpt2-tiny", data=data, changes=changes, **keys)
     file.write_text(f"{code}\n")

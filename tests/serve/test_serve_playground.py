@@ -26,7 +26,7 @@ from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
-from trivium.serve.playground.examples import Examples, held_out_texts  # noqa: E402
+from trivium.serve.playground.examples import Examples, validation_texts  # noqa: E402
 from trivium.serve.playground.tabs import _sampling_controls, percent, visible  # noqa: E402
 from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
 from trivium.text import Tokenizer  # noqa: E402
@@ -273,11 +273,11 @@ def test_examples_are_in_the_language_of_the_model(paths, tmp_path):
 
 def test_a_run_has_examples_of_its_own(tmp_path):
     (tmp_path / "predictions.jsonl").write_text('{"source": "Please sit down.", "target": "..."}\n')
-    assert held_out_texts(tmp_path)["text"] == "Please sit down."
+    assert validation_texts(tmp_path)["text"] == "Please sit down."
     (tmp_path / "corpus.txt").write_text("the cat sat on the mat\n\nthe dog sat on the cat")
     tokenizer = Tokenizer.train("byte-bpe", texts=["the cat sat"], vocab_size=260, progress=False)
     prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / "shards")
-    texts = held_out_texts(tmp_path)
+    texts = validation_texts(tmp_path)
     assert texts["text"] == "Please sit down."
     assert texts["completions"] == "Please sit down."
     assert texts["fill-mask"] == "the cat sat [MASK] the mat"

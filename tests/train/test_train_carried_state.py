@@ -14,7 +14,7 @@ from small_models import VOCABULARY, random_model
 
 from trivium import spec
 from trivium.data.batch import IGNORE_INDEX
-from trivium.data.row_order import lanes_of_step
+from trivium.data.row_order import contiguous_rows
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.models import build
@@ -60,14 +60,16 @@ def rnn(cell) -> spec.RNNSpec:
 
 
 def test_lanes_read_every_row_in_its_order():
-    for rows, lanes in ((37, 7), (35, 7), (7, 7), (3, 7), (11, 2), (5, 1)):
-        steps = -(-rows // lanes)
-        taken = np.stack([lanes_of_step(step, lanes, rows)[0] for step in range(2 * steps)])
+    for rows, text_streams in ((37, 7), (35, 7), (7, 7), (3, 7), (11, 2), (5, 1)):
+        steps = -(-rows // text_streams)
+        taken = np.stack(
+            [contiguous_rows(step, text_streams, rows)[0] for step in range(2 * steps)]
+        )
         assert (taken[:steps] == taken[steps:]).all()
         assert (np.diff(taken[:steps], axis=0) == 1).all()
         assert set(taken.ravel().tolist()) == set(range(rows))
-        keys = [lanes_of_step(step, lanes, rows)[1] for step in range(2 * steps)]
-        assert np.concatenate(keys).tolist() == list(range(2 * steps * lanes))
+        keys = [contiguous_rows(step, text_streams, rows)[1] for step in range(2 * steps)]
+        assert np.concatenate(keys).tolist() == list(range(2 * steps * text_streams))
 
 
 @pytest.mark.parametrize("cell", ["elman", "elman-logistic", "lstm", "gru"])
@@ -75,16 +77,16 @@ def test_lanes_read_every_row_in_its_order():
 def test_the_loss_of_a_row_is_that_of_the_whole_text_before_it(cell):
     """Also of the held-out rows, in the next epoch, and where a step is computed once more."""
     stream = row_stream(CARRY)  # 37 rows of 11 tokens, 7 lanes: an epoch is six steps
-    starts = lanes_of_step(0, 7, 37)[0]
+    starts = contiguous_rows(0, 7, 37)[0]
     model = random_model(rnn(cell))
     trainer = trainer_of(model, stream, 33, eval_tokens=7 * 5 * 11)
-    lanes = torch.from_numpy(stream.data.split.tokens[starts[:, None] * 11 + np.arange(66)])  # type: ignore[union-attr]
-    log_p = model.logits(model(lanes)).log_softmax(-1)[:, :-1]
-    nats = -log_p.gather(2, lanes[:, 1:, None])[..., 0].detach()
+    text_streams = torch.from_numpy(stream.data.split.tokens[starts[:, None] * 11 + np.arange(66)])  # type: ignore[union-attr]
+    log_p = model.logits(model(text_streams)).log_softmax(-1)[:, :-1]
+    nats = -log_p.gather(2, text_streams[:, 1:, None])[..., 0].detach()
     by_row = [nats[:, 11 * step : 11 * step + 10].sum().item() for step in range(6)]
     for step in (0, 1, 1, 2, 3, 4, 5, 6, 7):
         batch = trainer.loader.step(step)
-        assert [len(lane) for lane in batch.lanes] == [3, 3, 1]
+        assert [len(text_stream) for text_stream in batch.text_streams] == [3, 3, 1]
         loss = forward_backward(trainer, batch, step)["loss"]
         assert loss.item() == pytest.approx(by_row[step % 6], rel=1e-9), (cell, step)
     for _ in range(2):

@@ -390,7 +390,7 @@ def test_the_rate_of_kto_is_recommended_at_every_width(preset, origin):
 def test_small_new_models_decay_by_passes_in_place_of_dropout(preset, kind, changes, expected):
     tree = {"model": {"preset": preset}, "objective": {"kind": kind}, "data": {"paths": ["x.txt"]}}
     recipe = build_recipe(tree, changes)
-    assert (defaults.decays_by_passes(recipe), defaults.dropout(recipe)) == expected
+    assert (defaults.decays_over_epochs(recipe), defaults.dropout(recipe)) == expected
 
 
 @pytest.mark.parametrize(

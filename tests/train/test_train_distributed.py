@@ -26,7 +26,7 @@ from trivium.objectives.causal import Causal
 from trivium.progress import ProgressLine
 from trivium.train import hardware
 from trivium.train.checkpoint import Checkpoints
-from trivium.train.distributed import ALONE, Parallel, join_processes, parallelize_step
+from trivium.train.distributed import SINGLE_PROCESS, Parallel, join_processes, parallelize_step
 from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers.muon import MatrixMuon, Muon, full_tensor
@@ -99,7 +99,7 @@ def assert_same_steps(
 ) -> None:
     model: Any = small_model("llama").double()
     single = copy.deepcopy(model)
-    expected = records_of(single, ALONE, ParallelConfig(), build, unfreezes=unfreezes)
+    expected = records_of(single, SINGLE_PROCESS, ParallelConfig(), build, unfreezes=unfreezes)
     records = records_of(model, parallel, config, build, unfreezes=unfreezes)
     assert len(records) == len(expected) == 3
     for record, one in zip(records, expected, strict=True):
@@ -116,7 +116,7 @@ def assert_trains_in_float16(parallel: Parallel, config: ParallelConfig) -> None
     """The weights are nearly those of a single process; all processes skip the same steps."""
     model: Any = small_model("llama")
     single, half, start = copy.deepcopy(model), torch.float16, copy.deepcopy(model).state_dict()
-    records_of(single, ALONE, ParallelConfig(), sgd, precision=half)
+    records_of(single, SINGLE_PROCESS, ParallelConfig(), sgd, precision=half)
     records = records_of(model, parallel, config, sgd, precision=half)
     assert [one["skipped_steps"] for one in records] == [0, 0, 0]
     for name, weight in single.state_dict().items():
@@ -213,27 +213,29 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
 def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> None:
     device = torch.device("meta")  # stands for a GPU
 
-    def model_of(divided: bool) -> WholeModel:
+    def model_of(is_sharded: bool) -> WholeModel:
         module = small_model("gpt2")
         lm = LanguageModel(module.spec, module, None)
-        return WholeModel(module, lm, lambda one: {"": cast(Any, one)}, ALONE, divided=divided)
+        return WholeModel(
+            module, lm, lambda one: {"": cast(Any, one)}, SINGLE_PROCESS, is_sharded=is_sharded
+        )
 
     for free, expected in ((0, "cpu"), (1 << 40, "meta")):
         monkeypatch.setattr(hardware, "free_memory", lambda _, free=free: free)
-        model = model_of(divided=True)
+        model = model_of(is_sharded=True)
         model.gather(device)
         assert {weight.device.type for weight in model.whole.parameters()} == {expected}
         assert model.lm.module is model.whole
     # Without metrics it is for callbacks, and takes no memory of the GPU.
     monkeypatch.setattr(run_evaluation, "validation_losses", lambda *_: {})
-    model = model_of(divided=True)
+    model = model_of(is_sharded=True)
     held_out: Any = SimpleNamespace(sources=[], limit=None)
     kept: Any = SimpleNamespace(model=model)
     evaluation = RunEvaluation(ProgressLine(), device, held_out, [], kept, callbacks_read=True)
     assert evaluation(cast(Any, None), TrainState()) == {}
     for name, weight in model.module.state_dict().items():
         assert torch.equal(model.whole.state_dict()[name], weight)
-    whole = model_of(divided=False)
+    whole = model_of(is_sharded=False)
     whole.gather(device)
     assert whole.whole is whole.module
 

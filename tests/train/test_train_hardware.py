@@ -37,8 +37,8 @@ def speeds(monkeypatch):
 
 
 def chosen(precision="auto", kept=None):
-    facts = {"device": describe_device(CPU), **kept} if kept else {}
-    arithmetic = choose_arithmetic(precision, CPU, small_model("bert"), facts)
+    metadata = {"device": describe_device(CPU), **kept} if kept else {}
+    arithmetic = choose_arithmetic(precision, CPU, small_model("bert"), metadata)
     return arithmetic.precision, arithmetic.threads
 
 

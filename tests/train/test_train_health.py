@@ -56,8 +56,10 @@ def test_a_run_that_stands_still_is_called_out_once():
 
 
 def test_every_objective_says_how_long_it_may_stand_at_the_baseline():
-    assert Objective.steps_to_context == 700  # and so one of your own
-    unwatched = [kind for kind, one in Objective.kinds.items() if one.steps_to_context == math.inf]
+    assert Objective.steps_to_beat_unigram == 700  # and so one of your own
+    unwatched = [
+        kind for kind, one in Objective.kinds.items() if one.steps_to_beat_unigram == math.inf
+    ]
     assert unwatched == ["sentence-pairs"]
 
 
@@ -65,7 +67,7 @@ def test_a_healthy_post_norm_decoder_is_not_called_stuck():
     # gpt1-tiny by default, every 50 steps after the warm-up, its baseline at 7.21.
     curve = [7.32, 7.28, 7.13, 7.03, 6.85, 6.70, 6.59, 6.47, 6.39, 6.23, 6.16, 6.14, 6.08, 6.05]
     losses = [7.35] * 5 + [loss - 0.21 for loss in curve for _ in range(5)]
-    assert warnings(losses, Objective.kinds["causal"].steps_to_context) == []
+    assert warnings(losses, Objective.kinds["causal"].steps_to_beat_unigram) == []
 
 
 def test_a_loss_that_rises_for_good_is_called_out():
@@ -80,8 +82,8 @@ def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tm
     run = RunFolder(tmp_path)
     for numbers, shown in ((range(1, 40), 1), (range(40, 50), 0)):
         console = quiet()
-        facts = {"unigram_loss": UNIGRAM, "peak_flops": None}
-        terminal = TerminalLog(ProgressLine(console), TrainConfig(eval_every=1000), facts)
+        metadata = {"unigram_loss": UNIGRAM, "peak_flops": None}
+        terminal = TerminalLog(ProgressLine(console), TrainConfig(eval_every=1000), metadata)
         warnings = WarnOfRecords(run, LossMonitor(UNIGRAM, 200))
         warnings.on_start(None, None)  # type: ignore[arg-type]
         for number in numbers:

@@ -32,7 +32,7 @@ from trivium.objectives.tensor_batch import token_losses
 from trivium.presets import presets
 from trivium.spec import Experts
 from trivium.text.vocabulary import Vocabulary
-from trivium.train.distributed import ALONE, Parallel
+from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
@@ -95,11 +95,11 @@ def test_noise_differs_between_epochs_rows_and_seeds_and_is_fixed_for_each():
 
 def test_held_out_rows_are_spread_over_the_split_and_always_the_same():
     stream = dataclasses.replace(row_stream(Masked(probability=0.5), rows=401), seed=0)
-    [(batch,)] = [one.micro_batches for one in stream.held_out(31 * 11)]
-    [(again,)] = [one.micro_batches for one in stream.held_out(31 * 11)]
+    [(batch,)] = [one.micro_batches for one in stream.validation_batches(31 * 11)]
+    [(again,)] = [one.micro_batches for one in stream.validation_batches(31 * 11)]
     assert all((batch.arrays()[name] == again.arrays()[name]).all() for name in batch.arrays())
     plain = dataclasses.replace(row_stream(Causal(), rows=401))
-    [(batch,)] = [one.micro_batches for one in plain.held_out(31 * 11)]
+    [(batch,)] = [one.micro_batches for one in plain.validation_batches(31 * 11)]
     whole = plain.data.take(np.arange(401)).input_ids  # type: ignore[union-attr]
     taken = [int((whole == row).all(axis=1).argmax()) for row in batch.input_ids]
     assert len(set(taken)) == 31
@@ -139,20 +139,21 @@ def test_held_out_data_is_bounded_and_prepared_piece_by_piece(objective, labelle
     for limit, tokens in ((None, 1 << 40), (7, 1 << 40), (None, round(9.5 * mean)), (5, 60)):
         expected = min(limit or size, size, max(1, int(tokens / mean)))
         objective.prepared.clear()
-        pieces = stream.held_out(tokens, limit)
+        pieces = stream.validation_batches(tokens, limit)
         first = next(pieces)
         assert sum(objective.prepared) <= 1024  # nothing is prepared ahead
         rows = [part.num_rows for one in (first, *pieces) for part in one.micro_batches]
         assert sum(rows) == expected
         assert sum(objective.prepared) == expected
         for size_of in (2, 3):
-            alone = Counter(next(iter(stream.held_out(tokens, limit))).label_counts)
+            alone = Counter(next(iter(stream.validation_batches(tokens, limit))).label_counts)
             several = [
-                [*stream.held_out(tokens, limit, process(i, size_of))] for i in range(size_of)
+                [*stream.validation_batches(tokens, limit, process(i, size_of))]
+                for i in range(size_of)
             ]
-            assert len({sum(len(one.shares) for one in each) for each in several}) == 1
+            assert len({sum(len(one.micro_batch_weights) for one in each) for each in several}) == 1
             counts = [one.label_counts["loss"] for each in several for one in each]
-            whole = [one.label_counts["loss"] for one in stream.held_out(tokens, limit)]
+            whole = [one.label_counts["loss"] for one in stream.validation_batches(tokens, limit)]
             assert sum(counts) == sum(whole)
             assert alone
 
@@ -176,8 +177,12 @@ def test_a_run_of_epochs_takes_every_row_so_often_and_no_more(objective, make, e
     seen: Counter[bytes] = Counter()
     for step in range(number):
         for rank in range(processes):
-            batch = stream.step(step, 33, process(rank, processes) if processes > 1 else ALONE)
-            for (_, weight), part in zip(batch.shares, batch.micro_batches, strict=True):
+            batch = stream.step(
+                step, 33, process(rank, processes) if processes > 1 else SINGLE_PROCESS
+            )
+            for (_, weight), part in zip(
+                batch.micro_batch_weights, batch.micro_batches, strict=True
+            ):
                 if weight:
                     seen.update(_rows_of(part))
     assert sum(seen.values()) == taken
@@ -201,12 +206,14 @@ def test_processes_prepare_their_own_micro_batches_and_nothing_else():
         stream = dataclasses.replace(row_stream(objective), vocabulary=ALL_KINDS, rows_per_step=13)
         whole = stream.step(3, 33)
         parts = [stream.step(3, 33, process(rank, 2)) for rank in range(2)]
-        assert [part.shares for part in parts] == [
+        assert [part.micro_batch_weights for part in parts] == [
             ((0, 1.0), (2, 1.0), (4, 1.0)),
             ((1, 1.0), (3, 1.0), (4, 0.0)),
         ]
         for part in parts:
-            for (number, _), batch in zip(part.shares, part.micro_batches, strict=True):
+            for (number, _), batch in zip(
+                part.micro_batch_weights, part.micro_batches, strict=True
+            ):
                 expected = whole.micro_batches[number].arrays()
                 assert batch.arrays().keys() == expected.keys()
                 assert all((batch.arrays()[k] == expected[k]).all() for k in expected), objective
@@ -244,8 +251,8 @@ def test_dropout_differs_between_steps_micro_batches_and_seeds():
         trainer, batch, totals = trainer_of(model, loader), loader.step(0), []
         trainer.recipe = trainer.recipe.replace(seed=seed)
         for place in range(2):
-            shares, part = (batch.shares[place],), (batch.micro_batches[place],)
-            one = dataclasses.replace(batch, shares=shares, micro_batches=part)
+            weights, part = (batch.micro_batch_weights[place],), (batch.micro_batches[place],)
+            one = dataclasses.replace(batch, micro_batch_weights=weights, micro_batches=part)
             totals.append(float(forward_backward(trainer, one, step)["loss"]))
         return totals
 
@@ -482,7 +489,9 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     def fitted(model):
         stream = row_stream(Causal(), rows=1000)
         stream = dataclasses.replace(stream, rows_per_step=1000)
-        return fit_memory(recipe, model, [stream], ALONE, precision=torch.float32, device=CPU)
+        return fit_memory(
+            recipe, model, [stream], SINGLE_PROCESS, precision=torch.float32, device=CPU
+        )
 
     assert fitted(small_model("gpt2")).micro_batch_tokens == 334 * 11  # of at most 4,096 tokens
     with pytest.raises(RecipeError, match=r"one row of 11 tokens.* choose a smaller preset"):
@@ -505,6 +514,6 @@ def test_the_balance_of_experts_is_weighted_by_the_real_tokens_of_micro_batches(
             inputs, real = torch.from_numpy(part.input_ids), torch.from_numpy(part.attention_mask)
             _, loss = model.read(inputs, attention_mask=real)
             expected += loss.item() * int(real.sum())
-            total += terms["balance"].item()
+            total += terms["aux_loss"].item()
     assert batch.num_tokens == 26
     assert total == pytest.approx(expected, rel=1e-9)

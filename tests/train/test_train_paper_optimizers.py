@@ -9,7 +9,7 @@ from small_models import small_model
 from trivium.errors import RecipeError
 from trivium.train.optimizers import Optimizer
 from trivium.train.recipe_loading import load_recipe
-from trivium.workflows.training_run import _check_divided
+from trivium.workflows.training_run import _check_sharded
 
 LR, STEPS = 0.003, 7
 
@@ -127,5 +127,5 @@ def test_what_they_cannot_do_is_refused():
     for kind in ("adafactor", "lamb"):
         recipe = load_recipe("bert-tiny", [f"optimizer.kind={kind}"])
         with pytest.raises(RecipeError, match="whole weights"):
-            _check_divided(recipe)
+            _check_sharded(recipe)
     assert Optimizer.kinds["adafactor"]().complete(1e-3, 1.0).lr == 0.01

@@ -32,9 +32,9 @@ EVALUATED = {"eval_examples": 400, "metric_examples": 400, "valid_examples": 900
 class Log:
     """A terminal's log in which a step and its record are one call."""
 
-    def __init__(self, line, config, facts, metric=None):
+    def __init__(self, line, config, metadata, metric=None):
         self.metric = metric
-        self.terminal = TerminalLog(line, config, facts, lambda: self.metric)
+        self.terminal = TerminalLog(line, config, metadata, lambda: self.metric)
 
     def write(self, record, progress):
         if "train_loss" in record:

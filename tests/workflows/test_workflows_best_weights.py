@@ -26,7 +26,7 @@ def test_a_run_ends_with_its_best_weights_and_stops_by_patience(patience, text, 
     changes["optimizer"] = {"lr": 0.5}  # more than it bears: the last weights are not the best
     run = pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
     losses = {r["step"]: r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r}
-    first_pass = math.ceil(run.read_facts()["train_tokens"] / 8192)
+    first_pass = math.ceil(run.read_metadata()["train_tokens"] / 8192)
     assert 1 <= first_pass < 4
     compared = {s: loss for s, loss in losses.items() if patience or s > first_pass}
     best = min(compared, key=compared.__getitem__)

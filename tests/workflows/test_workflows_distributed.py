@@ -86,7 +86,12 @@ def policy_job(file, out, **parallel):
     del changes["data"], changes["train"]["batch_tokens"], changes["train"]["eval_tokens"]
     changes["train"] |= {"batch_examples": 11, "steps": 4}
     rewards = [{"kind": "length", "target": 3}, {"kind": "exact"}]
-    changes["objective"] = {"baseline": "value", "group": 3, "updates": 2, "rewards": rewards}
+    changes["objective"] = {
+        "algorithm": "ppo",
+        "num_generations": 3,
+        "num_iterations": 2,
+        "rewards": rewards,
+    }
     changes["objective"]["max_new_tokens"] = 6
     names = {"command": "finetune", "task": "policy", "model": "gpt2-tiny"}
     return names | {"data": file, "out": out, "changes": changes}
@@ -135,7 +140,9 @@ def test_two_processes_train_as_one_and_one_goes_on(text, encoder, pairs, tmp_pa
     assert curve(policies[1]) == pytest.approx(curve(policies[0]), rel=1e-4, abs=1e-4)
     for model in layouts:
         assert_same_curve(tmp_path / f"{model}-2", tmp_path / model)
-        assert RunFolder(tmp_path / f"{model}-2").read_facts()["forecast"]["tokens_per_second"] > 0
+        assert (
+            RunFolder(tmp_path / f"{model}-2").read_metadata()["forecast"]["tokens_per_second"] > 0
+        )
     sharded = tmp_path / "bert-tiny-2"
     weights = load_file(sharded / "model.safetensors")
     for name, weight in load_file(tmp_path / "bert-tiny" / "model.safetensors").items():

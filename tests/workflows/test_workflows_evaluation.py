@@ -70,7 +70,7 @@ def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
         start("macro_f")
     assert not (tmp_path / "macro_f").exists()
     run = start("macro_f1")
-    assert run.read_facts()["metric"] == "macro_f1"
+    assert run.read_metadata()["metric"] == "macro_f1"
     evaluation = json.loads((run.path / "evaluation.json").read_text())
     assert evaluation["main"] == "macro_f1"
     best = max(one["valid_macro_f1"] for one in run.read_metrics() if "valid_macro_f1" in one)
@@ -80,7 +80,7 @@ def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
     ):
         finetune("", out=run.path, resume=True, changes=["train.metric=accuracy"])
     finetune("", out=run.path, resume=True, changes=["train.eval_examples=5"], console=quiet())
-    assert run.read_facts()["eval_limit"] == 5
+    assert run.read_metadata()["eval_limit"] == 5
     low = Metrics({"mse": 2.0, "pearson": 0.5})
     assert (low.score, low.with_main("pearson").score) == (-2.0, 0.5)
 
@@ -96,7 +96,7 @@ def test_the_mean_of_checkpoints_is_written_where_it_is_best(reviews, tmp_path, 
         return {"": Metrics({"accuracy": float(next(scores))})}
 
     monkeypatch.setattr(kept_weights, "average_weights", average)
-    monkeypatch.setattr(finished_run.HeldOutMetrics, "measure", measure)
+    monkeypatch.setattr(finished_run.ValidationMetrics, "measure", measure)
     changes = settings(steps=2, eval_every=1, save_every=1, average=2)
     changes["train"] |= {"batch_tokens": None, "eval_tokens": None}
     run = finetune(
@@ -121,9 +121,9 @@ def test_held_out_losses_do_not_depend_on_the_seed(encoder, text, tmp_path):
 
 
 def test_a_term_of_the_loss_named_like_a_metric_is_refused(reviews, tmp_path, monkeypatch):
-    metrics = TextClassification.metrics_of
+    metrics = TextClassification.compute_metrics
     monkeypatch.setattr(
-        TextClassification, "metrics_of",
+        TextClassification, "compute_metrics",
         lambda *arguments: Metrics({**metrics(*arguments).values, "lm": 1.0}),
     )  # fmt: skip
     changes = {"train": {"steps": 1, "device": "cpu"}}
@@ -146,8 +146,8 @@ def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, mo
     def half_right(self, answers, examples, lm):
         return Metrics({"accuracy": 0.5}).with_examples(answers)
 
-    monkeypatch.setattr(TextClassification, "answers", slow)
-    monkeypatch.setattr(TextClassification, "metrics_of", half_right)
+    monkeypatch.setattr(TextClassification, "predict", slow)
+    monkeypatch.setattr(TextClassification, "compute_metrics", half_right)
     monkeypatch.setattr(finished_run, "_PROBED", 2)
     console = quiet()
     finetune(

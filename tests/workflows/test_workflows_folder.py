@@ -220,7 +220,7 @@ def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
     start("gpt2-tiny", path, settings(steps=3), overwrite=True)
     assert run.read_metrics()[-1]["step"] == 3
     start("gpt2-tiny", path, settings(steps=4), overwrite=True, resume="auto")
-    assert run.read_facts()["resumed"] == [3]  # not thrown away
+    assert run.read_metadata()["resumed"] == [3]  # not thrown away
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
     with pytest.raises(RecipeError, match="no run to resume"):
         pretrain("bert-tiny", out=tmp_path / "nowhere", resume=True, console=quiet())

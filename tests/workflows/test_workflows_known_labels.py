@@ -127,7 +127,7 @@ def test_weights_of_classes_follow_the_labels_of_the_model(models, tmp_path):
     data = write(tmp_path / "data.jsonl", "classes", "aad")
     run = train("classes", models["classes", "run"], data, tmp_path / "run",
                 class_weights="balanced")  # fmt: skip
-    weights = run.read_facts()["recipe"]["objective"]["class_weights"]
+    weights = run.read_metadata()["recipe"]["objective"]["class_weights"]
     counts = [27, 13]
     assert weights == pytest.approx([40 / 2 / counts[0], 1.0, 1.0, 40 / 2 / counts[1]])
     message = r'2 numbers for 4 classes: "a", "b", "c", "d"'

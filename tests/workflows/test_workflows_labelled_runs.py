@@ -58,7 +58,7 @@ def test_a_run_says_what_is_cut_and_refuses_data_without_targets(kind, tmp_path)
     console = quiet()
     done = run(kind, tmp_path, records, console=console, steps=1)
     assert "are cut" not in printed(console)  # a model with 1,024 positions reads them whole
-    assert done.read_facts()["train_examples"] + done.read_facts()["valid_examples"] == 30
+    assert done.read_metadata()["train_examples"] + done.read_metadata()["valid_examples"] == 30
     changes = {"data": {"length": 40}, "train": {"device": "cpu", "steps": 1}}
     data = tmp_path / "data.jsonl"
     console = quiet()
@@ -100,7 +100,7 @@ def test_the_number_of_steps_is_printed_and_few_are_warned_of(tmp_path):
     records = [record("chat", n) for n in range(45)]
     console = quiet()
     done = run("chat", tmp_path, records, console=console, epochs=1, batch_examples=4)
-    count = done.read_facts()["train_examples"]
+    count = done.read_metadata()["train_examples"]
     steps = -(-count // 4)
     assert f"steps {steps}; an epoch has {count / 4:.1f}" in printed(console)
     assert f"{steps} steps in all are few to learn from" in printed(console)
@@ -113,14 +113,14 @@ def test_the_number_of_steps_is_printed_and_few_are_warned_of(tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "policy"])
 def test_validation_losses_read_as_many_examples_as_budgets_allow(kind, tmp_path, monkeypatch):
     taken: list[int] = []
-    held_out = BatchStream.held_out
+    held_out = BatchStream.validation_batches
 
     def counted(stream, tokens, limit=None, *others):
         for batch in held_out(stream, tokens, limit, *others):
             taken.append(sum(part.num_rows for part in batch.micro_batches))
             yield batch
 
-    monkeypatch.setattr(BatchStream, "held_out", counted)
+    monkeypatch.setattr(BatchStream, "validation_batches", counted)
     records = [record(kind, n) for n in range(40)]
     valid = write_records(tmp_path / "v.jsonl", [record(kind, n) for n in range(40, 70)])
     of_example = 2 if kind == "contrastive" else 1  # texts
@@ -160,7 +160,7 @@ def test_a_document_that_is_cut_has_no_end_in_a_decoder_and_is_counted(text, tmp
 
 def test_cuts_of_no_chunk_are_those_of_whole_rows(tmp_path):
     EncodedExamples.store([EncodedExamples({"input_ids": [[1, 2], [3]]})], tmp_path / "a")
-    assert EncodedExamples.open(tmp_path / "a").cuts.tolist() == [[0, 1, 0]] * 2
+    assert EncodedExamples.open(tmp_path / "a").truncations.tolist() == [[0, 1, 0]] * 2
 
 
 def save_with_few_ids(folder, family, texts):

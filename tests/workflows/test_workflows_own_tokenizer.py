@@ -102,7 +102,7 @@ def test_a_run_of_a_model_records_no_tokenizer_and_resumes(encoder, text, review
         run = start(data=source, out=out, changes=changes, resume=False, console=quiet())
         assert "[tokenizer]" not in run.recipe.read_text()
         start(out=out, changes={"train.steps": 3}, resume=True, console=quiet())
-        assert run.read_facts()["finished"]
+        assert run.read_metadata()["finished"]
 
 
 @pytest.mark.parametrize("paths", [["elsewhere.txt"], ["one.txt", "two/"]])

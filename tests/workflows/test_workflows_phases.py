@@ -71,7 +71,7 @@ def test_a_run_that_is_interrupted_around_a_border_ends_bit_equal(
         assert "2 of 3: train.batch_tokens 96, until step 8" in printed
     else:
         assert sorted(set(sizes)) == [ROW * 2, ROW * 3, ROW * 7]
-        assert sum(sizes) >= 0.2 * ROW * (whole.read_facts()["train_tokens"] // ROW)
+        assert sum(sizes) >= 0.2 * ROW * (whole.read_metadata()["train_tokens"] // ROW)
     recipe = tomllib.loads((whole.path / "recipe.toml").read_text())
     assert recipe["phases"] == changes["phases"]
 

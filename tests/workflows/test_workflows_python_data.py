@@ -70,8 +70,8 @@ def test_a_run_on_examples_from_python_keeps_the_names_of_its_labels(kind, revie
         **options,
     )  # fmt: skip
     assert sorted(load(run.path).settings.labels) == ["neg", "pos"]
-    facts = run.read_facts()
-    assert (facts["train_examples"], facts["valid_examples"]) == (len(rows), 9)
+    metadata = run.read_metadata()
+    assert (metadata["train_examples"], metadata["valid_examples"]) == (len(rows), 9)
 
 
 def test_the_names_of_class_labels_in_lists_are_kept(tmp_path):

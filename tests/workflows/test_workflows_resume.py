@@ -23,7 +23,7 @@ from trivium.train import health, loss_scale
 from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
 from trivium.train.loss_scale import LossScale
-from trivium.workflows.finished_run import HeldOutMetrics
+from trivium.workflows.finished_run import ValidationMetrics
 from trivium.workflows.training import finetune, pretrain
 
 
@@ -58,7 +58,7 @@ def test_a_run_that_carries_state_ends_bit_equal(preset, stops, text, tmp_path, 
         )  # fmt: skip
 
     whole = start(tmp_path / preset, False)
-    assert 2 < whole.read_facts()["train_tokens"] / (32 * 7) < 7
+    assert 2 < whole.read_metadata()["train_tokens"] / (32 * 7) < 7
     run = interrupt_and_resume(monkeypatch, start, tmp_path / f"{preset}-again", *stops)
     assert_equal_runs(run, whole)
 
@@ -87,7 +87,7 @@ def test_contrastive_learning_resumes_bit_equal(encoder, text, tmp_path, monkeyp
 
     whole = start(tmp_path / "whole", False)
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 1), whole)
-    assert whole.read_facts()["metric"] == "mrr"
+    assert whole.read_metadata()["metric"] == "mrr"
     assert load(whole.path).pooling == "mean"
 
 
@@ -109,7 +109,7 @@ def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):
     assert {"train_text", "train_reviews"} <= {key for record in records for key in record}
     assert "valid_reviews/accuracy" in records[-1]
     evaluation = json.loads((whole.path / "evaluation.json").read_text())
-    assert evaluation["main"] == whole.read_facts()["metric"] == "reviews/accuracy"
+    assert evaluation["main"] == whole.read_metadata()["metric"] == "reviews/accuracy"
 
 
 def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
     assert evaluation["values"]["accuracy"] == max(accuracies)
     console, deaf = quiet(), signal.signal(signal.SIGINT, signal.SIG_IGN)  # as & in scripts
     with monkeypatch.context() as patch:
-        patch.setattr(HeldOutMetrics, "measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(ValidationMetrics, "measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         finetune("", out=run.path, resume=True, console=console)
     signal.signal(signal.SIGINT, deaf)
     assert "the evaluation was stopped" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -220,7 +220,7 @@ def test_runs_in_float16_continue_with_their_loss_scale(text, tmp_path, monkeypa
         )  # fmt: skip
 
     whole = start(tmp_path / "whole", False)
-    assert whole.read_facts()["precision"] == "fp16"
+    assert whole.read_metadata()["precision"] == "fp16"
     records = [record for record in whole.read_metrics() if "loss_scale" in record]
     skipped = [record["skipped_steps"] for record in records]
     assert 0 < skipped[0] < skipped[-1] < len(skipped) == 12
@@ -242,7 +242,7 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     assert "steps" not in again.recipe.read_text()
     console = quiet()
     before = {"device": "another", "precision": "bf16", "torch": "1.0"}
-    again.write_facts(again.read_facts() | before)
+    again.write_metadata(again.read_metadata() | before)
     pretrain("", out=out, resume=True, changes=["optimizer.lr=0.5"], console=console)
     for line in (
         "(it was another), precision = fp32 (it was bf16), torch = ",
@@ -466,7 +466,7 @@ def test_a_run_whose_memory_ran_out_resumes_bit_equal(text, tmp_path, monkeypatc
         )
 
     whole = start(tmp_path / "whole", False)
-    assert whole.read_facts()["micro_batch_tokens"] == 48
+    assert whole.read_metadata()["micro_batch_tokens"] == 48
     assert "48 tokens, also after --resume; this changes dropout" in console.file.getvalue()  # type: ignore
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 3), whole)
 

@@ -41,9 +41,9 @@ def test_a_run_folder_has_everything_and_loads(encoder):
         "recipe.toml", "spec.json", "tokenizer.json", "metrics.jsonl", "run.json", "report.html",
         "model.safetensors", "checksums.json", "checkpoints", "shards",
     }  # fmt: skip
-    facts = encoder.read_facts()
-    assert facts["objectives"] == ["masked"]
-    assert facts["samples"]
+    metadata = encoder.read_metadata()
+    assert metadata["objectives"] == ["masked"]
+    assert metadata["samples"]
     records = encoder.read_metrics()
     assert [list(r)[:3] for r in records] == [["step", "tokens", "seconds"]] * len(records)
     assert records[-1]["valid_loss"] < records[0]["train_loss"]
@@ -123,9 +123,9 @@ def test_the_recipe_of_a_run_has_what_was_chosen_for_it(text, tmp_path, monkeypa
     del changes["tokenizer"], changes["train"]["micro_batch_tokens"]
     run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=quiet())
     assert "vocab_size = 307" in run.recipe.read_text()
-    assert run.read_facts()["vocab_size"] <= 307
+    assert run.read_metadata()["vocab_size"] <= 307
     assert "micro_batch_tokens" not in run.recipe.read_text()
-    assert run.read_facts()["micro_batch_tokens"] == 224
+    assert run.read_metadata()["micro_batch_tokens"] == 224
     # Dropout depends on the micro-batch: a resumed run has the same, whatever memory is free then.
     monkeypatch.setattr(memory, "_CPU_TOKENS", 64)
     pretrain("", out=run.path, resume=True, changes=["train.steps=3"], console=quiet())
@@ -175,7 +175,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     )  # fmt: skip
     new = f"weights    of {encoder.path}; the head classifier starts new"
     assert new in console.file.getvalue()  # type: ignore[attr-defined]
-    assert {*adapted.read_facts()["unknown_shares"]} == {"texts"}  # its labels are no tokens
+    assert {*adapted.read_metadata()["unknown_shares"]} == {"texts"}  # its labels are no tokens
     names = load_file(adapted.path / "adapter" / "adapter_model.safetensors")
     query = "base_model.model.bert.encoder.layer.1.attention.self.query"
     assert {f"{query}.lora_A.weight", "base_model.model.classifier.weight"} <= names.keys()
@@ -209,7 +209,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
         assert words in printed
     # Targets in another script: the old tokenizer cannot write them. The run looks unfinished.
     pairs.write_text("\n".join(f"the cat {n} sat\t\u732b {n}" for n in range(40)))
-    translated.write_facts(translated.read_facts() | {"finished": False})
+    translated.write_metadata(translated.read_metadata() | {"finished": False})
     translated.weights.unlink()
     console = quiet()
     with pytest.warns(UserWarning, match="this is its checkpoint of step 3 of 3"):
@@ -217,7 +217,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
             "text-to-text", model=translated.path, data=pairs, out=tmp_path / "zh", console=console,
             changes={"train": {**train, "steps": 1, "eval_every": 1}},
         )  # fmt: skip
-    shares = again.read_facts()["unknown_shares"]
+    shares = again.read_metadata()["unknown_shares"]
     assert shares["targets"] > 0.2 > shares["sources"]
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "of the tokens of the targets are unknown to the tokenizer" in printed
@@ -255,7 +255,7 @@ def test_chinese_text_gets_chinese_samples_and_suggestions(tmp_path):
     output = console.file.getvalue()  # type: ignore[attr-defined]
     suggestion = output.split("try it ")[1]
     assert "\u5927[MASK]\u5728" in suggestion
-    samples = run.read_facts()["samples"]
+    samples = run.read_metadata()["samples"]
     assert samples
     assert all("[MASK]" in one["prompt"] for one in samples)
     assert trivium.load(run.path).trained_length == 32
@@ -336,7 +336,7 @@ def test_examples_that_are_encoded_are_freed():
 
     freed = corpus()
     [source] = freed.examples
-    source.note_cuts(TRAIN, np.tile([0, 1, 0], (5000, 1)), None)
+    source.note_truncations(TRAIN, np.tile([0, 1, 0], (5000, 1)), None)
     freed.free_examples()
     assert (len(source.train), source.num_train) == (1000, 5000)
     assert freed.digests == corpus().digests
@@ -374,7 +374,7 @@ def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(
     changes["train"]["minutes"] = 0.01
     run = pretrain("gpt2-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
     last = run.read_metrics()[-1]
-    assert last["seconds"] - run.read_facts()["preparation_seconds"] > 0.3
+    assert last["seconds"] - run.read_metadata()["preparation_seconds"] > 0.3
     assert last["step"] > 0
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "warning    Validation loss" in printed
@@ -451,7 +451,7 @@ def test_labelled_examples_are_read_from_standard_input(place, tmp_path, monkeyp
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": file}))
         run = finetune("classification", model="bert-tiny", changes=changes, **given, **common)
     assert (run.path / "standard_input.jsonl").read_text() == "\n".join(rows[20:])
-    assert run.read_facts()["train_examples"] == {"data": 10, "validation": 20}[place]
+    assert run.read_metadata()["train_examples"] == {"data": 10, "validation": 20}[place]
     finetune("", changes=["train.steps=2"], resume=True, **common)
 
 

@@ -81,7 +81,7 @@ def test_a_few_unknown_tokens_of_a_hundred_are_warned_of(form, unknown, known, t
         tokenizer["tokenizer"]["path"] = str(own.save(tmp_path / "tokenizer.json"))
         task = {"model": "t5-tiny", "changes": changes | tokenizer}
         run = finetune("text-to-text", data=file, **task, **common)
-    share = run.read_facts()["unknown_shares"][form if form != "shards" else "text"]
+    share = run.read_metadata()["unknown_shares"][form if form != "shards" else "text"]
     used = own if form in ("sources", "targets") else Tokenizer.load(known)
     wanted = unknown_share(used, [sentence(n, unknown if n % 2 else 0) for n in range(60)])
     assert share == pytest.approx(wanted, rel=0.4)

@@ -181,7 +181,7 @@ def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
         default=default,
     )
     typer.echo(labelled("model", model))
-    _say_export(trainer.train_step.model.spec)  # type: ignore[union-attr]
+    _print_export(trainer.train_step.model.spec)  # type: ignore[union-attr]
     typer.echo(labelled("steps", steps))
     typer.echo(labelled("forecast", forecast.line))
     if forecast.warning is not None:
@@ -209,7 +209,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
         memory=work.gpu.memory / 2**30,
     )
     typer.echo(labelled("", shape))
-    _say_export(work.spec)
+    _print_export(work.spec)
     typer.echo(labelled("run", _run_line(plan)))
     typer.echo(labelled("machine", machine) + "\n")
     print_table(_layout_table(plan))
@@ -230,7 +230,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
     typer.echo(labelled("", translated("plan.left_out") + samples))
 
 
-def _say_export(spec: Spec) -> None:
+def _print_export(spec: Spec) -> None:
     """Say why a model could not be exported."""
     if problem := export_problem(spec):
         words = translated("run.export_problem", problem=problem)

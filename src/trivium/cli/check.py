@@ -70,11 +70,11 @@ def check(
         from trivium.workflows.evaluate import check_task, data_changes, task_objective
 
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
-    heldout = fraction_or_paths(validation or ["0.1"])
-    check_libraries([*data, *(heldout if isinstance(heldout, tuple) else ())])
+    fraction_or_files = fraction_or_paths(validation or ["0.1"])
+    check_libraries([*data, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
     keys, read_keys = data_changes(changes or ())
     read_keys.pop("bad_records", None)  # they are always counted
-    options = CorpusOptions(validation=heldout, **{**reading, **read_keys})
+    options = CorpusOptions(validation=fraction_or_files, **{**reading, **read_keys})
     shards = are_shards(data)
     report, columns = ReadReport(), []
     if task is not None:
@@ -85,7 +85,7 @@ def check(
         findings = check_examples(
             objective,
             data,
-            heldout,
+            fraction_or_files,
             encoding=options.encoding,
             errors=options.errors,
             tokenizer=loaded,

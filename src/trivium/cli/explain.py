@@ -95,7 +95,7 @@ def _command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..
             page.save(html, language)
             typer.echo(str(html), err=True)
         elif as_json:
-            print_json(page.facts)
+            print_json(page.data)
         else:
             typer.echo(page.text(language))
 

@@ -26,7 +26,7 @@ Examples:
 
   trivium finetune preference --model runs/chat --data preferences.jsonl --out runs/preferred
 
-  trivium finetune kto --model runs/chat --data judgements.jsonl --set objective.bad_weight=1.5
+  trivium finetune kto --model runs/chat --data unpaired.jsonl --set objective.beta=0.2
 
   trivium finetune policy --model runs/sums --data sums.jsonl --set objective.beta=0
 

@@ -91,9 +91,9 @@ def prepare(
         )
     if tokenizer is not None and (kind is not None or vocab_size is not None):
         raise DataError("give --tokenizer, or --kind and --vocab-size; not both.")
-    heldout = fraction_or_paths([validation])
-    check_libraries([*paths, *(heldout if isinstance(heldout, tuple) else ())])
-    options = CorpusOptions(validation=heldout, **reading)
+    fraction_or_files = fraction_or_paths([validation])
+    check_libraries([*paths, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
+    options = CorpusOptions(validation=fraction_or_files, **reading)
     if part is not None and (tokenizer is None or overwrite or write_text is not None):
         raise DataError(
             "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 IGNORE_INDEX = -100
 """The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
-ROUNDED = 8
+PAD_TO_MULTIPLE_OF = 8
 """Padded lengths and numbers of rows are multiples of it where possible, so that shapes repeat.
 
 For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
@@ -22,10 +22,10 @@ than the product; compiled models are compiled again.
 """
 
 
-def rounded(length: int, multiple: int = ROUNDED) -> int:
+def padded_length(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
     """The next multiple.
 
-    >>> rounded(13), rounded(16)
+    >>> padded_length(13), padded_length(16)
     (16, 16)
     """
     return length + -length % multiple

@@ -226,9 +226,9 @@ class Repeats:
 
     def overlap(self, check: str, limit: float) -> Finding:
         """Return how much of validation occurs in training, too; see `Finding.of`."""
-        train, heldout = self._counts[TRAIN], self._counts[VALIDATION]
-        count = sum(number for key, number in heldout.items() if key in train)
-        return Finding.of(check, count, heldout.total(), limit, "scores_too_good")
+        train, validation = self._counts[TRAIN], self._counts[VALIDATION]
+        count = sum(number for key, number in validation.items() if key in train)
+        return Finding.of(check, count, validation.total(), limit, "scores_too_good")
 
 
 class Words:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, rounded
+from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, padded_length
 from trivium.files import replace_folder
 
 _INDEX = "index.npz"
@@ -24,7 +24,7 @@ _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 Sequences = dict[str, list[list[int]]]
 """The token ids (or labels, ...) of every example by the field of `RowBatch`."""
-Cuts = list[tuple[int, int, int]]
+Truncations = list[tuple[int, int, int]]
 """What truncation has removed from every example; see `EncodedExamples`."""
 
 
@@ -37,10 +37,11 @@ class EncodedExamples:
             `document_ids`, `decoder_input_ids`, `labels`). `labels` are as long as
             `decoder_input_ids` where there are any, everything else as `input_ids`.
         sequence_labels: labels of whole sequences, [N] or [N, L].
-        cuts: three counts for every example, [E, 3]: tokens that truncation has removed, target
-            tokens of the whole example, and target tokens that truncation has removed. Examples
+        truncations: three counts for every example, [E, 3]: the tokens that truncation has removed,
+            the target tokens of the whole example, and the target tokens that truncation has
+            removed. Examples
             without any remaining target token have no row, so that E may exceed the number N of
-            rows. Without `cuts` every row is a whole example.
+            rows. Without `truncations` every row is a whole example.
         pad_id: padding of token ids; None: 0. Labels are padded with `IGNORE_INDEX`, other fields
             with 0.
     """
@@ -50,7 +51,7 @@ class EncodedExamples:
         sequences: Mapping[str, Sequence[Sequence[int]] | Ragged],
         *,
         sequence_labels: ArrayLike | None = None,
-        cuts: ArrayLike | None = None,
+        truncations: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> None:
         ragged = {name: Ragged.of(rows) for name, rows in sequences.items()}
@@ -66,36 +67,36 @@ class EncodedExamples:
         sizes = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: Ints = np.sum(sizes, axis=0)
         """Tokens of each example, those of the decoder included, int64 [N]."""
-        whole = [(0, 1, 0)] * len(self) if cuts is None else cuts
-        self.cuts: Ints = np.asarray(whole, dtype=np.int64).reshape(-1, 3)
+        whole = [(0, 1, 0)] * len(self) if truncations is None else truncations
+        self.truncations: Ints = np.asarray(whole, dtype=np.int64).reshape(-1, 3)
 
     @classmethod
     def with_targets(
         cls,
         sequences: Mapping[str, Sequence[Sequence[int]] | Ragged],
-        cuts: Sequence[Sequence[int]],
+        truncations: Sequence[Sequence[int]],
         *,
         sequence_labels: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> Self:
         """Return the examples without those that have no target token left."""
-        kept = has_target(cuts)
+        kept = has_target(truncations)
         rows = {name: Ragged.of(each).select(kept) for name, each in sequences.items()}
         labels = None if sequence_labels is None else np.asarray(sequence_labels)[kept]
-        return cls(rows, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
+        return cls(rows, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
         """Write examples to a folder, chunk by chunk; only one chunk is in memory."""
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
-        cuts: list[Ints] = []
+        truncations: list[Ints] = []
         pad_id = 0
         with replace_folder(folder) as new, contextlib.ExitStack() as stack:
             files: dict[str, BinaryIO] = {}
             for chunk in chunks:
                 pad_id = chunk.pad_id
-                cuts.append(chunk.cuts)
+                truncations.append(chunk.truncations)
                 if chunk._sequence_labels is not None:
                     labels.append(chunk._sequence_labels)
                 for name, ragged in chunk._ragged.items():
@@ -106,7 +107,7 @@ class EncodedExamples:
             arrays: dict[str, Any] = {n: np.concatenate(each) for n, each in sizes.items()}
             if labels:
                 arrays["sequence_labels"] = np.concatenate(labels)
-            arrays["cuts"] = np.concatenate(cuts)
+            arrays["cuts"] = np.concatenate(truncations)
             np.savez(new / _INDEX, pad_id=np.array(pad_id), **arrays)
 
     @classmethod
@@ -115,9 +116,9 @@ class EncodedExamples:
         with np.load(folder / _INDEX) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
-        cuts = arrays.pop("cuts")
+        truncations = arrays.pop("cuts")
         ragged = {n: Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
-        return cls(ragged, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
+        return cls(ragged, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
 
     def __len__(self) -> int:
         return len(self._ragged["input_ids"].sizes)
@@ -150,10 +151,10 @@ class EncodedExamples:
         return RowBatch(lengths=self._ragged["input_ids"].sizes[numbers], **arrays)
 
 
-def has_target(cuts: ArrayLike) -> NDArray[np.bool_]:
-    """Return which examples have a target token left: bool [E] of `cuts` [E, 3]."""
-    cuts = np.asarray(cuts, dtype=np.int64).reshape(-1, 3)
-    return cuts[:, 2] < cuts[:, 1]
+def has_target(truncations: ArrayLike) -> NDArray[np.bool_]:
+    """Return which examples have a target token left: bool [E] of `truncations` [E, 3]."""
+    truncations = np.asarray(truncations, dtype=np.int64).reshape(-1, 3)
+    return truncations[:, 2] < truncations[:, 1]
 
 
 class Ragged:
@@ -196,7 +197,7 @@ class Ragged:
     def padded(self, numbers: Ints, fill: int, multiple: int) -> Ints:
         """Return int64 [B, T] or [B, K, T]; T is the longest size, or the next multiple."""
         sizes, most = self.sizes[numbers], self.sizes.max(initial=0)
-        columns = np.arange(min(rounded(sizes.max(initial=0), multiple), most))
+        columns = np.arange(min(padded_length(sizes.max(initial=0), multiple), most))
         real = columns < sizes[..., None]
         padded = np.full(real.shape, fill, dtype=np.int64)
         padded[real] = self.values[(self.starts[numbers][..., None] + columns)[real]]

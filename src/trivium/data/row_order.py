@@ -117,7 +117,7 @@ def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, I
     return indices, places
 
 
-def lanes_of_step(step: int, lanes: int, num_rows: int) -> tuple[Ints, Ints]:
+def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, Ints]:
     """Return the rows of a step: in each lane, the row that follows the row of the step before.
 
     A lane reads a contiguous part of the rows, an epoch is ceil(num_rows / lanes) steps. A part
@@ -125,12 +125,12 @@ def lanes_of_step(step: int, lanes: int, num_rows: int) -> tuple[Ints, Ints]:
 
     Returns as `rows_from`: lane k is row k of the step.
 
-    >>> [lanes_of_step(step, 2, 5)[0].tolist() for step in range(4)]
+    >>> [contiguous_rows(step, 2, 5)[0].tolist() for step in range(4)]
     [[0, 2], [1, 3], [2, 4], [0, 2]]
     """
-    numbers = np.arange(lanes, dtype=np.int64)
-    indices = numbers * num_rows // lanes + step % -(-num_rows // lanes)
-    return indices, step * lanes + numbers
+    numbers = np.arange(text_streams, dtype=np.int64)
+    indices = numbers * num_rows // text_streams + step % -(-num_rows // text_streams)
+    return indices, step * text_streams + numbers
 
 
 class RowRandom:

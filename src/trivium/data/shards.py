@@ -328,11 +328,11 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
     total = 0.0
     for shards, weight in zip(sources, np.divide(weights, sum(weights)), strict=True):
         counts = shards.split(TRAIN).counts()[regular]
-        heldout = (
+        validation = (
             shards.split(VALIDATION).counts()[regular] if VALIDATION in shards.names else counts
         )
         train += weight * counts / max(1, counts.sum())
-        valid += weight * heldout / max(1, heldout.sum())
+        valid += weight * validation / max(1, validation.sum())
         total += counts.sum()
     if not valid.sum():
         return math.nan

@@ -80,8 +80,8 @@ class SplitSources:
 
     def assign(self, source: Source, digest: int) -> str:
         """Return the split of a document: that of its source, else the one its hash decides."""
-        heldout = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
-        return source.split or (VALIDATION if heldout else TRAIN)
+        validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
+        return source.split or (VALIDATION if validation else TRAIN)
 
     def read_parts(self, source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
         """Yield the documents of a source in parts, as `documents.read_parts` does.
@@ -113,13 +113,13 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
             )
         sources = _in_split(train.sources, None if validation else TRAIN)
         return SplitSources(sources, train.skipped, float(validation))
-    heldout = list_texts(validation)
-    keys = {source_key(source) for source in heldout.sources}
+    validation_list = list_texts(validation)
+    keys = {source_key(source) for source in validation_list.sources}
     rest = [source for source in train.sources if source_key(source) not in keys]
     if not rest:
         raise DataError("Every training file is a validation file too: no training text is left.")
-    sources = _in_split(heldout.sources, VALIDATION) + _in_split(rest, TRAIN)
-    return SplitSources(sources, train.skipped + heldout.skipped, 0.0)
+    sources = _in_split(validation_list.sources, VALIDATION) + _in_split(rest, TRAIN)
+    return SplitSources(sources, train.skipped + validation_list.skipped, 0.0)
 
 
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
@@ -259,7 +259,7 @@ def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[
             yield iter(functools.partial(file.read, PART), ""), digest.value
 
 
-def held_out_digests(paths: Paths, options: CorpusOptions) -> set[int]:
+def validation_digests(paths: Paths, options: CorpusOptions) -> set[int]:
     """Return the digests of the documents that are held out."""
     return {digest for split, _, digest in _assign_all(paths, options) if split == VALIDATION}
 

@@ -75,7 +75,7 @@ def objective_page(
     """A page of what the loss sees of rows, as `noisy_batch`; notes stand at the end."""
     batch = noisy_batch(objective, tokenizer, rows, seed=seed)
     parts = batch_parts(objective, batch, tokenizer, details=True)
-    return Page(title, [*parts, *notes], batch_facts(objective, batch, tokenizer))
+    return Page(title, [*parts, *notes], batch_data(objective, batch, tokenizer))
 
 
 def noisy_batch(
@@ -139,7 +139,7 @@ def batch_parts(
     return [*parts, _weights(objective, label_counts or objective.label_counts(batch))]
 
 
-def batch_facts(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
+def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
     """The arrays of a batch by name, and inputs and labels as tokens, None where no loss is."""
     names = tokenizer.readable_tokens
     rows = [

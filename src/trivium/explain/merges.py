@@ -115,8 +115,8 @@ def merging_page(path: Path, texts: Sequence[str]) -> Page:
         for pair, merged in merge_steps(symbols, ranks):
             symbols = merged
             rows.append([" + ".join(map(show, pair)), ranks[pair], " ".join(map(show, symbols))])
-        facts = {"word": show(word), "tokens": [*map(show, symbols)], "merges": rows[1:]}
-        return Table(_ENCODING, rows, show(word)), facts
+        data = {"word": show(word), "tokens": [*map(show, symbols)], "merges": rows[1:]}
+        return Table(_ENCODING, rows, show(word)), data
 
     return encoding_page(tokenizer, texts, explain_word)
 

@@ -217,11 +217,11 @@ Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow |
 
 @dataclass(frozen=True)
 class Page:
-    """An explanation: its parts to show, and the same as plain values in `facts`, for JSON."""
+    """An explanation: its parts to show, and the same as plain values in `data`, for JSON."""
 
     title: Label
     parts: Sequence[Part]
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def text(self, language: Language = "en") -> str:
         """The page for a terminal."""

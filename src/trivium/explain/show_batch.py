@@ -47,4 +47,4 @@ class ShowBatch(Callback):
             for part in parts
             if isinstance(part, TokenRow)
         ]
-        self.run.write_facts(self.run.read_facts() | {"first_batch": rows})
+        self.run.write_metadata(self.run.read_metadata() | {"first_batch": rows})

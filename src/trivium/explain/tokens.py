@@ -40,7 +40,7 @@ def encoding_page(
     tokenizer: Tokenizer, texts: Iterable[str], explain_word: Callable[[str], Word]
 ) -> Page:
     """How each word of the texts becomes tokens, then all tokens of a text with their ids."""
-    parts, facts = list[Part](), []
+    parts, data = list[Part](), []
     for text in texts:
         words = [explain_word(word) for word in tokenizer.split_words(text)]
         encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -50,8 +50,6 @@ def encoding_page(
         ]
         caption = bilingual("page.tokens_their_ids")
         parts += [Heading(text), *(part for part, _ in words), TokenRow(tokens, caption)]
-        facts.append(
-            {"text": text, "words": [fact for _, fact in words], "tokens": encoding.tokens}
-        )
+        data.append({"text": text, "words": [fact for _, fact in words], "tokens": encoding.tokens})
     title = bilingual("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
-    return Page(title, parts, {"texts": facts})
+    return Page(title, parts, {"texts": data})

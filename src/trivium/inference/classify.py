@@ -58,8 +58,8 @@ def classify_texts(
     _check_texts(texts, lm.settings.reads_pairs)
     logits, kind = classifier_logits(lm, texts), lm.settings.label_kind
     if logits.shape[1] == 1 and kind == "classes":
-        kind = "numbers"
-    if kind == "numbers":
+        kind = "regression"
+    if kind == "regression":
         mean, deviation = lm.settings.label_scale
         logits = mean + deviation * logits.double()
     return to_classifications(logits, lm.label_names(logits.shape[1]), kind)
@@ -145,9 +145,9 @@ def to_classifications(
         logits: [N, L].
         names: the names of the L labels.
         kind: "classes" (one label per text), "multi-label" (any number of labels per text) or
-            "numbers" (regression).
+            "regression" (regression).
     """
-    if kind == "numbers":
+    if kind == "regression":
         return [Classification("", value, {}) for value in logits[:, 0].tolist()]
     results = []
     probabilities = logits.softmax(-1) if kind == "classes" else logits.sigmoid()

@@ -33,12 +33,12 @@ MAX_TARGET = 256
 TEXT_TASKS = ("classification", "contrastive", "reward")
 """Tasks on whole texts; decoders read these texts with BOS/EOS tokens, like documents."""
 
-LabelKind = Literal["classes", "multi-label", "numbers"]
+LabelKind = Literal["classes", "multi-label", "regression"]
 
 _PROBLEM_TYPES: dict[LabelKind, str] = {
     "classes": "single_label_classification",
     "multi-label": "multi_label_classification",
-    "numbers": "regression",
+    "regression": "regression",
 }
 
 
@@ -132,14 +132,14 @@ class Settings:
 
     @property
     def label_kind(self) -> LabelKind:
-        """The kind of labels: "classes" (one per text), "multi-label" or "numbers" (regression).
+        """The kind of labels: "classes" (one per text), "multi-label" or "regression" (regression).
 
         The kind follows from `problem_type`. If it is unset, a single label means regression.
         """
         for kind, problem in _PROBLEM_TYPES.items():
             if self.config.get("problem_type") == problem:
                 return kind
-        return "numbers" if len(self.labels) == 1 else "classes"
+        return "regression" if len(self.labels) == 1 else "classes"
 
     @property
     def label_scale(self) -> tuple[float, float]:

@@ -130,9 +130,9 @@ class GeneratorAndDiscriminator(nn.Module):
     ) -> None:
         super().__init__()
         self.generator, self.discriminator, self.sharing = generator, discriminator, sharing
-        self.join()
+        self.tie_weights()
 
-    def join(self) -> None:
+    def tie_weights(self) -> None:
         """Share weights between generator and discriminator, which were separate before."""
         if self.sharing == "gradient-disentangled":
             tokens = DisentangledTable(self.discriminator.tokens, self.generator.tokens)
@@ -144,7 +144,7 @@ class GeneratorAndDiscriminator(nn.Module):
                 delattr(user, name)
                 object.__setattr__(user, name, part)  # not a submodule
 
-    def separate(self) -> None:
+    def untie_weights(self) -> None:
         """Stop sharing weights, so that generator and discriminator can be used separately."""
         if self.sharing == "gradient-disentangled":
             assert isinstance(self.discriminator.tokens, DisentangledTable)

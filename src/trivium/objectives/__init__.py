@@ -12,9 +12,9 @@ from trivium.objectives.labelled import LabelledObjective as LabelledObjective
 from trivium.objectives.monitor import Monitor as Monitor
 from trivium.objectives.objective import Objective as Objective
 from trivium.objectives.task_metrics import Metrics as Metrics
-from trivium.objectives.tensor_batch import BALANCE as BALANCE
-from trivium.objectives.tensor_batch import Cut as Cut
+from trivium.objectives.tensor_batch import AUX_LOSS as AUX_LOSS
 from trivium.objectives.tensor_batch import LossTerms as LossTerms
+from trivium.objectives.tensor_batch import MicroBatchSlice as MicroBatchSlice
 from trivium.objectives.tensor_batch import TensorBatch as TensorBatch
 from trivium.objectives.tensor_batch import to_device as to_device
 

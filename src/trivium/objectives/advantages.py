@@ -27,7 +27,7 @@ def leave_one_out(rewards: Floats, group: int) -> Floats:
     return (centred * group / (group - 1)).ravel()  # the mean of the others is further off
 
 
-def by_deviation(rewards: Floats, group: int) -> Floats:
+def group_normalized(rewards: Floats, group: int) -> Floats:
     """Each reward less the mean of its group, divided by the group's deviation, [B].
 
     Source: Shao et al. 2024 (GRPO), section 4.1.2.

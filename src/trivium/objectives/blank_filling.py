@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, rounded
+from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, padded_length
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import LeftToRight, is_causal
@@ -118,7 +118,7 @@ class BlankFilling(LeftToRight):
                 with_blanks(ids, spans, orders[i, : len(spans)].argsort().tolist(), vocabulary)
             )
         columns = max(len(row.input_ids) for row in made)
-        shape = len(made), rounded(columns)
+        shape = len(made), padded_length(columns)
         input_ids = np.zeros(shape, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         positions = np.zeros((*shape, 2), dtype=np.int64)

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
-from trivium.data.encoded import Cuts, EncodedExamples, Sequences
+from trivium.data.encoded import EncodedExamples, Sequences, Truncations
 from trivium.data.records import Record
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
@@ -80,7 +80,7 @@ class Chat(LabelledObjective):
     """
 
     kind: Literal["chat"] = "chat"
-    family: ClassVar[str | None] = "decoder-only"
+    supported_family: ClassVar[str | None] = "decoder-only"
     fields: ClassVar[Sequence[Slot]] = (("conversation", (MESSAGES, PAIR)), SYSTEM)
     messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(
@@ -122,8 +122,8 @@ class Chat(LabelledObjective):
         """Return one row per conversation, with labels at the responses."""
         template = chat_template(lm)
         _warn_of_names(template, examples)
-        sequences, cuts = by_field([self._row(one, template, lm) for one in examples])
-        return EncodedExamples.with_targets(sequences, cuts, pad_id=lm.text_tokenizer.pad_id)
+        sequences, truncations = by_field([self._row(one, template, lm) for one in examples])
+        return EncodedExamples.with_targets(sequences, truncations, pad_id=lm.text_tokenizer.pad_id)
 
     def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
         text, spans = template.responses(one.messages)
@@ -141,7 +141,7 @@ class Chat(LabelledObjective):
         return (message["content"] for one in examples for message in one.messages)
 
     @torch.no_grad()
-    def answers(
+    def predict(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
         """Return the nats and the number of tokens of the responses of every batch."""
@@ -153,7 +153,7 @@ class Chat(LabelledObjective):
                 sums.append((float(loss), batch.num_labels))
         return sums
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
     ) -> Metrics:
         """Return the perplexity of the responses: e to the nats per token."""
@@ -161,7 +161,7 @@ class Chat(LabelledObjective):
         values = {"perplexity": perplexity_of(*sums)}
         return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
 
-    def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
+    def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Add the model's own last answer to the first conversations, as `predicted`."""
         requests: dict[int, GenerationRequest] = {}
         for number, row in enumerate(metrics.predictions[:_ANSWERED]):
@@ -202,7 +202,7 @@ def chat_template(lm: LanguageModel) -> ChatTemplate:
 
 
 LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
-"""The ids of a text, its labels, and what is cut of it (`EncodedExamples.cuts`)."""
+"""The ids of a text, its labels, and what is cut of it (`EncodedExamples.truncations`)."""
 
 
 def labelled_row(
@@ -229,7 +229,7 @@ def labelled_row(
     return whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut)
 
 
-def by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Cuts]:
+def by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
     """Return the fields of labelled rows by name, and what is cut of each row."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

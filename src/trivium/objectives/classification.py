@@ -161,7 +161,7 @@ class TextClassification(ReadsStates):
     def example(self, record: Record) -> LabelledText:
         """Return the text, or the pair, and the label of a record; none may be missing or blank."""
         columns = record.columns
-        is_number = self.label_kind == "numbers"
+        is_number = self.label_kind == "regression"
         value = (record.value if is_number else record.named)(columns["label"])
         unlabelled = self.label_kind == "multi-label" and value in (None, "")
         return LabelledText(
@@ -184,7 +184,7 @@ class TextClassification(ReadsStates):
 
     def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
         """Return the label and the next best one with their probabilities; or only a number."""
-        if lm.settings.label_kind == "numbers" or label_count(lm.spec, "classifier") == 1:
+        if lm.settings.label_kind == "regression" or label_count(lm.spec, "classifier") == 1:
             return ("prediction",)
         return "prediction", "score", "runner_up", "runner_up_score"
 
@@ -207,8 +207,8 @@ class TextClassification(ReadsStates):
         weights = self.class_weights
         if spec.family == "encoder-decoder" and kind != "classes":
             raise RecipeError(
-                f"an encoder-decoder generates the name of one class; the labels are {kind}: take "
-                "an encoder or a decoder."
+                f'an encoder-decoder generates the name of one class, not labels of kind "{kind}": '
+                "take an encoder or a decoder."
             )
         if weights != "none" and (kind != "classes" or spec.family == "encoder-decoder"):
             raise RecipeError(
@@ -250,7 +250,7 @@ class TextClassification(ReadsStates):
 
     def with_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
         """The mean and the standard deviation of numbers, by which they are standardised."""
-        if settings.label_kind != "numbers":
+        if settings.label_kind != "regression":
             return settings
         numbers = self._label_array(train, settings)
         mean = float(numbers.mean())
@@ -260,7 +260,7 @@ class TextClassification(ReadsStates):
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
         """Return the names of the classes, or one name for a number."""
         kind = self.label_kind or label_kind(examples)
-        if kind == "numbers":
+        if kind == "regression":
             return ("value",)
         return natural_order(name for one in examples for name in self._names(one, kind))
 
@@ -275,7 +275,7 @@ class TextClassification(ReadsStates):
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
         """Return the classes of every example; none for numbers."""
         kind = self.label_kind or label_kind(examples)
-        return [() if kind == "numbers" else self._names(one, kind) for one in examples]
+        return [() if kind == "regression" else self._names(one, kind) for one in examples]
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Return the settings with the names and the kind of the labels."""
@@ -292,7 +292,7 @@ class TextClassification(ReadsStates):
                 f"{listing(names[:3])}, and {num_texts} different texts, such as "
                 f'"{shorten(examples[0].text)}": are the columns of text and label swapped? Name '
                 f"them with {field_option('text')} {field_option('label')}. Numbers are predicted "
-                "with --set objective.label_kind=numbers."
+                "with --set objective.label_kind=regression."
             )
         paired = {one.pair is not None for one in examples}
         options = {
@@ -323,7 +323,7 @@ class TextClassification(ReadsStates):
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Return texts with their labels; for a decoder also with the next tokens."""
         labels = self._label_array(examples, lm.settings)
-        if lm.settings.label_kind == "numbers":
+        if lm.settings.label_kind == "regression":
             mean, deviation = lm.settings.label_scale
             labels = ((labels - mean) / deviation).astype(np.float32)
         if lm.spec.family == "encoder-decoder":
@@ -333,8 +333,10 @@ class TextClassification(ReadsStates):
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
             sequences["labels"] = [next_tokens(one) for one in inputs]
-        cuts, pad_id = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id
-        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
+        truncations, pad_id = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id
+        return EncodedExamples(
+            sequences, sequence_labels=labels, truncations=truncations, pad_id=pad_id
+        )
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""
@@ -378,16 +380,16 @@ class TextClassification(ReadsStates):
         """Return the names of the classes, which an encoder-decoder generates."""
         return (one.label for one in examples if isinstance(one.label, str))
 
-    def answers(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
+    def predict(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
         """Return what `lm.classify` answers."""
         return lm.classify([(one.text, one.pair) for one in examples])
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
         """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
         names, kind = lm.settings.labels, lm.settings.label_kind
-        if kind == "numbers":
+        if kind == "regression":
             gold = self._label_array(examples, lm.settings)
             return _number_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
@@ -448,7 +450,7 @@ class TextClassification(ReadsStates):
         Raises DataError, with file and line, for a label the model does not know.
         """
         kind = settings.label_kind
-        if kind == "numbers":
+        if kind == "regression":
             values = [_as_number(one.label) for one in examples]
             for one, value in zip(examples, values):
                 if value is None:
@@ -523,7 +525,7 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
             f'the label of {commas[0].where} is "{commas[0].label}". Write numbers with a point '
             "(3.5); for several labels in a cell set objective.label_kind=multi-label."
         )
-    return "numbers" if fractions and not others else "classes"
+    return "regression" if fractions and not others else "classes"
 
 
 def label_notices(names: Sequence[str]) -> list[str]:
@@ -543,7 +545,7 @@ def label_notices(names: Sequence[str]) -> list[str]:
         notices.append(
             f"the labels are {len(names)} whole numbers from {names[0]} to {names[-1]}, read as "
             "classes without an order. Where they are a rating or an amount, "
-            "objective.label_kind=numbers (regression) predicts it as a number."
+            "objective.label_kind=regression (regression) predicts it as a number."
         )
     return notices
 

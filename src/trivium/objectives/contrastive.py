@@ -97,11 +97,11 @@ class Contrastive(ReadsStates, TextPairs):
         tokenizer = lm.source_tokenizer
         ends, pairs = tokenizer.vocabulary.ends_sentence, [(t, None) for t in self.texts(examples)]
         encoded = iter(encode_inputs(tokenizer, pairs, max_length=lm.max_length))
-        rows, types, numbers, cuts = [], [], [], []
+        rows, types, numbers, truncations = [], [], [], []
         for one in examples:
             parts = [next(encoded) for _ in one.texts]
             ids = [part.ids for part in parts]
-            cuts.append((sum(part.cut for part in parts), 1, 0))
+            truncations.append((sum(part.cut for part in parts), 1, 0))
             if one.pair is None:
                 real = np.array([text is not None for text in parts[0].texts])
                 ended = ends[ids[0]] & real
@@ -118,7 +118,7 @@ class Contrastive(ReadsStates, TextPairs):
         return EncodedExamples(
             sequences,
             sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),
-            cuts=cuts,
+            truncations=truncations,
             pad_id=tokenizer.pad_id,
         )
 

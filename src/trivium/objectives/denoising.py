@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import Bools, Floats, Ints, RowBatch, rounded
+from trivium.data.batch import Bools, Floats, Ints, RowBatch, padded_length
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
@@ -130,7 +130,7 @@ class Denoising(EncoderDecoderObjective):
                 kept = stop
             rows.append([*row, *tokens[kept:]])
         new_lengths = np.array([len(row) for row in rows])
-        columns = min(rounded(new_lengths.max(initial=0)), width)
+        columns = min(padded_length(new_lengths.max(initial=0)), width)
         infilled = np.full((len(rows), columns), vocabulary.pad_id, dtype=np.int64)
         infilled[np.arange(columns) < new_lengths[:, None]] = np.concatenate(rows)
         return infilled, new_lengths

@@ -25,7 +25,7 @@ class EncoderDecoderObjective(Objective):
     """
 
     separates_documents: ClassVar[bool] = False
-    family: ClassVar[str | None] = "encoder-decoder"
+    supported_family: ClassVar[str | None] = "encoder-decoder"
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:

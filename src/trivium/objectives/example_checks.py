@@ -32,8 +32,8 @@ def check_examples(
     """
     bad = BadRecords()
     options = RecordOptions(errors=errors, encoding=encoding, bad=bad, report=report)
-    train, heldout = read_examples(objective, paths, validation, options)
-    examples = [*train, *heldout]
+    train, validation = read_examples(objective, paths, validation, options)
+    examples = [*train, *validation]
     keys, wholes, words = Repeats(), Repeats(), Words(tokenizer)
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
     answers: dict[str, dict[tuple[str, ...], str]] = {}
@@ -59,7 +59,7 @@ def check_examples(
     if known:
         findings.append(_disputed(answers))
         findings.append(_alike(known))
-        for split in (TRAIN, VALIDATION) if heldout else ():
+        for split in (TRAIN, VALIDATION) if validation else ():
             missing = Cases(label for label in known if not counts[split][label])
             advice = "give_examples" if split == TRAIN else "hold_out_more"
             check = "labels_not_in_training" if split == TRAIN else "labels_not_in_validation"
@@ -71,7 +71,7 @@ def check_examples(
         findings.append(once.finding("labels_of_one_example", len(known), 0, "give_more"))
         findings.append(_rare(counts[TRAIN], weighs=objective.weighs_classes(examples)))
     findings += objective.findings(examples)
-    if heldout:
+    if validation:
         findings.append(keys.overlap("texts_in_both", 0))
     return [*findings, *words.findings("short_examples")]
 

@@ -80,9 +80,9 @@ def split_examples(
             "validation: give more examples, or a file of validation examples."
         )
     kept = {max(groups) for groups in by_label.values()}
-    held_out = {hashed for hashed in hashes if hashed < round(validation * 2**64)} - kept
-    lacking = [groups - kept for groups in by_label.values() if not groups & held_out]
-    held_out |= {min(groups) for groups in lacking if groups}
-    train = [one for one, hashed in zip(examples, hashes) if hashed not in held_out]
-    valid = [one for one, hashed in zip(examples, hashes) if hashed in held_out]
+    validation_hashes = {hashed for hashed in hashes if hashed < round(validation * 2**64)} - kept
+    lacking = [groups - kept for groups in by_label.values() if not groups & validation_hashes]
+    validation_hashes |= {min(groups) for groups in lacking if groups}
+    train = [one for one, hashed in zip(examples, hashes) if hashed not in validation_hashes]
+    valid = [one for one, hashed in zip(examples, hashes) if hashed in validation_hashes]
     return train, valid

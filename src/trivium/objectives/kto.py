@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trivium.data.batch import Batch, RowBatch
-from trivium.data.encoded import Cuts, Ragged
+from trivium.data.encoded import Ragged, Truncations
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
@@ -37,18 +37,18 @@ from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import AgainstReference, log_probabilities
 from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, pair_up, response_rows
 from trivium.objectives.task_metrics import Metrics, perplexity_of
-from trivium.objectives.tensor_batch import Cut, LossTerms, TensorBatch
+from trivium.objectives.tensor_batch import LossTerms, MicroBatchSlice, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSE = Fields(
     "response", ("response",), ("completion", "answer", "output"), ("messages", "conversations")
 )
 LABEL = Fields("label", ("label",), ("desirable", "thumbs_up", "kto_tag"))
-_GOOD, _BAD = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-1", "no")
+_DESIRABLE, _UNDESIRABLE = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-1", "no")
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class UnpairedPreference:
     """A response to a prompt, and whether it is good."""
 
     prompt: Turn
@@ -66,9 +66,9 @@ class KTO(AgainstReference):
     """L = w (1 - sigmoid(s beta (r - z))) for r = log (p(y) / q(y)), z = max(0, E log (p / q)).
 
     p is the model, q the reference: the model as it is when the run begins, whose log q is computed
-    once. s is 1 and w `good_weight` for good responses, -1 and `bad_weight` for bad ones. z is the
-    reference point: its mean is over responses to other prompts, one after each prompt of the
-    step, and it has no gradient.
+    once. s is 1 and w is `desirable_weight` for desirable responses; s is -1 and w is
+    `undesirable_weight` for undesirable responses. z is the reference point: its mean is over
+    responses to other prompts, one after each prompt of the step, and it has no gradient.
 
         prompt    who wrote it ?
         response  Ada did . </s>     label  true
@@ -90,14 +90,18 @@ class KTO(AgainstReference):
     response_field: str | None = column_key("column of the response", RESPONSE)
     label_field: str | None = column_key("column of true or false, 1 or 0", LABEL)
     beta: float = Field(0.1, gt=0, description="how strongly the reference holds the model")
-    good_weight: float = Field(1.0, ge=0, description="weight of the loss of good responses")
-    bad_weight: float = Field(1.0, ge=0, description="weight of the loss of bad responses")
+    desirable_weight: float = Field(
+        1.0, ge=0, description="weight of the loss of desirable responses"
+    )
+    undesirable_weight: float = Field(
+        1.0, ge=0, description="weight of the loss of undesirable responses"
+    )
 
-    def example(self, record: Record) -> Judgement:
+    def example(self, record: Record) -> UnpairedPreference:
         """Return the response of a record, its label and usually its prompt."""
         label = record.columns["label"]
         value = str(record.value(label)).strip().lower()
-        if value not in (*_GOOD, *_BAD):
+        if value not in (*_DESIRABLE, *_UNDESIRABLE):
             raise DataError(
                 f'{record.name(label)} is "{shorten(value)}": give true or 1 for a good response, '
                 "false or 0 for a bad one."
@@ -105,11 +109,11 @@ class KTO(AgainstReference):
         prompt, turn = read_prompt(record), read_turn(record, "response")
         if are_texts(record, prompt, turn):
             join_note(record, prompt or "", [turn])  # type: ignore[arg-type]
-            return Judgement(prompt or "", turn, value in _GOOD, record.where)
+            return UnpairedPreference(prompt or "", turn, value in _DESIRABLE, record.where)
         messages = conversation(record, prompt, turn)
-        return Judgement(messages[:-1], messages[-1:], value in _GOOD, record.where)
+        return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
 
-    def resolve(self, spec: Spec, examples: Sequence[Judgement]) -> Self:
+    def resolve(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
         """Return the objective. Raises DataError where all responses are good, or all are bad."""
         if len({one.good for one in examples}) == 1:
             raise DataError(
@@ -119,8 +123,8 @@ class KTO(AgainstReference):
         return self
 
     def rows(
-        self, examples: Sequence[Judgement], lm: LanguageModel
-    ) -> tuple[Mapping[str, Ragged], Cuts]:
+        self, examples: Sequence[UnpairedPreference], lm: LanguageModel
+    ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Every response, and that of the example half of them further, after the same prompt.
 
         What is cut is that of the first response.
@@ -132,10 +136,12 @@ class KTO(AgainstReference):
             for one, other in zip(examples, others)
             for each in (one, other)
         ]
-        rows, cuts = response_rows(lm, pairs)
-        return pair_up(rows), cuts[::2]
+        rows, truncations = response_rows(lm, pairs)
+        return pair_up(rows), truncations[::2]
 
-    def labels_of_rows(self, examples: Sequence[Judgement], logq: np.ndarray) -> np.ndarray:
+    def labels_of_rows(
+        self, examples: Sequence[UnpairedPreference], logq: np.ndarray
+    ) -> np.ndarray:
         """Return log q of both responses, and whether the first one is good, [N, 3]."""
         return np.column_stack((logq, [one.good for one in examples]))
 
@@ -149,12 +155,12 @@ class KTO(AgainstReference):
         """Return the number of responses, and how many are good and bad."""
         assert batch.sequence_labels is not None
         good = int(batch.sequence_labels[:, 2].sum())
-        both = dict.fromkeys(("judgements", "divergence"), batch.num_rows)
-        return {**both, "good": good, "bad": batch.num_rows - good}
+        both = dict.fromkeys(("kto", "divergence"), batch.num_rows)
+        return {**both, "desirable": good, "undesirable": batch.num_rows - good}
 
     def term_weights(self) -> Mapping[str, float]:
         """Return the weight 0 for the terms that are only shown."""
-        return dict.fromkeys(("divergence", "good", "bad"), 0.0)
+        return dict.fromkeys(("divergence", "desirable", "undesirable"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the losses of responses, and the terms that are only shown."""
@@ -169,10 +175,10 @@ class KTO(AgainstReference):
         ratio, other = (sums - reference).unbind(1)
         fact, other = ratio.detach(), other.detach()
         return {
-            "judgements": self.losses(ratio, other, good).sum(),
+            "kto": self.losses(ratio, other, good).sum(),
             "divergence": other.sum(),
-            "good": fact[good].sum(),
-            "bad": fact[~good].sum(),
+            "desirable": fact[good].sum(),
+            "undesirable": fact[~good].sum(),
             **terms,
         }
 
@@ -186,17 +192,19 @@ class KTO(AgainstReference):
         """
         gain = self.beta * (ratio - other.mean().clamp(min=0))
         return torch.where(
-            good, self.good_weight * (1 - gain.sigmoid()), self.bad_weight * (1 - (-gain).sigmoid())
+            good,
+            self.desirable_weight * (1 - gain.sigmoid()),
+            self.undesirable_weight * (1 - (-gain).sigmoid()),
         )
 
     def monitor(self) -> KTOMonitor | None:
         """See `Objective.monitor`."""
-        return KTOMonitor() if self.good_weight == self.bad_weight == 1 else None
+        return KTOMonitor() if self.desirable_weight == self.undesirable_weight == 1 else None
 
-    def metrics_of(
+    def compute_metrics(
         self,
         answers: list[tuple[list[float], list[int]]],
-        examples: Sequence[Judgement],
+        examples: Sequence[UnpairedPreference],
         lm: LanguageModel,
     ) -> Metrics:
         """Return the AUC without the reference, and the perplexity of good responses."""
@@ -218,7 +226,7 @@ class KTO(AgainstReference):
         return Metrics(values, notes=notes).with_examples(rows)
 
 
-def _parts(batch: TensorBatch) -> Iterator[tuple[Cut, TensorBatch]]:
+def _parts(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
     """Yield the pairs that pass through the model together, only as wide as the longest of them."""
     name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
     columns = batch.inputs[name].shape[2]

@@ -165,7 +165,7 @@ class LabelledObjective(Objective):
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
         """Examples as token ids and labels, truncated to what `lm` reads.
 
-        `EncodedExamples.cuts` says what is cut.
+        `EncodedExamples.truncations` says what is cut.
         """
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
@@ -183,17 +183,19 @@ class LabelledObjective(Objective):
 
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
         """Return the metrics of the model's answers."""
-        return self.metrics_of(self.answers(lm, examples), examples, lm)
+        return self.compute_metrics(self.predict(lm, examples), examples, lm)
 
     @abstractmethod
-    def answers(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
+    def predict(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
         """The model's answers in order, as users get them; those of processes are joined."""
 
     @abstractmethod
-    def metrics_of(self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel) -> Metrics:
+    def compute_metrics(
+        self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
+    ) -> Metrics:
         """Return the metrics of the answers to examples."""
 
-    def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
+    def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """The metrics at the end of a run, with answers of the model that they do not need."""
         return metrics
 

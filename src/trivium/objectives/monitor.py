@@ -72,10 +72,10 @@ class PreferenceMonitor(Monitor):
 class KTOMonitor(PreferenceMonitor):
     """Reads the records of a run of KTO with both weights 1."""
 
-    term = "train_judgements"
-    good = "good"
+    term = "train_kto"
+    good = "desirable"
     start = "1/2", 0.5
-    weight = "good_weight"
+    weight = "desirable_weight"
 
 
 class PolicyMonitor(Monitor):
@@ -101,8 +101,8 @@ class PolicyMonitor(Monitor):
             {name.removeprefix("train_"): value for name, value in one.items()}
             for one in (self.first, record)
         )
-        if now.get("same", 0) > _SAME:
-            yield "same_rewards", {"share": now["same"], "reward": now["reward"]}
+        if now.get("frac_reward_zero_std", 0) > _SAME:
+            yield "same_rewards", {"share": now["frac_reward_zero_std"], "reward": now["reward"]}
         if now.get("kl", 0.0) > _FAR:
             yield "far_from_reference", {"distance": now["kl"]}
         elif now["distinct_2"] < first["distinct_2"] / 2:
@@ -111,8 +111,8 @@ class PolicyMonitor(Monitor):
         grown = first["length"] < short and now["length"] > long
         if grown and now["reward"] > first["reward"]:
             yield "responses_grew", {"first": first["length"], "now": now["length"]}
-        if first["ended"] < _ENDED:
-            yield "responses_cut", {"share": now["ended"], "size": self.max_new_tokens}
+        if first["terminated"] < _ENDED:
+            yield "responses_cut", {"share": now["terminated"], "size": self.max_new_tokens}
         parts = self._rewards[:_RECORDS], self._rewards[_RECORDS:][-_RECORDS:]
         if len(parts[1]) == _RECORDS:
             before, after = map(statistics.fmean, parts)

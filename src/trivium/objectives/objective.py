@@ -61,11 +61,11 @@ class Objective(Choice, Config, ABC):
     """Whether the module that it builds is one model, whose layers are one above the other."""
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` works where processes share the head over the vocabulary."""
-    family: ClassVar[str | None] = None
+    supported_family: ClassVar[str | None] = None
     """The only family of models that it trains; None: several."""
     head: ClassVar[str] = "lm"
     """The kind of the head that is trained, which the model must have."""
-    steps_to_context: ClassVar[float] = 700
+    steps_to_beat_unigram: ClassVar[float] = 700
     """Steps after the warm-up until a loss is clearly below the unigram baseline: about three times
     what `benchmarks/loss_bands.py` measures of the slowest, encoders and post-norm decoders."""
 
@@ -97,13 +97,13 @@ class Objective(Choice, Config, ABC):
 
     def fits(self, spec: Spec) -> bool:
         """Return whether this objective can train models of this form, apart from their heads."""
-        return self.family in (None, spec.family)
+        return self.supported_family in (None, spec.family)
 
     def require_fit(self, spec: Spec) -> None:
         """Raise RecipeError for a model that does not fit."""
         if not self.fits(spec):
             advice = self.advice()
-            purpose = advice.purpose or f"trains {self.family} models"
+            purpose = advice.purpose or f"trains {self.supported_family} models"
             raise RecipeError(
                 f'objective.kind = "{self.kind}" {purpose}: take {advice.suggested}; this model is '
                 f'of kind "{spec.kind}", {spec.family}.'
@@ -167,17 +167,17 @@ class Objective(Choice, Config, ABC):
         """Return the models that a run saves, by subfolder; "" is the run folder itself."""
         return {"": module}  # type: ignore[dict-item]
 
-    def separate(self, module: nn.Module) -> None:
+    def untie_weights(self, module: nn.Module) -> None:
         """Make each of `models` whole, to be loaded and saved, where they share weights."""
 
-    def join(self, module: nn.Module) -> None:
+    def tie_weights(self, module: nn.Module) -> None:
         """Let them share weights again, to be trained."""
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """The first decoder input of an encoder-decoder trained so; None for other models."""
         return None
 
-    def learn(self, rows: Rows, vocabulary: Vocabulary) -> Self:
+    def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
         """Return the objective fitted to the training text, before the first step."""
         return self
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import IGNORE_INDEX, ROUNDED, Batch, RowBatch
+from trivium.data.batch import IGNORE_INDEX, PAD_TO_MULTIPLE_OF, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import Carrying
@@ -70,7 +70,14 @@ class Permutation(Carrying, MaskSelection):
         unknown = chosen | (vocabulary.is_special[ids] & real)
         predicted, _ = left_pack(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
         labels, _ = left_pack(ids, chosen, IGNORE_INDEX)
-        more = ((0, 0), (0, -labels.shape[1] % ROUNDED or ROUNDED * (labels.shape[1] == 0)))
+        more = (
+            (0, 0),
+            (
+                0,
+                -labels.shape[1] % PAD_TO_MULTIPLE_OF
+                or PAD_TO_MULTIPLE_OF * (labels.shape[1] == 0),
+            ),
+        )
         return Batch(
             input_ids=ids,
             order=np.where(unknown, rank + 1, 0),

@@ -31,10 +31,10 @@ from trivium.models.base_model import Spec
 from trivium.models.heads.tokens import TaggerHead
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.advantages import (
-    by_deviation,
     clipped_loss,
     clipped_value_loss,
     generalized_advantages,
+    group_normalized,
     have_equal_rewards,
     leave_one_out,
     whitened,
@@ -84,19 +84,19 @@ class RolloutBatch(Batch):
 class PolicyGradient(Alignment):
     """L = - sum of A(y) log p(y) / texts, y drawn from p; A is the reward of y less a baseline.
 
-    A step draws `group` responses to each of its prompts, with the weights as they are. log p is
-    that of all drawn tokens, the one that ends a text included, divided by `temperature` as when
-    they were drawn.
+    A step draws `num_generations` responses to each of its prompts, with the current weights. log p
+    is the sum over all drawn tokens, including the token that ends a text, with the `temperature`
+    of the draw.
 
         prompt    2 + 2 =
         responses 4 </s>    5 </s>    4 </s>    four
         reward    1         0         1         0
         A         2/3      -2/3       2/3      -2/3
 
-    The reward is the sum of `rewards` by their weights. `baseline` "group" is the mean reward of
-    the other responses to the prompt, with which the gradient is exact on average. "group-std"
+    The reward is the sum of `rewards` by their weights. `algorithm` "rloo" takes the mean reward of
+    the other responses to the prompt, with which the gradient is exact on average. "grpo"
     divides the difference to the mean of all of them by their deviation (GRPO), which favours
-    prompts whose responses differ little. "value" (PPO) is what a head of the model expects after
+    prompts whose responses differ little. "ppo" (PPO) is what a head of the model expects after
     every token: A is that of a token by GAE, whitened over the step, and the loss a mean over
     tokens. The head learns along by its squared error, and is not saved with the model.
 
@@ -104,19 +104,26 @@ class PolicyGradient(Alignment):
     `kl` = "reward" the reward loses beta log (p(y) / q(y)), whose gradient is that of the
     divergence of p from q. With "k3" the loss gains beta (q / p - log (q / p) - 1) of every token.
 
-    With several `updates` of the weights from the samples of a step log p(y) becomes a sum over
-    tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A), where r is the probability of a token now
-    over that before the first update, in which r is 1. The loss of the last update is shown.
+    `num_iterations` is the number of updates of the weights from the samples of a step. If there
+    are several, log p(y) becomes a sum over tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A). r
+    is the current probability of a token divided by its probability before the first update. The
+    logged loss is that of the last update.
 
-    Shown beside the loss: `reward`, each as `reward_KIND`; `kl`, log (p / q) of a text in nats;
-    `entropy`, - log p of a drawn token in nats, whose mean is the entropy; `same`, the share of
-    groups whose rewards are all the same, of which nothing is learned; `length` in tokens;
-    `ended`, the share that the model ended; `distinct_2`, different pairs of neighbouring tokens
-    among all, in one response a prompt; of several updates `clipped`, the share of tokens from
-    which the last one learns nothing more; with a value its loss, `value`.
+    Metrics that are logged besides the loss:
 
-    Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "group"; Shao et al. 2024
-    (GRPO), equations 3 and 4, for "group-std" and "k3", where texts are also divided by their own
+        reward, reward_KIND   the weighted sum of the rewards, and each reward
+        kl                    log (p / q) of a text in nats
+        entropy               the mean of - log p of a drawn token in nats
+        frac_reward_zero_std  the fraction of groups with equal rewards, which teach nothing
+        length                tokens per response
+        terminated            the fraction of responses that the model ended
+        distinct_2            different pairs of adjacent tokens divided by all pairs, in one
+                              response per prompt
+        clipped               the fraction of tokens without a gradient in the last update
+        value                 the loss of the value head
+
+    Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "rloo"; Shao et al. 2024
+    (GRPO), equations 3 and 4, for "grpo" and "k3", where texts are also divided by their own
     lengths, which Liu et al. 2025 (Dr. GRPO) leave out as we do; Schulman et al. 2017 (PPO),
     equations 7 and 9, for `clip` and the value, and 2016 for A.
     """
@@ -124,17 +131,19 @@ class PolicyGradient(Alignment):
     rolls_out: ClassVar[bool] = True
     kind: Literal["policy"] = "policy"
     generates: ClassVar[bool] = True
-    family: ClassVar[str | None] = "decoder-only"
+    supported_family: ClassVar[str | None] = "decoder-only"
     fields: ClassVar[Sequence[Slot]] = (PROMPT, SYSTEM)
-    updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
-    group: int = Field(8, gt=0, description="responses to a prompt")
+    num_iterations: int = Field(
+        1, gt=0, description="updates of the weights from the samples of a step"
+    )
+    num_generations: int = Field(8, gt=0, description="responses to a prompt")
     max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
     prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPT)
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
         (ExactMatch.from_tree({}),), min_length=1, description="what responses are worth"
     )
-    baseline: Literal["group", "group-std", "value"] = Field(
-        "group",
+    algorithm: Literal["rloo", "grpo", "ppo"] = Field(
+        "rloo",
         description="mean of the other responses, as GRPO divided by the deviation, or as PPO",
     )
     beta: float = Field(0.05, ge=0, description="how strongly the reference holds the model")
@@ -166,16 +175,18 @@ class PolicyGradient(Alignment):
 
     @model_validator(mode="after")
     def _others_in_a_group(self) -> Self:
-        if self.group == 1 and self.baseline != "value":
-            raise ValueError('group = 1 needs baseline = "value": there are no other responses')
+        if self.num_generations == 1 and self.algorithm != "ppo":
+            raise ValueError(
+                'num_generations = 1 needs algorithm = "ppo": there are no other responses'
+            )
         return self
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
         """See `Objective.check_rows`. A value is trained where its source is the only one."""
         super().check_rows(packing, separate_documents, is_mixed=is_mixed)
-        if is_mixed and self.baseline == "value":
+        if is_mixed and self.algorithm == "ppo":
             raise RecipeError(
-                'objective.baseline = "value" has a head that other sources of [[mix]] have not: '
+                'objective.algorithm = "ppo" has a head that other sources of [[mix]] have not: '
                 'set "group", or leave [[mix]] out.'
             )
 
@@ -184,7 +195,7 @@ class PolicyGradient(Alignment):
 
         Random values would be all that is whitened where no response has a reward yet.
         """
-        if self.baseline != "value":
+        if self.algorithm != "ppo":
             return super().build(spec, seed=seed, device=device)
         heads = (*spec.heads, TaggerHead(num_labels=1))
         module = build(spec.replace(heads=heads), seed=seed, device=device)
@@ -265,7 +276,8 @@ class PolicyGradient(Alignment):
             for place, number in enumerate(numbers)
         ]
         responses: list[Response] = map_over_ranks(
-            lambda some: drawn(lm, some, self._sampling, self.rewards, group=self.group), prompts
+            lambda some: drawn(lm, some, self._sampling, self.rewards, group=self.num_generations),
+            prompts,
         )
         rows = [[*one.prompt_ids, *one.ids] for one in responses]
         starts, ends = (
@@ -279,10 +291,10 @@ class PolicyGradient(Alignment):
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
-        metrics = self._rollout_metrics(responses, self.group)
+        metrics = self._rollout_metrics(responses, self.num_generations)
         arrays = self._token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
         arrays["metrics"] = np.column_stack([*metrics.values()])
-        if self.updates > 1:
+        if self.num_iterations > 1:
             dtype = torch.promote_types(model.dtype, torch.float32)
             self._before = torch.full((labels.size,), torch.nan).to(model.device, dtype)
         single: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
@@ -291,7 +303,7 @@ class PolicyGradient(Alignment):
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts, or of tokens for terms that are means over tokens."""
         of_tokens = {"entropy", "clipped"}
-        if self.baseline == "value":
+        if self.algorithm == "ppo":
             of_tokens |= {"policy", "value", "k3"}
         return {
             name: batch.num_labels if name in of_tokens else batch.num_rows for name in self._terms
@@ -319,9 +331,9 @@ class PolicyGradient(Alignment):
         terms["policy"], terms["entropy"] = losses.sum(), -before.sum()
         metrics = batch.extras["metrics"].T
         terms |= {name: one.sum() for name, one in zip(self._metric_names, metrics, strict=True)}
-        if self.baseline == "value":
+        if self.algorithm == "ppo":
             terms["value"] = clipped_value_loss(value, value_before, returns, self.clip).sum()
-        if self.updates > 1:
+        if self.num_iterations > 1:
             terms["clipped"] = clipped.float().sum()
         if self.beta:
             terms["kl"] = (before - reference).sum()
@@ -330,17 +342,21 @@ class PolicyGradient(Alignment):
                 terms["k3"] = (ratio.exp() - ratio - 1).sum()
         return terms
 
-    def answers(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
+    def predict(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
         """A response to every prompt, drawn as in training, with the same numbers every time."""
         prompts = [(one, zlib.crc32(one.group.encode())) for one in examples]
         return drawn(lm, prompts, self._sampling, self.rewards)
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
         """Return the means of the rewards, and of the other terms that are shown in training."""
         metrics = self._rollout_metrics(answers, 1)
-        shown = {name: float(one.mean()) for name, one in metrics.items() if name != "same"}
+        shown = {
+            name: float(one.mean())
+            for name, one in metrics.items()
+            if name != "frac_reward_zero_std"
+        }
         rows = [
             {"prompt": one.group, "response": answer.text, "reward": float(reward)}
             for one, answer, reward in zip(examples, answers, metrics["reward"])
@@ -361,14 +377,14 @@ class PolicyGradient(Alignment):
     def _metric_names(self) -> tuple[str, ...]:
         """The names of the metrics of a response that do not need the model."""
         rewards = (f"reward_{name}" for name in reward_names(self.rewards))
-        same = ("same",) if self.group > 1 else ()
-        return ("reward", *rewards, "length", "ended", "distinct_2", *same)
+        same = ("frac_reward_zero_std",) if self.num_generations > 1 else ()
+        return ("reward", *rewards, "length", "terminated", "distinct_2", *same)
 
     @property
     def _terms(self) -> tuple[str, ...]:
         divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
-        value = ("value",) if self.baseline == "value" else ()
-        bound = ("clipped",) if self.updates > 1 else ()
+        value = ("value",) if self.algorithm == "ppo" else ()
+        bound = ("clipped",) if self.num_iterations > 1 else ()
         return ("policy", *value, *divergence, "entropy", *bound, *self._metric_names)
 
     @property
@@ -404,7 +420,7 @@ class PolicyGradient(Alignment):
         real = batch.labels != IGNORE_INDEX
         rewards, reference, values = (np.zeros(real.shape) for _ in range(3))
         rewards[np.arange(len(real)), real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)] = reward
-        with_value = self.baseline == "value"
+        with_value = self.algorithm == "ppo"
         if self.beta or with_value:
             logp, values[real] = self._measured(model, batch, map_over_ranks)
             if self.beta:
@@ -422,17 +438,17 @@ class PolicyGradient(Alignment):
             returns, advantages = advantages + values, whitened(advantages, differ)
         else:
             returns, totals = values, rewards.sum(axis=1)
-            if self.baseline == "group":
-                each = leave_one_out(totals, self.group)
+            if self.algorithm == "rloo":
+                each = leave_one_out(totals, self.num_generations)
             else:
-                equal = have_equal_rewards(reward, self.group)
-                each = np.where(equal, 0.0, by_deviation(totals, self.group))
+                equal = have_equal_rewards(reward, self.num_generations)
+                each = np.where(equal, 0.0, group_normalized(totals, self.num_generations))
             advantages = np.where(real, each[:, None], 0.0)
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
     def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
         """Return log p of drawn tokens [M] as computed by the first update from these samples."""
-        if self.updates == 1:
+        if self.num_iterations == 1:
             return logp
         before = self._before[indices]
         self._before[indices] = before = torch.where(before.isnan(), logp, before)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.encoded import Cuts, EncodedExamples, Ragged
+from trivium.data.encoded import EncodedExamples, Ragged, Truncations
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.messages import english
@@ -28,7 +28,7 @@ from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
     PreferencePairs,
-    both_cuts,
+    double_truncations,
     pair_batch,
     pair_up,
     response_rows,
@@ -64,7 +64,9 @@ class AgainstReference(Alignment, GivenResponses):
     """
 
     @abstractmethod
-    def rows(self, examples: Sequence[Any], lm: LanguageModel) -> tuple[Mapping[str, Ragged], Cuts]:
+    def rows(
+        self, examples: Sequence[Any], lm: LanguageModel
+    ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Return the pairs of responses of examples, by the field of `RowBatch`, and the cuts."""
 
     @abstractmethod
@@ -77,17 +79,19 @@ class AgainstReference(Alignment, GivenResponses):
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
         """Return two responses per example, each after the prompt, with `labels_of_rows`."""
-        sequences, cuts = self.rows(examples, lm)
+        sequences, truncations = self.rows(examples, lm)
         logq, _ = measured(sequences, lm)
         labels = self.labels_of_rows(examples, logq).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
-        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad_id)
+        return EncodedExamples.with_targets(
+            sequences, truncations, sequence_labels=labels, pad_id=pad_id
+        )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return both responses, [B, 2, U]; `sequence_labels` are `labels_of_rows`."""
         return pair_batch(rows)
 
-    def answers(
+    def predict(
         self, lm: LanguageModel, examples: Sequence[Any]
     ) -> list[tuple[list[float], list[int]]]:
         """Log-probabilities of both responses of a row in nats, and their numbers of tokens."""
@@ -159,10 +163,10 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
 
     def rows(
         self, examples: Sequence[Preference], lm: LanguageModel
-    ) -> tuple[Mapping[str, Ragged], Cuts]:
+    ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Return the rows of both responses of every pair."""
-        rows, cuts = response_rows(lm, self.turns(examples))
-        return pair_up(rows), both_cuts(cuts)
+        rows, truncations = response_rows(lm, self.turns(examples))
+        return pair_up(rows), double_truncations(truncations)
 
     def labels_of_rows(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
         """Return log q of both responses, [N, 2], and keep it for metrics."""
@@ -200,7 +204,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         smooth = self.loss_type == "sigmoid" and not self.label_smoothing
         return PreferenceMonitor() if smooth else None
 
-    def metrics_of(
+    def compute_metrics(
         self,
         answers: list[tuple[list[float], list[int]]],
         examples: Sequence[Preference],

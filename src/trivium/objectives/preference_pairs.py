@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trivium.data.batch import Batch, Ints, RowBatch
 from trivium.data.checks import Finding
-from trivium.data.encoded import Cuts, Ragged, Sequences, has_target
+from trivium.data.encoded import Ragged, Sequences, Truncations, has_target
 from trivium.data.records import Record, RecordOptions
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
@@ -188,7 +188,9 @@ def _num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def response_rows(lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]) -> tuple[Sequences, Cuts]:
+def response_rows(
+    lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
+) -> tuple[Sequences, Truncations]:
     """Prompts and responses as token ids by the field of `RowBatch`, labels at the responses.
 
         input_ids  prompt prompt response response </s>
@@ -196,7 +198,7 @@ def response_rows(lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]) -> tupl
 
     An encoder-decoder reads the prompt and generates the response. Messages are written by the chat
     template, where that of an encoder-decoder is their contents, a line each. Returns the rows, and
-    what is cut of each (`EncodedExamples.cuts`).
+    what is cut of each (`EncodedExamples.truncations`).
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
@@ -214,10 +216,10 @@ def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
     return labelled_row(lm, text, spans[len(spans) - own :])
 
 
-def both_cuts(cuts: Cuts) -> Cuts:
+def double_truncations(truncations: Truncations) -> Truncations:
     """Return what is cut of every two rows; all of it where one of them has no target left."""
     joined = []
-    for one, other in zip(cuts[::2], cuts[1::2]):
+    for one, other in zip(truncations[::2], truncations[1::2]):
         cut, total, lost = (a + b for a, b in zip(one, other))
         joined.append((cut, total, lost if has_target([one, other]).all() else total))
     return joined

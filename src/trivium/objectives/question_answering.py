@@ -80,7 +80,7 @@ class QuestionAnswering(LabelledObjective):
     """
 
     kind: Literal["qa"] = "qa"
-    family: ClassVar[str | None] = "encoder-only"
+    supported_family: ClassVar[str | None] = "encoder-only"
     measures_cut_answers: ClassVar[bool] = True
     fields: ClassVar[Sequence[Slot]] = (QUESTION, CONTEXT, ANSWERS, STARTS, IMPOSSIBLE, IDENTITY)
     inputs: ClassVar[Sequence[Fields]] = (QUESTION, CONTEXT)
@@ -162,17 +162,19 @@ class QuestionAnswering(LabelledObjective):
         parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         found = {part.question for part, each in zip(parts, ends) if each != (0, 0)}
-        cuts = [[0, 1, bool(q.answers) and n not in found] for n, q in enumerate(examples)]
+        truncations = [[0, 1, bool(q.answers) and n not in found] for n, q in enumerate(examples)]
         for part in parts:
-            cuts[part.question][0] = part.question_cut
-        kept = has_target(cuts)
+            truncations[part.question][0] = part.question_cut
+        kept = has_target(truncations)
         ends = [each for part, each in zip(parts, ends) if kept[part.question]]
         parts = [part for part in parts if kept[part.question]]
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
         if lm.spec.reads_token_types:
             sequences["token_type_ids"] = [part.type_ids(lm.spec) for part in parts]
         labels, pad_id = np.array(ends, dtype=np.int64).reshape(-1, 2), tokenizer.pad_id
-        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
+        return EncodedExamples(
+            sequences, sequence_labels=labels, truncations=truncations, pad_id=pad_id
+        )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return half of the nats of both ends."""
@@ -191,12 +193,12 @@ class QuestionAnswering(LabelledObjective):
         yield from (one.question for one in examples)
         yield from dict.fromkeys(one.context for one in examples)
 
-    def answers(self, lm: LanguageModel, examples: Sequence[Question]) -> list[AnswerSpan]:
+    def predict(self, lm: LanguageModel, examples: Sequence[Question]) -> list[AnswerSpan]:
         """Return the best span of each question."""
         spans = lm.answer_all([(one.question, one.context) for one in examples])
         return [best for best, *_ in spans]
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: Sequence[AnswerSpan], examples: Sequence[Question], lm: LanguageModel
     ) -> Metrics:
         """Exact match and F1 of SQuAD, also of the questions with and without an answer."""

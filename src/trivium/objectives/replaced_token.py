@@ -117,15 +117,15 @@ class ReplacedToken(Masking):
         assert isinstance(module, GeneratorAndDiscriminator)
         return {"": module.discriminator, "generator": module.generator}
 
-    def separate(self, module: nn.Module) -> None:
+    def untie_weights(self, module: nn.Module) -> None:
         """See `Objective.separate`."""
         assert isinstance(module, GeneratorAndDiscriminator)
-        module.separate()
+        module.untie_weights()
 
-    def join(self, module: nn.Module) -> None:
+    def tie_weights(self, module: nn.Module) -> None:
         """See `Objective.join`."""
         assert isinstance(module, GeneratorAndDiscriminator)
-        module.join()
+        module.tie_weights()
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens: int64 [B, T] -> the generator's input_ids and labels [B, T].

@@ -92,7 +92,7 @@ class Reward(ReadsStates, PreferencePairs):
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
         """Return settings with one label, a number."""
-        settings = settings.with_labels(("reward",), "numbers")
+        settings = settings.with_labels(("reward",), "regression")
         return settings.with_task("classification", pairs=False).with_task("reward")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
@@ -104,13 +104,13 @@ class Reward(ReadsStates, PreferencePairs):
         """Return chosen and rejected texts as `classify` reads them, with the margins [N, 1]."""
         inputs, rows = encode_texts(lm, [(text, None) for text in self._texts(examples, lm)])
         # What is learned of a pair is the order of its texts, which must differ where they are cut.
-        cuts = [
+        truncations = [
             (one.cut + other.cut, 1, int(one.ids == other.ids))
             for one, other in zip(inputs[::2], inputs[1::2])
         ]
         return EncodedExamples.with_targets(
             pair_up(rows),
-            cuts,
+            truncations,
             sequence_labels=np.array([[one.margin] for one in examples], dtype=np.float32),
             pad_id=lm.source_tokenizer.pad_id,
         )
@@ -138,11 +138,11 @@ class Reward(ReadsStates, PreferencePairs):
         loss = -F.logsigmoid(chosen - rejected - batch.sequence_labels[:, 0])
         return {"pairs": loss.sum(), "center": (chosen + rejected).square().sum(), **terms}
 
-    def answers(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
+    def predict(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
         """Return the rewards of the chosen and the rejected text of every example, in turn."""
         return [one.score for one in lm.classify(self._texts(examples, lm))]
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
     ) -> Metrics:
         """Return the accuracy: the share of pairs whose chosen response has the higher reward."""

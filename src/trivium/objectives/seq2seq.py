@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
-from trivium.data.encoded import Cuts, EncodedExamples, Sequences
+from trivium.data.encoded import EncodedExamples, Sequences, Truncations
 from trivium.data.records import (
     RECORD_SUFFIXES,
     Record,
@@ -92,7 +92,7 @@ class SourceToTarget(LabelledObjective):
     section 2.4, for prefixes.
     """
 
-    family: ClassVar[str | None] = "encoder-decoder"
+    supported_family: ClassVar[str | None] = "encoder-decoder"
     generates: ClassVar[bool] = True
 
     fields: ClassVar[Sequence[Slot]] = (PAIR,)
@@ -201,7 +201,7 @@ class SourceToTarget(LabelledObjective):
         """Return the targets, which the decoder generates."""
         return (target for one in examples for target in one.targets)
 
-    def answers(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
+    def predict(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
         """Return the texts that beam search finds."""
         # With this objective's prefix and beams, where several are mixed.
         lm = copy.copy(lm)
@@ -210,7 +210,7 @@ class SourceToTarget(LabelledObjective):
             warnings.simplefilter("ignore")
             return lm.translate([one.source for one in examples])
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
     ) -> Metrics:
         """Return the task's metrics, and the share of answers that equal a target."""
@@ -344,17 +344,17 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
     """Return sources and targets as examples for an encoder-decoder; see `pair_rows`."""
-    rows, cuts = pair_rows(lm, pairs)
-    return EncodedExamples.with_targets(rows, cuts, pad_id=lm.text_tokenizer.pad_id)
+    rows, truncations = pair_rows(lm, pairs)
+    return EncodedExamples.with_targets(rows, truncations, pad_id=lm.text_tokenizer.pad_id)
 
 
-def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Cuts]:
+def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Truncations]:
     """Sources and targets as token ids for an encoder-decoder, by the field of `RowBatch`.
 
     Sources have the special tokens of `lm.source_template`; a target ends with the end of text. Of
     a text that is longer than `lm.max_length` tokens the beginning is kept. No end of text follows
     a target that is cut.
-    Returns the rows, and what is cut of each (`EncodedExamples.cuts`).
+    Returns the rows, and what is cut of each (`EncodedExamples.truncations`).
 
     Raises:
         RecipeError: the tokenizer has no token that ends a text.
@@ -376,17 +376,17 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
     ended = [[*ids, end][:target_limit] for ids in targets]
     forced = [IGNORE_INDEX] * len(rules.forced_start)
-    cuts = []
+    truncations = []
     for source, target, kept in zip(sources, targets, ended):
         target_cut = len(target) + 1 - len(kept)
         source_cut = 0 if source_limit is None else max(0, len(source) - source_limit)
-        cuts.append((source_cut + target_cut, len(target) + 1, target_cut))
+        truncations.append((source_cut + target_cut, len(target) + 1, target_cut))
     rows = {
         "input_ids": [[*template.before, *ids[:source_limit], *template.after] for ids in sources],
         "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
         "labels": [[*forced, *ids] for ids in ended],
     }
-    return rows, cuts
+    return rows, truncations
 
 
 def _targets(record: Record, column: str) -> tuple[str, ...]:

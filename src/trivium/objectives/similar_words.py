@@ -39,7 +39,7 @@ class SimilarWords(Masking):
     neighbours: int = Field(8, gt=0, le=64, description="similar tokens that one is drawn from")
     _similar: Ints | None = PrivateAttr(None)
 
-    def learn(self, rows: Rows, vocabulary: Vocabulary) -> Self:
+    def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
         """With the neighbours of every token in some rows, evenly taken from the text."""
         step = max(1, len(rows) // _ROWS)
         learned = self.model_copy()

@@ -300,10 +300,10 @@ class Tagging(ReadsStates):
         sequences = {"input_ids": rows, "labels": labels}
         if lm.spec.num_token_types > 1:
             sequences["token_type_ids"] = types
-        cuts = [
+        truncations = [
             (sum(part.cut for part in parts), len(tags), 0) for tags, parts in zip(ids, encoded)
         ]
-        return EncodedExamples(sequences, cuts=cuts, pad_id=tokenizer.pad_id)
+        return EncodedExamples(sequences, truncations=truncations, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the nats of the tags of all words."""
@@ -316,13 +316,13 @@ class Tagging(ReadsStates):
         """Return the sentences as running text."""
         return (join_words(one.words)[0] for one in examples)
 
-    def answers(
+    def predict(
         self, lm: LanguageModel, examples: Sequence[TaggedSentence]
     ) -> list[list[TaggedWord]]:
         """Return what `lm.tag` answers."""
         return lm.tag([list(one.words) for one in examples])
 
-    def metrics_of(
+    def compute_metrics(
         self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
         """F1 of chunks (seqeval) where tags mark chunks; else accuracy and F1 of tags."""

@@ -22,7 +22,7 @@ LossTerms = dict[str, Tensor]
 """The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""
 
 
-class Cut(NamedTuple):
+class MicroBatchSlice(NamedTuple):
     """Rows that pass through the model together, where the rows of a step are not one batch.
 
     Args:
@@ -46,9 +46,9 @@ class TensorBatch:
     Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
     gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
     of the model, the cache of an objective that carries state among them. `sequence_labels` are as
-    in the batch; `extras` are the fields that a subclass of `Batch` adds. Of a step whose rows are
-    each other's negatives `cuts` are what this process computes, and `group` are the processes that
-    compute all, None where it is alone.
+    in the batch; `extras` are the fields that a subclass of `Batch` adds. If the rows of
+    a step are each other's negatives, `slices` are the parts of the batch that this process
+    computes, and `group` is the group of all processes (None for a single process).
     """
 
     inputs: dict[str, Any]
@@ -56,18 +56,20 @@ class TensorBatch:
     targets: Tensor
     sequence_labels: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    cuts: tuple[Cut, ...] = ()
+    slices: tuple[MicroBatchSlice, ...] = ()
     group: Any = None
 
-    def parts(self) -> Iterator[tuple[Cut, dict[str, Any]]]:
+    def parts(self) -> Iterator[tuple[MicroBatchSlice, dict[str, Any]]]:
         """Yield every part that this process computes, with its inputs [B, T], or [B, 2, T]."""
         width = max(one.shape[-1] for one in self.inputs.values())
-        for cut in self.cuts or (Cut(0, 0, len(self.inputs["input_ids"]), width),):
+        for cut in self.slices or (MicroBatchSlice(0, 0, len(self.inputs["input_ids"]), width),):
             rows = slice(cut.start, cut.stop)
             yield cut, {name: one[rows, ..., : cut.width] for name, one in self.inputs.items()}
 
     def compute_rows(
-        self, compute: Callable[[Any], tuple[Tensor, LossTerms]], parts: Iterable[tuple[Cut, Any]]
+        self,
+        compute: Callable[[Any], tuple[Tensor, LossTerms]],
+        parts: Iterable[tuple[MicroBatchSlice, Any]],
     ) -> tuple[Tensor, LossTerms]:
         """Compute numbers for every row of the step, part by part, each process some of the parts.
 
@@ -158,7 +160,7 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-BALANCE = "balance"
+AUX_LOSS = "aux_loss"
 """The term of what layers add to a loss, such as the balance of experts: a mean per token.
 
 Of a step it is the mean of what its micro-batches add, each weighted by its real tokens.
@@ -177,7 +179,7 @@ def read(
         return hidden, {}
     real = inputs.get("attention_mask", inputs.get("document_ids"))
     tokens = inputs["input_ids"].numel() if real is None else real.count_nonzero()
-    return hidden, {BALANCE: loss * tokens}
+    return hidden, {AUX_LOSS: loss * tokens}
 
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:

@@ -113,7 +113,7 @@ class TextPairs(LabelledObjective):
         """Return all texts."""
         return (text for one in examples for text in one.texts)
 
-    def answers(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
+    def predict(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
         """Return the vectors of the query and the passage of every example."""
         sides = zip(*map(query_and_passage, examples))
         vectors = [lm.embed(s, pooling=self.pooling, normalize=True).numpy() for s in sides]
@@ -121,9 +121,9 @@ class TextPairs(LabelledObjective):
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
         """Return also the metrics of BM25, and of both by reciprocal rank fusion."""
-        return self.metrics_of(self.answers(lm, examples), examples, lm, lexical=True)
+        return self.compute_metrics(self.predict(lm, examples), examples, lm, lexical=True)
 
-    def metrics_of(
+    def compute_metrics(
         self,
         answers: list[tuple[Any, Any]],
         examples: Sequence[TextPair],

@@ -82,8 +82,10 @@ class TSDAE(TextPairs):
             "labels": [next_tokens(one) for one in encoded],
         }
         # All tokens but the first are targets.
-        cuts = [(one.cut, len(one.ids) - 1 + one.cut, one.cut) for one in encoded]
-        return EncodedExamples.with_targets(sequences, cuts, pad_id=lm.source_tokenizer.pad_id)
+        truncations = [(one.cut, len(one.ids) - 1 + one.cut, one.cut) for one in encoded]
+        return EncodedExamples.with_targets(
+            sequences, truncations, pad_id=lm.source_tokenizer.pad_id
+        )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Delete tokens: int64 [B, T] -> input_ids [B, S], decoder_input_ids and labels [B, T - 1].

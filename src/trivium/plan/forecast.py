@@ -31,7 +31,7 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
 from trivium.train.carried_state import carried_state
 from trivium.train.data_config import TokenizerFile
-from trivium.train.distributed import ALONE
+from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import MemoryUse, fit_memory
 from trivium.train.optimizers import set_learning_rate
@@ -125,7 +125,7 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     Raises RecipeError where the GPU's memory does not suffice.
     """
     borders = trainer.planned_borders()
-    batch = trainer.loader.step(borders[-2] if borders else 0, ALONE)  # of the last phase
+    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # of the last phase
     try:
         rate = batch.num_tokens / _seconds_per_step(trainer, batch)
     except torch.cuda.OutOfMemoryError:
@@ -154,7 +154,7 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
     if train.tokens is not None:
         return train.tokens
     if not (borders := trainer.planned_borders()):
-        return trainer.budget_steps * trainer.loader.step(0, ALONE).num_tokens
+        return trainer.budget_steps * trainer.loader.step(0, SINGLE_PROCESS).num_tokens
     sizes = [phase.tokens_per_step for phase in trainer.loader.phases]
     starts = [0, *borders]
     return sum(
@@ -162,18 +162,18 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
     )
 
 
-def say_forecast(
-    trainer: Trainer, memory: MemoryUse, facts: Mapping[str, Any], line: ProgressLine
+def print_forecast(
+    trainer: Trainer, memory: MemoryUse, metadata: Mapping[str, Any], line: ProgressLine
 ) -> dict[str, Any]:
     """Show the forecast of a run that takes longer than seconds; what `run.json` keeps of it.
 
-    `facts` are those of `run.json` so far, which the first process has; all take part.
+    `metadata` are those of `run.json` so far, which the first process has; all take part.
     """
     parallel, seconds = trainer.parallel, 0.0
     if parallel.is_main:
-        minutes, peak = trainer.recipe.train.minutes, facts["peak_flops"] or math.inf
+        minutes, peak = trainer.recipe.train.minutes, metadata["peak_flops"] or math.inf
         if minutes is None:
-            flops = facts["flops_per_token"] * budget_tokens(trainer)
+            flops = metadata["flops_per_token"] * budget_tokens(trainer)
             seconds = flops / (peak * parallel.size)
         else:
             seconds = 60.0 * minutes
@@ -193,7 +193,7 @@ def say_forecast(
     line.print_line(labelled("forecast", forecast.line))
     _check_published_budget(trainer, seconds)
     if parallel.is_main and not (trainer.recipe.labelled or trainer.recipe.mix):
-        _say_passes(trainer, forecast, facts["num_parameters"], line)
+        _print_epochs(trainer, forecast, metadata["num_parameters"], line)
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
@@ -235,7 +235,9 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
         )
 
 
-def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine) -> None:
+def _print_epochs(
+    trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine
+) -> None:
     """How often a run reads its text, where it reads it again, and how often helps."""
     # The last step of an epoch may be smaller: a budget in epochs is the number of passes itself.
     steps_per_epoch = trainer.loader.steps_per_epoch()
@@ -244,10 +246,10 @@ def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: Pro
         return
     message = translated("run.passes", passes=passes)
     tokens = forecast.tokens / passes
-    useful = useful_passes(tokens, parameters)
-    if round(passes) > useful and defaults.decays_by_passes(trainer.recipe):
+    useful = useful_epochs(tokens, parameters)
+    if round(passes) > useful and defaults.decays_over_epochs(trainer.recipe):
         message += translated(
-            "run.useful_passes",
+            "run.useful_epochs",
             tokens=float(f"{tokens:.3g}"),
             parameters=float(f"{parameters:.3g}"),
             useful=useful,
@@ -255,7 +257,7 @@ def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: Pro
     line.print_line(labelled("passes", message))
 
 
-def useful_passes(tokens: float, parameters: int) -> int:
+def useful_epochs(tokens: float, parameters: int) -> int:
     """Passes over a text, 1 to 16, after which more do not help a small causal model.
 
     25 sqrt(tokens / parameters): fitted to `llama-tiny` and `llama-mini` (2.5 and 7 million
@@ -310,7 +312,9 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
 
     planned = built(torch.device("meta"))
     precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
-    memory = fit_memory(recipe, planned, [stream], ALONE, precision=precision, device=device)
+    memory = fit_memory(
+        recipe, planned, [stream], SINGLE_PROCESS, precision=precision, device=device
+    )
     module = built(device)
     if recipe.train.uses_flex(device):
         module.use_flex_attention()
@@ -376,8 +380,10 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
 
     def run() -> None:
         some = (part.rows(0, rows),)  # of every process
-        lanes = tuple(each[:rows] for each in batch.lanes[:1])
-        one = dataclasses.replace(batch, micro_batches=some, shares=((0, 1.0),), lanes=lanes)
+        text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
+        one = dataclasses.replace(
+            batch, micro_batches=some, micro_batch_weights=((0, 1.0),), text_streams=text_streams
+        )
         forward_backward(trainer, one, 0)
 
     trainer.train_step.train()

@@ -29,13 +29,13 @@ def different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
 def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """Return a row per run: name, folder, model, objective, sizes, results and settings.
 
-    `loss` and the metrics are `RunFiles.held_out`; `seconds` include preparation and evaluations.
-    Settings are the keys of the recipe in which the runs differ. All rows have the same keys; a
-    value that a run lacks is None, and a key that every run lacks is left out.
+    `loss` and the metrics are `RunFiles.validation_metrics`. `seconds` includes preparation and
+    evaluations. Settings are the keys of the recipe in which the runs differ. All rows have the
+    same keys. A value that a run lacks is None, and a key that every run lacks is left out.
     """
     rows: list[dict[str, Any]] = []
     for name, run in zip(run_names(runs), runs, strict=True):
-        held_out = run.held_out
+        held_out = run.validation_metrics
         bits = run.bits_per_byte(held_out["loss"]) if "loss" in held_out else None
         row = {"run": name, "folder": str(run.folder), "model": run.model}
         row |= {"objective": run.objective, "parameters": run.fact("num_parameters")}

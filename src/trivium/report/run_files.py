@@ -37,7 +37,7 @@ class _ShownRow(_Shape):
     tokens: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
 
 
-class _Facts(_Shape):
+class _Metadata(_Shape):
     samples: list[_Sample] | None = None
     first_batch: list[_ShownRow] | None = None
 
@@ -100,14 +100,14 @@ class _Evaluation(_Shape):
 class RunFiles:
     """A run, finished or not; what its folder lacks is empty.
 
-    `facts` are those of `run.json`, `evaluation` that of a fine-tuned run's `evaluation.json`.
+    `metadata` are those of `run.json`, `evaluation` that of a fine-tuned run's `evaluation.json`.
     """
 
     folder: Path
     recipe_text: str
     recipe: dict[str, Any]
     spec: dict[str, Any]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
     evaluation: dict[str, Any]
     tokenizer: Tokenizer | None
@@ -129,7 +129,7 @@ class RunFiles:
 
     def fact(self, key: str) -> float | None:
         """A number of `run.json`, None where there is none."""
-        return number(self.facts.get(key))
+        return number(self.metadata.get(key))
 
     def last(self, key: str) -> float | None:
         """A number of the last record, None where there is none."""
@@ -191,13 +191,13 @@ class RunFiles:
     @property
     def unfinished(self) -> bool:
         """Whether it is known to be training still, or to have been interrupted."""
-        return self.facts.get("finished") is False
+        return self.metadata.get("finished") is False
 
     @property
     def metric(self) -> str | None:
         """The main metric of a fine-tuned run, which run.json names; None for pretraining."""
-        if self.evaluation or self.facts.get("task"):
-            return str(self.evaluation.get("main", self.facts.get("metric", "loss")))
+        if self.evaluation or self.metadata.get("task"):
+            return str(self.evaluation.get("main", self.metadata.get("metric", "loss")))
         return None
 
     @property
@@ -208,7 +208,7 @@ class RunFiles:
     @property
     def higher_is_better(self) -> bool:
         """Whether a larger value of the main metric is better."""
-        logged = self.facts.get("higher_is_better", self.metric != "loss")
+        logged = self.metadata.get("higher_is_better", self.metric != "loss")
         return bool(self.evaluation.get("higher_is_better", logged))
 
     @property
@@ -218,7 +218,7 @@ class RunFiles:
         return number(values.get(self.metric)) if isinstance(values, dict) else None
 
     @property
-    def held_out(self) -> dict[str, float]:
+    def validation_metrics(self) -> dict[str, float]:
         """The held-out results of the weights that the run keeps, by name.
 
         These are the metrics of the final evaluation, and the losses and metrics that were measured
@@ -266,7 +266,7 @@ def read_run(folder: str | Path) -> RunFiles:
             recipe_text=recipe_text,
             recipe=recipe,
             spec=_read_object(folder / "spec.json"),
-            facts=_read_object(folder / "run.json", _Facts),
+            metadata=_read_object(folder / "run.json", _Metadata),
             metrics=metrics,
             evaluation=_read_object(folder / "evaluation.json", _Evaluation),
             tokenizer=Tokenizer.load(tokenizer) if tokenizer.is_file() else None,

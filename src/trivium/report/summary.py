@@ -100,7 +100,9 @@ def text_summary(run: RunFiles) -> str:
         value = f"{summary.loss:.4f} {unit}"
         shown["training_loss"] = translated("summary.no_evaluation", value=value)
     if run.evaluation:
-        shown["metrics"] = ", ".join(f"{name} {one:.4f}" for name, one in run.held_out.items())
+        shown["metrics"] = ", ".join(
+            f"{name} {one:.4f}" for name, one in run.validation_metrics.items()
+        )
     if unigram is not None:
         shown["unigram_baseline"] = f"{unigram:.4f} {unit}"
     shown["verdict"] = summary.verdict
@@ -199,7 +201,7 @@ def _task_advice(run: RunFiles) -> str:
 
 def _unknown_tokens(run: RunFiles) -> str:
     """A sentence where the tokenizer does not know the text."""
-    shares = (run.facts.get("unknown_shares") or {}).items()
+    shares = (run.metadata.get("unknown_shares") or {}).items()
     unknown = [
         translated("verdict.share_of_side", share=share, side=translated(f"side.{side}"))
         for side, share in shares

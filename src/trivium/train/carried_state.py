@@ -1,6 +1,6 @@
 """The state that a model carries from row to row: truncated backpropagation through time.
 
-A step reads several lanes of a text (`lanes_of_step`). A row continues with the state that the
+A step reads several lanes of a text (`contiguous_rows`). A row continues with the state that the
 previous row has left in its lane. Gradients end at the beginning of the row.
 Source: Williams and Peng 1990, "An efficient gradient-based algorithm for on-line training of
 recurrent network trajectories".
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trivium.models import LanguageModule
 from trivium.objectives import TensorBatch
 from trivium.objectives.tensor_batch import copy_to_device
-from trivium.train.distributed import ALONE, Parallel
+from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.loader import BatchStream
 
 
@@ -29,9 +29,11 @@ class CarriedState:
     """
 
     def __init__(self, model: LanguageModule, stream: BatchStream) -> None:
-        self.model, lanes = model, stream.rows_per_step
-        self.cache = model.new_cache(lanes, stream.lane_steps * stream.longest)
-        self._own = torch.zeros(lanes, dtype=torch.bool, device=model.device)
+        self.model, text_streams = model, stream.rows_per_step
+        self.cache = model.new_cache(
+            text_streams, stream.contiguous_steps_per_epoch * stream.longest
+        )
+        self._own = torch.zeros(text_streams, dtype=torch.bool, device=model.device)
         self._begun: tuple[int, list[Tensor]] | None = None  # a step, and what was there before
 
     def begin(self, step: int, *, is_prefill: bool) -> None:
@@ -41,17 +43,17 @@ class CarriedState:
         """
         kept = [*self._tensors().values()]
         if is_prefill:
-            for lane in range(self.cache.num_slots):
-                self.cache.free(lane)
+            for text_stream in range(self.cache.num_slots):
+                self.cache.free(text_stream)
         elif self._begun is not None and self._begun[0] == step:
             for tensor, before in zip(kept, self._begun[1], strict=True):
                 tensor.copy_(before)
         self._begun = step, [tensor.clone() for tensor in kept]
         self._own.zero_()
 
-    def continued(self, batch: TensorBatch, lanes: np.ndarray) -> TensorBatch:
+    def continued(self, batch: TensorBatch, text_streams: np.ndarray) -> TensorBatch:
         """Return a micro-batch whose rows continue these lanes; the model extends them in place."""
-        slots = copy_to_device(lanes, self.model.device)
+        slots = copy_to_device(text_streams, self.model.device)
         self._own.index_fill_(0, slots, True)
         inputs = {**batch.inputs, "cache": self.cache, "slots": slots}
         return dataclasses.replace(batch, inputs=inputs)
@@ -65,7 +67,7 @@ class CarriedState:
             tensors[name] = parallel.all_reduce({name: own})[name].cpu()
         return tensors
 
-    def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = ALONE) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = SINGLE_PROCESS) -> None:
         """Set the state to what `gathered` returned with any number of processes."""
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])

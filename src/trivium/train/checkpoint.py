@@ -59,7 +59,7 @@ from trivium.model_folder import (
 from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState
-from trivium.train.distributed import ALONE, Parallel
+from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
@@ -91,7 +91,7 @@ def save_checkpoint(
 
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
-    saved = Checkpoints(Path(folder), ALONE, carried=carried, files=files, keep=keep)
+    saved = Checkpoints(Path(folder), SINGLE_PROCESS, carried=carried, files=files, keep=keep)
     saved.save(model, optimizers, state)
     return saved.path(state)
 

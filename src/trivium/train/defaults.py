@@ -235,12 +235,12 @@ def dropout(recipe: Recipe) -> float:
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
-    if decays_by_passes(recipe):
+    if decays_over_epochs(recipe):
         return 0.0
     return min((task.advice().dropout for task in _tasks(recipe)), default=0.0)
 
 
-def decays_by_passes(recipe: Recipe) -> bool:
+def decays_over_epochs(recipe: Recipe) -> bool:
     """Whether faster decay from the second pass on, not dropout, is to prevent overfitting.
 
     New Transformers of our sizes learned the rows whose labels are the same in every pass better

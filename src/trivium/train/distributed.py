@@ -79,7 +79,7 @@ class Parallel:
         """The number of this process, or of its group, along `data`."""
         return 0 if self.data is None else self.data.get_local_rank()
 
-    def share(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
+    def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
         """Yield (number, item, weight) of this process's part: every `data_size`-th item.
 
         All processes get the same number of items, since they gather weights together. Where there
@@ -148,7 +148,7 @@ class Parallel:
         self.all_reduce_max(0.0)
 
 
-ALONE = Parallel()
+SINGLE_PROCESS = Parallel()
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
             "with torchrun --nproc-per-node N, or set them to divisors of the number."
         )
     if size == 1:
-        return ALONE
+        return SINGLE_PROCESS
     if not dist.is_initialized():
         # What the host decides by is shared between hosts, without waiting for a GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

@@ -61,16 +61,16 @@ class KeptWeights(Callback):
         """Store which weights a run needs that is resumed from the checkpoint."""
         self._saved_best_step = self.state.best_step
 
-    def compares_losses(self, *, reads_again: bool) -> bool:
+    def compares_losses(self, *, repeats_data: bool) -> bool:
         """Return whether the weights of the lowest validation loss are kept.
 
         Unless the recipe decides, they are kept from the second pass over the text on, since a
-        model overfits only text that it has seen before. `reads_again` is whether the last step was
-        of such a pass.
+        model overfits only text that it has seen before. `repeats_data` is whether the last step
+        took rows that earlier steps had taken.
         """
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:
-            return reads_again
+            return repeats_data
         return train.keep_best is not False
 
     def offer(self, score: float) -> None:

@@ -16,22 +16,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.data.batch import ROUNDED, Batch, RowBatch, rounded
+from trivium.data.batch import PAD_TO_MULTIPLE_OF, Batch, RowBatch, padded_length
 from trivium.data.encoded import EncodedExamples
-from trivium.data.row_order import RowRandom, lanes_of_step, permuted, rows_from
+from trivium.data.row_order import RowRandom, contiguous_rows, permuted, rows_from
 from trivium.data.rows import Rows
-from trivium.objectives import BALANCE, Cut, Objective
+from trivium.objectives import AUX_LOSS, MicroBatchSlice, Objective
 from trivium.text.vocabulary import Vocabulary
-from trivium.train.distributed import ALONE, Parallel
+from trivium.train.distributed import SINGLE_PROCESS, Parallel
 
 # The channel of noise from which the source of a step is drawn.
 _SOURCE_CHANNEL = 1 << 20
 # The fixed cost of a micro-batch, in tokens: measured on a CPU with 4 layers of width 256.
 _TOKENS_PER_CALL = 256
 # The size of batches of held-out rows and examples.
-_HELD_OUT_ROWS, _HELD_OUT_TOKENS = 32, 4096
+_VALIDATION_ROWS, _VALIDATION_TOKENS = 32, 4096
 # Held-out rows that are prepared together, for objectives where a row depends on other rows.
-_HELD_OUT_TOGETHER = 1024
+_VALIDATION_ROWS_TOGETHER = 1024
 
 
 class _Part(NamedTuple):
@@ -57,7 +57,7 @@ class BatchStream:
         seed: the seed of order and noise.
         rows_per_step: the number of rows or examples in a global batch.
         separate_documents: whether documents in a row do not attend to each other.
-        has_aux_loss: whether layers of the model add an auxiliary loss per token (`BALANCE`).
+        has_aux_loss: whether layers of the model add an auxiliary loss per token (`AUX_LOSS`).
         num_taken: the number of rows or examples that the whole run takes, so that the last step
             may be smaller; None if every step is full.
     """
@@ -80,8 +80,8 @@ class BatchStream:
         return int(self.data.lengths.max(initial=1))
 
     @property
-    def lane_steps(self) -> int:
-        """The number of steps in an epoch of rows that are read in lanes (`lanes_of_step`)."""
+    def contiguous_steps_per_epoch(self) -> int:
+        """The number of steps in an epoch of rows that are read in lanes (`contiguous_rows`)."""
         return -(-len(self.data) // self.rows_per_step)
 
     def balanced_micro_batch(self, processes: int, most: int) -> int:
@@ -96,7 +96,7 @@ class BatchStream:
         self,
         number: int,
         micro_batch_tokens: int,
-        parallel: Parallel = ALONE,
+        parallel: Parallel = SINGLE_PROCESS,
         *,
         rows_before: int = 0,
     ) -> GlobalBatch:
@@ -107,12 +107,14 @@ class BatchStream:
         order of the text.
         """
         if self.objective.rolls_out:  # all processes have the prompts, and divide the samples
-            parallel = ALONE
+            parallel = SINGLE_PROCESS
         start = rows_before + number * self.rows_per_step
         if self.objective.carries_state:
             number = start // self.rows_per_step
-            batch = self._in_lanes(number, self.rows_per_step, micro_batch_tokens, parallel)
-            return dataclasses.replace(batch, is_prefill=number % self.lane_steps == 0)
+            batch = self._contiguous_step(number, self.rows_per_step, micro_batch_tokens, parallel)
+            return dataclasses.replace(
+                batch, is_prefill=number % self.contiguous_steps_per_epoch == 0
+            )
         indices, keys = rows_from(self.seed, start, self.rows_per_step, len(self.data))
         left = (self.num_taken or 0) - start
         if left > 0:
@@ -126,8 +128,8 @@ class BatchStream:
         parts = self._divide(groups, parallel)
         return self._global_batch(indices, keys, parts, micro_batch_tokens)
 
-    def held_out(
-        self, tokens: int, limit: int | None = None, parallel: Parallel = ALONE
+    def validation_batches(
+        self, tokens: int, limit: int | None = None, parallel: Parallel = SINGLE_PROCESS
     ) -> Iterator[GlobalBatch]:
         """Yield this process's part of about `tokens` tokens of held-out data, in pieces.
 
@@ -139,9 +141,9 @@ class BatchStream:
         mean = self.data.length if isinstance(self.data, Rows) else self.data.lengths.mean()
         count = min(size, max(1, int(tokens / mean)), limit or size)
         if self.objective.carries_state:
-            lanes = min(self.rows_per_step, count)
-            for number in range(-(-count // lanes)):
-                yield self._in_lanes(number, lanes, _HELD_OUT_TOKENS, parallel)
+            text_streams = min(self.rows_per_step, count)
+            for number in range(-(-count // text_streams)):
+                yield self._contiguous_step(number, text_streams, _VALIDATION_TOKENS, parallel)
             return
         if isinstance(self.data, Rows):
             indices = np.sort(permuted(0, 0, np.arange(count), size))
@@ -150,27 +152,27 @@ class BatchStream:
         if self.objective.needs_whole_step:
             groups = _pieces(count, self.rows_per_step)
         elif isinstance(self.data, EncodedExamples):
-            groups = group_by_length(self.data.lengths[indices], _HELD_OUT_TOKENS)
+            groups = group_by_length(self.data.lengths[indices], _VALIDATION_TOKENS)
         else:
-            for piece in _pieces(count, _HELD_OUT_TOGETHER):
-                parts = self._divide(_pieces(len(piece), _HELD_OUT_ROWS), parallel)
+            for piece in _pieces(count, _VALIDATION_ROWS_TOGETHER):
+                parts = self._divide(_pieces(len(piece), _VALIDATION_ROWS), parallel)
                 rows = indices[piece]
-                yield self._global_batch(rows, rows, parts, _HELD_OUT_TOKENS)
+                yield self._global_batch(rows, rows, parts, _VALIDATION_TOKENS)
             return
         for part in self._divide(groups, parallel):
-            yield self._global_batch(indices, indices, [part], _HELD_OUT_TOKENS)
+            yield self._global_batch(indices, indices, [part], _VALIDATION_TOKENS)
 
-    def _in_lanes(
-        self, number: int, lanes: int, micro_batch_tokens: int, parallel: Parallel
+    def _contiguous_step(
+        self, number: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Return this process's part of step `number`, whose rows are read in `lanes` lanes.
+        """Return this process's part of step `number`, whose rows are read in `text_streams` lanes.
 
         The same process always reads the same lanes.
         """
-        indices, keys = lanes_of_step(number, lanes, len(self.data))
-        parts = self._divide(self._equal_groups(lanes, micro_batch_tokens), parallel)
+        indices, keys = contiguous_rows(number, text_streams, len(self.data))
+        parts = self._divide(self._equal_groups(text_streams, micro_batch_tokens), parallel)
         batch = self._global_batch(indices, keys, parts, micro_batch_tokens)
-        return dataclasses.replace(batch, lanes=tuple(part.positions for part in parts))
+        return dataclasses.replace(batch, text_streams=tuple(part.positions for part in parts))
 
     def _equal_groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
         """Return the positions of `count` rows in a step, in micro-batches of nearly equal size."""
@@ -178,13 +180,13 @@ class BatchStream:
         return _pieces(count, size)
 
     def _divide(self, groups: Sequence[np.ndarray], parallel: Parallel) -> list[_Part]:
-        """Return this process's micro-batches (`Parallel.share`).
+        """Return this process's micro-batches (`Parallel.shard`).
 
         If the objective needs the whole step, all processes compute every group together, and one
         of them counts it.
         """
         if not self.objective.needs_whole_step:
-            return [_Part(*part) for part in parallel.share(groups)]
+            return [_Part(*part) for part in parallel.shard(groups)]
         size, rank = parallel.data_size, parallel.data_rank
         return [_Part(n, group, float(n % size == rank)) for n, group in enumerate(groups)]
 
@@ -201,10 +203,10 @@ class BatchStream:
             for term, count in self.objective.label_counts(batch).items():
                 label_counts[term] += counted * count
             if self.has_aux_loss:
-                label_counts[BALANCE] += counted * batch.num_tokens
-        shares = tuple((part.number, part.weight) for part in parts)
+                label_counts[AUX_LOSS] += counted * batch.num_tokens
+        weights = tuple((part.number, part.weight) for part in parts)
         return GlobalBatch(
-            self, tuple(batches), shares, micro_batch_tokens, dict(label_counts), num_tokens
+            self, tuple(batches), weights, micro_batch_tokens, dict(label_counts), num_tokens
         )
 
     def _prepared(
@@ -227,7 +229,7 @@ class BatchStream:
 
     def _take(self, indices: np.ndarray) -> RowBatch:
         if isinstance(self.data, EncodedExamples):
-            return self.data.take(indices, multiple=ROUNDED)
+            return self.data.take(indices, multiple=PAD_TO_MULTIPLE_OF)
         with_documents = self.separate_documents or self.objective.needs_documents
         return self.data.take(indices, with_documents=with_documents)
 
@@ -243,38 +245,39 @@ class GlobalBatch:
         stream: the source.
         micro_batches: the micro-batches of this process, each of at most `micro_batch_tokens`
             tokens, or of one longer row or example.
-        shares: for each micro-batch, its number in the step and its weight. The weight is 1, or 0
-            where another process counts the micro-batch: all processes have the same number of
-            micro-batches, so that some are repeated.
+        micro_batch_weights: for each micro-batch, its index in the step and its weight. The weight
+            is 1, or 0 where another process counts the micro-batch: all processes have the same
+            number of micro-batches, so that some are repeated.
         micro_batch_tokens: the largest number of tokens in a micro-batch.
-        label_counts: the number of labels per loss term, in these micro-batches or, after `of_all`,
-            in the whole step.
-        num_tokens: the number of tokens without padding, in these micro-batches or, after `of_all`,
-            in the whole step.
-        lanes: the lanes of each micro-batch's rows; only for objectives that carry state.
-        is_prefill: whether all lanes start at the beginning of the text.
-        updates: the number of updates of the weights that learn from this batch.
+        label_counts: the number of labels per loss term, in these micro-batches or, after
+            `all_reduced`, in the whole step.
+        num_tokens: the number of tokens without padding, in these micro-batches or, after
+            `all_reduced`, in the whole step.
+        text_streams: the text streams that each micro-batch's rows continue; only for objectives
+            that carry state.
+        is_prefill: whether all text streams start at the beginning of the text.
+        num_iterations: the number of updates of the weights that learn from this batch.
     """
 
     stream: BatchStream
     micro_batches: tuple[Batch, ...]
-    shares: tuple[tuple[int, float], ...]
+    micro_batch_weights: tuple[tuple[int, float], ...]
     micro_batch_tokens: int
     label_counts: dict[str, int]
     num_tokens: int
-    lanes: tuple[np.ndarray, ...] = ()
+    text_streams: tuple[np.ndarray, ...] = ()
     is_prefill: bool = False
-    updates: int = 1
+    num_iterations: int = 1
 
     @property
     def sizes(self) -> list[int]:
         """The number of rows of each pass through the model."""
         if not self.stream.objective.needs_whole_step:
             return [one.num_rows for one in self.micro_batches]
-        cuts = [cuts_of(one, self.micro_batch_tokens) for one in self.micro_batches]
-        return [cut.stop - cut.start for each in cuts for cut in each]
+        slices = [micro_batch_slices(one, self.micro_batch_tokens) for one in self.micro_batches]
+        return [cut.stop - cut.start for each in slices for cut in each]
 
-    def of_all(self, parallel: Parallel) -> GlobalBatch:
+    def all_reduced(self, parallel: Parallel) -> GlobalBatch:
         """Return the batch with the counts summed over all processes, which all take part."""
         num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
         label_counts = dict(zip(self.label_counts, counts, strict=True))
@@ -297,8 +300,8 @@ class LoaderPhase:
     continues: bool = False
 
     @property
-    def shares(self) -> list[float]:
-        """The share of the steps of every source."""
+    def sampling_probabilities(self) -> list[float]:
+        """The probability of drawing each source: its weight divided by the sum of all weights."""
         return [one / sum(self.sampling_weights) for one in self.sampling_weights]
 
     @property
@@ -309,7 +312,9 @@ class LoaderPhase:
             for one in self.streams
         )
         sizes = (one.rows_per_step * mean for one, mean in zip(self.streams, means, strict=True))
-        return sum(share * size for share, size in zip(self.shares, sizes, strict=True))
+        return sum(
+            share * size for share, size in zip(self.sampling_probabilities, sizes, strict=True)
+        )
 
     @property
     def steps_per_epoch(self) -> float:
@@ -321,7 +326,7 @@ class LoaderPhase:
         labelled = [stream.objective.labelled for stream in self.streams]
         counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
         steps = sum(len(self.streams[i].data) / self.streams[i].rows_per_step for i in counted)
-        return steps / sum(self.shares[i] for i in counted)
+        return steps / sum(self.sampling_probabilities[i] for i in counted)
 
 
 @dataclass
@@ -343,7 +348,7 @@ class Loader:
     sampling_weights: Sequence[float]
     seed: int
     micro_batch_tokens: int
-    parallel: Parallel = ALONE
+    parallel: Parallel = SINGLE_PROCESS
     earlier: Sequence[LoaderPhase] = ()
     continues: bool = False
     borders: list[int] = field(default_factory=list)
@@ -351,7 +356,7 @@ class Loader:
     def __post_init__(self) -> None:
         last = LoaderPhase(self.streams, self.sampling_weights, self.continues)
         self.phases = [*self.earlier, last]
-        self.shares = last.shares
+        self.sampling_probabilities = last.sampling_probabilities
         self._draws: dict[int, np.ndarray] = {}
 
     def phase_of(self, number: int) -> int:
@@ -400,7 +405,7 @@ class Loader:
                 if is_smaller or phase != self.phase_of(following - 1):
                     batch = self.step(following - 1)
                 ahead, phase = worker.submit(self.step, following), self.phase_of(following)
-                yield batch.of_all(self.parallel)
+                yield batch.all_reduced(self.parallel)
 
     def steps_per_epoch(self) -> float:
         """Return the number of steps in an epoch, as in the last phase (`LoaderPhase`)."""
@@ -427,7 +432,7 @@ class Loader:
         while len(draws) <= number:
             steps = np.arange(len(draws), max(1024, 2 * len(draws)))
             uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
-            bounds = np.cumsum(self.phases[phase].shares)
+            bounds = np.cumsum(self.phases[phase].sampling_probabilities)
             more = np.searchsorted(bounds, uniform, side="right")
             draws = np.concatenate((draws, more.clip(max=len(self.streams) - 1)))
         self._draws[phase] = draws  # replaced at once: the thread that reads ahead draws the same
@@ -462,7 +467,9 @@ def _pieces(count: int, size: int) -> list[np.ndarray]:
     return np.split(np.arange(count), range(size, count, size))
 
 
-def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -> tuple[Cut, ...]:
+def micro_batch_slices(
+    batch: Batch, micro_batch_tokens: int, parallel: Parallel = SINGLE_PROCESS
+) -> tuple[MicroBatchSlice, ...]:
     """Return this process's parts of a batch whose longest rows come first."""
     ids, mask = batch.input_ids, batch.attention_mask
     real = np.ones_like(ids) if mask is None else mask
@@ -471,8 +478,8 @@ def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -
         lengths = lengths + batch.decoder_input_ids[0].size
     groups = group_by_length(lengths, micro_batch_tokens)
     return tuple(
-        Cut(number, int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]]), weight)
-        for number, rows, weight in parallel.share(groups)
+        MicroBatchSlice(number, int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]]), weight)
+        for number, rows, weight in parallel.shard(groups)
     )
 
 
@@ -481,7 +488,7 @@ def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.nda
 
     A group ends where another example would raise the group's padding above `_TOKENS_PER_CALL`, the
     cost of one more group (above twice that where the number of rows is not a multiple of
-    `ROUNDED`). A group also ends where its size, rows times the greatest length (rounded), would
+    `PAD_TO_MULTIPLE_OF`). A group also ends where its size, rows times the padded length, would
     exceed `micro_batch_tokens`. The length of an encoder-decoder's example is the sum of both
     sides, which are padded separately.
 
@@ -493,9 +500,9 @@ def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.nda
     for end, length in enumerate(lengths[order].tolist()):
         longest = int(lengths[order[starts[-1]]])
         padding += longest - length
-        size = (end + 1 - starts[-1]) * rounded(longest)
+        size = (end + 1 - starts[-1]) * padded_length(longest)
         full = size > micro_batch_tokens and end > starts[-1]
-        most = _TOKENS_PER_CALL * (1 if (end - starts[-1]) % ROUNDED == 0 else 2)
+        most = _TOKENS_PER_CALL * (1 if (end - starts[-1]) % PAD_TO_MULTIPLE_OF == 0 else 2)
         if padding > most or full:
             starts.append(end)
             padding = 0

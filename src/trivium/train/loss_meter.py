@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trivium.errors import RecipeError
 from trivium.nn.loss import Loss
-from trivium.objectives import BALANCE, LossTerms
+from trivium.objectives import AUX_LOSS, LossTerms
 from trivium.train.loader import BatchStream
 
 
@@ -61,7 +61,10 @@ class LossMeter:
         self.steps.append((source, terms))
 
     def means(
-        self, split: str, streams: Sequence[BatchStream], shares: Mapping[str, float] | None = None
+        self,
+        split: str,
+        streams: Sequence[BatchStream],
+        probabilities: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """Return mean losses by the names under which they are logged.
 
@@ -71,11 +74,11 @@ class LossMeter:
         Args:
             split: "train" or "valid".
             streams: the streams of all sources.
-            shares: each source's share of the loss; by its number of steps unless set.
+            probabilities: each source's share of the loss; by its number of steps unless set.
         """
         sums = self._sums()
-        shares = shares or Counter(source for source, _ in self.steps)
-        total_share = sum(shares[source] for source in sums)
+        probabilities = probabilities or Counter(source for source, _ in self.steps)
+        total_share = sum(probabilities[source] for source in sums)
         named = {f"{split}_loss": 0.0}
         for stream in streams:
             if stream.name not in sums:
@@ -87,9 +90,9 @@ class LossMeter:
                 for term, (total, count) in sums[stream.name].items()
             }
             # What layers add is logged by itself: the loss stays in nats per token.
-            nats = {term: mean for term, mean in means.items() if term != BALANCE}
+            nats = {term: mean for term, mean in means.items() if term != AUX_LOSS}
             loss = sum(term_weights.get(term, 1.0) * mean for term, mean in nats.items())
-            named[f"{split}_loss"] += loss * shares[stream.name] / total_share
+            named[f"{split}_loss"] += loss * probabilities[stream.name] / total_share
             if stream.name:
                 named[f"{split}_{stream.name}"] = loss
             apart = means if len(nats) > 1 else means.keys() - nats.keys()

@@ -220,7 +220,7 @@ class StoreMicroBatchSize(Callback):
         if size == self.stored:
             return
         self.stored = size
-        self.run.write_facts(self.run.read_facts() | {"micro_batch_tokens": size})
+        self.run.write_metadata(self.run.read_metadata() | {"micro_batch_tokens": size})
         self.line.warn(
             f"out of GPU memory at step {step}: from now on micro-batches have {size:,} tokens, "
             "also after --resume; this changes dropout and rounding, nothing else."
@@ -302,7 +302,7 @@ class _Estimate:
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens
             labelled = objective.max_new_tokens / length
-            most_rows *= objective.group
+            most_rows *= objective.num_generations
             state["samples"] = min(state["samples"], most_rows)
             free += state["references"] * weights
         specs = objective.specs(objective.models(module)[""].spec)
@@ -329,9 +329,9 @@ class _Estimate:
 
 def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> DataParallelism:
     """Return "ddp" where the whole model fits into every process, else "fsdp"."""
-    divided = recipe.parallel.tensor > 1 or recipe.parallel.replicas > 1
+    is_sharded = recipe.parallel.tensor > 1 or recipe.parallel.replicas > 1
     too_large = estimate.total(0, "ddp") > _STATE_FRACTION * estimate.free
-    [sharded] = parallel.all_reduce_max(divided or too_large)
+    [sharded] = parallel.all_reduce_max(is_sharded or too_large)
     return "fsdp" if sharded else "ddp"
 
 

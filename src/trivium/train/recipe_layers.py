@@ -225,7 +225,7 @@ def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
         raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
     kinds = [objective for _, objective in _objectives(tree)]
     if isinstance(spec, TransformerSpec) and "init_from" not in tree["model"]:
-        translates = all(kind.family == "encoder-decoder" for kind in kinds)
+        translates = all(kind.supported_family == "encoder-decoder" for kind in kinds)
         # T5 (fan-in) learns no faster with copy heads (benchmarks/LOG.md).
         gains = translates and spec.initialization.kind != "fan-in"
         if fast or (own and gains and "defaults" not in tree):

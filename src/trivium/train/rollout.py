@@ -15,7 +15,7 @@ import torch
 from trivium.data.batch import Batch
 from trivium.data.row_order import derived_seed
 from trivium.language_model import LanguageModel
-from trivium.objectives import BALANCE
+from trivium.objectives import AUX_LOSS
 from trivium.objectives.policy import PolicyGradient
 from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
@@ -50,24 +50,26 @@ class RolloutLoader(Loader):
             return batch
         if self._drawn is None or self._drawn[0] != step:
             was_training, enabled = module.training, self.precision is not torch.float32
-            seed, divided = derived_seed(self.seed, step), self.parallel.map
+            seed, map_over_ranks = derived_seed(self.seed, step), self.parallel.map
             module.eval()
             with torch.autocast(module.device.type, self.precision, enabled=enabled):
-                samples = objective.rollout(self.lm, module, batch.micro_batches, seed, divided)
+                samples = objective.rollout(
+                    self.lm, module, batch.micro_batches, seed, map_over_ranks
+                )
             module.train(was_training)
             self._drawn = step, samples
         _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
         size = equal_parts(-(-samples.num_rows // self.parallel.data_size), most)
-        parts = [*self.parallel.share(range(0, samples.num_rows, size))]
+        parts = [*self.parallel.shard(range(0, samples.num_rows, size))]
         counts = objective.label_counts(samples)
         if batch.stream.has_aux_loss:
-            counts[BALANCE] = samples.num_tokens
+            counts[AUX_LOSS] = samples.num_tokens
         return dataclasses.replace(
             batch,
             micro_batches=tuple(samples.rows(start, start + size) for _, start, _ in parts),
-            shares=tuple((number, weight) for number, _, weight in parts),
+            micro_batch_weights=tuple((number, weight) for number, _, weight in parts),
             label_counts=counts,
             num_tokens=samples.num_tokens,
-            updates=objective.updates,
+            num_iterations=objective.num_iterations,
         )

@@ -52,7 +52,7 @@ class RunFolder:
         self.texts = self.path / "texts"
         self.examples = self.path / "examples"
         self.metrics_file = self.path / "metrics.jsonl"
-        self.facts = self.path / model_folder.RUN_METADATA
+        self.metadata_file = self.path / model_folder.RUN_METADATA
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
         self.training = False
@@ -87,7 +87,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether the folder has a run that reached its first step."""
-        return self.recipe.is_file() and (self.facts.is_file() or self.checkpoints.is_dir())
+        return self.recipe.is_file() and (self.metadata_file.is_file() or self.checkpoints.is_dir())
 
     @property
     def resumable(self) -> bool:
@@ -164,7 +164,7 @@ class RunFolder:
         stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
-        logs = self.metrics_file, self.facts, self.path / "tensorboard"
+        logs = self.metrics_file, self.metadata_file, self.path / "tensorboard"
         others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
@@ -180,16 +180,16 @@ class RunFolder:
             if file not in kept:
                 file.unlink(missing_ok=True)
 
-    def write_facts(self, facts: dict[str, Any]) -> None:
+    def write_metadata(self, metadata: dict[str, Any]) -> None:
         """Write `run.json`."""
-        files.write_json(self.facts, facts)
+        files.write_json(self.metadata_file, metadata)
 
-    def read_facts(self) -> dict[str, Any]:
-        """Return what `write_facts` wrote; {} before training began."""
-        facts = files.read_json(self.facts) if self.facts.is_file() else {}
-        if not isinstance(facts, dict):
-            raise CheckpointError(f"{self.facts} is no object of facts: delete it.")
-        return facts
+    def read_metadata(self) -> dict[str, Any]:
+        """Return what `write_metadata` wrote; {} before training began."""
+        metadata = files.read_json(self.metadata_file) if self.metadata_file.is_file() else {}
+        if not isinstance(metadata, dict):
+            raise CheckpointError(f"{self.metadata_file} is no object of facts: delete it.")
+        return metadata
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one line to `metrics.jsonl`, without the values that are not finite."""

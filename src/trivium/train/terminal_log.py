@@ -28,7 +28,7 @@ class TerminalLog(Callback):
     Args:
         line: where progress is shown.
         config: what is logged, and when evaluations follow.
-        facts: those of `run.json`: the unigram baseline, FLOPs of a token and of the device.
+        metadata: those of `run.json`: the unigram baseline, FLOPs of a token and of the device.
         metric: returns the main metric of a task, a column of its own, `valid_METRIC` in records;
             "" until the first evaluation, which names it; None where there is none.
         shows_heading: whether the table begins before the first step.
@@ -36,7 +36,7 @@ class TerminalLog(Callback):
 
     line: ProgressLine
     config: TrainConfig
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     metric: Callable[[], str | None] = lambda: None
     shows_heading: bool = True
     _progress: deque[tuple[int, float]] = field(
@@ -88,11 +88,11 @@ class TerminalLog(Callback):
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
         self._measured = [translated("progress.loss", loss=record["train_loss"])]
-        if (unigram := self.facts.get("unigram_loss")) is not None:
+        if (unigram := self.metadata.get("unigram_loss")) is not None:
             self._measured.append(f"unigram {unigram:.2f}")
         self._measured.append(translated("progress.tokens_per_second", rate=rate))
-        if peak := self.facts["peak_flops"]:
-            share = rate * self.facts["flops_per_token"] / peak
+        if peak := self.metadata["peak_flops"]:
+            share = rate * self.metadata["flops_per_token"] / peak
             self._measured.append(translated("progress.of_peak", share=share))
         done = self.show_progress(record["step"], progress)
         evaluated = progress >= 1.0 or record["step"] % (self.config.eval_every or 1) == 0
@@ -108,8 +108,8 @@ class TerminalLog(Callback):
         columns = [translated("report.training_loss"), translated("report.validation_loss")]
         columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
         if metric := self.metric():
-            part = self.facts.get("eval_examples", 0) < self.facts.get("valid_examples", 0)
-            measured = self.facts["metric_examples"] if part else 0
+            part = self.metadata.get("eval_examples", 0) < self.metadata.get("valid_examples", 0)
+            measured = self.metadata["metric_examples"] if part else 0
             note = translated("progress.metric_examples", count=measured) if part else ""
             columns.append(padded(metric + note, 10, right=True))
         heading = " | ".join((padded(translated("report.step"), 8, right=True), *columns))

@@ -27,10 +27,10 @@ from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.progress import handle_signals
 from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState, carried_state
-from trivium.train.defaults import decays_by_passes
-from trivium.train.distributed import ALONE, Parallel, reducing
+from trivium.train.defaults import decays_over_epochs
+from trivium.train.distributed import SINGLE_PROCESS, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
-from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
+from trivium.train.loader import BatchStream, GlobalBatch, Loader, micro_batch_slices
 from trivium.train.loss_meter import LossMeter, widened
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers import (
@@ -130,7 +130,7 @@ class Trainer:
     device: torch.device
     precision: torch.dtype
     started: float = field(default_factory=time.monotonic)
-    parallel: Parallel = ALONE
+    parallel: Parallel = SINGLE_PROCESS
     callbacks: Sequence[Callback] = ()
     carried: CarriedState | None = None
     unfreezing: GradualUnfreezing | None = None
@@ -170,7 +170,7 @@ class Trainer:
     def _train(self, state: TrainState) -> None:
         """Take the steps of `train`."""
         config, schedule = self.recipe.train, self.recipe.schedule
-        peak, forgets = self.recipe.optimizer.lr, decays_by_passes(self.recipe)
+        peak, forgets = self.recipe.optimizer.lr, decays_over_epochs(self.recipe)
         eval_every, save_every = config.eval_every, config.save_every
         patience = config.patience or math.inf
         assert eval_every is not None
@@ -209,7 +209,7 @@ class Trainer:
                 set_learning_rate(self.optimizers, factor)
                 if self.recipe.phases:
                     change_weight_decay(self.optimizers, phase.initial_weight_decay)
-                if forgets and self.reads_again(state.step):
+                if forgets and self.repeats_data(state.step):
                     set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
                 losses, norm = self._take_step(batch, state)
                 numbers = StepNumbers(losses, norm)
@@ -248,7 +248,7 @@ class Trainer:
                     state.seconds, stop_early, stop = self.parallel.all_reduce_max(
                         clock(), stop_early, stopped()
                     )
-                    self._tell_evaluation(state, measured)
+                    self._print_evaluation(state, measured)
                     self.train_step.train()
                     last = last or bool(stop_early) or self.progress(state) >= 1.0
                 if saves or last or stop:
@@ -261,7 +261,7 @@ class Trainer:
                 if stop:
                     raise Interrupted(state.step)
 
-    def reads_again(self, step: int) -> bool:
+    def repeats_data(self, step: int) -> bool:
         """Return whether a step, counted from 0, takes rows that earlier steps have taken."""
         return self.loader.epochs_at(step) >= 1.0
 
@@ -334,10 +334,10 @@ class Trainer:
             return
         measured = self.measure(self, state) if self.measure else {}
         state.evaluated_step = state.step
-        self._tell_evaluation(state, measured)
+        self._print_evaluation(state, measured)
         self._save(state)
 
-    def _tell_evaluation(self, state: TrainState, measured: dict[str, Any]) -> None:
+    def _print_evaluation(self, state: TrainState, measured: dict[str, Any]) -> None:
         """Call `on_evaluate` with the record of an evaluation, if anything was measured."""
         record = progress_record(state) | measured
         for callback in self.callbacks if measured else ():
@@ -393,7 +393,7 @@ class Trainer:
             TrainingError: gradients in float16 overflow whatever the factor of the loss.
         """
         losses, norm = {}, torch.zeros(())
-        for _ in range(batch.updates):
+        for _ in range(batch.num_iterations):
             batch, losses = self._gradients(batch, state.step)
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.train_step.parameters())
@@ -488,10 +488,10 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
     factor = 1.0 if trainer.loss_scale is None else trainer.loss_scale.factor
-    for place, (number, weight) in enumerate(batch.shares, start=1):
+    for place, (number, weight) in enumerate(batch.micro_batch_weights, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
         tensors = _on_device(trainer, batch, place - 1, trainer.carried)
-        with reducing(train_step, is_last=place == len(batch.shares)):
+        with reducing(train_step, is_last=place == len(batch.micro_batch_weights)):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
             mean = sum(
@@ -520,18 +520,21 @@ def validation_losses(
     if not streams:
         return {}
     train_step, parallel, loader = trainer.train_step, trainer.parallel, trainer.loader
-    shares = {one.name: share for one, share in zip(loader.streams, loader.shares, strict=True)}
+    probabilities = {
+        one.name: share
+        for one, share in zip(loader.streams, loader.sampling_probabilities, strict=True)
+    }
     train_step.eval()
     meter, enabled = LossMeter(), trainer.precision is not torch.float32
     for stream in streams:
-        tokens = max(1, round(shares[stream.name] * trainer.recipe.train.eval_tokens))
+        tokens = max(1, round(probabilities[stream.name] * trainer.recipe.train.eval_tokens))
         most = limit if stream.objective.labelled else None
         sums: dict[str, Tensor] = {}
         counts: Counter[str] = Counter()
         carried = trainer.carried and carried_state(trainer.carried.model, stream)
-        for batch in stream.held_out(tokens, most, parallel):
+        for batch in stream.validation_batches(tokens, most, parallel):
             counts.update(batch.label_counts)
-            for place, (_, weight) in enumerate(batch.shares):
+            for place, (_, weight) in enumerate(batch.micro_batch_weights):
                 tensors = _on_device(trainer, batch, place, carried)
                 with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                     losses = train_step(stream.objective, tensors)
@@ -539,7 +542,7 @@ def validation_losses(
                     sums[term] = sums.get(term, 0.0) + weight * widened(loss)
         totals = dict(zip(counts, parallel.all_reduce_sum(*counts.values()), strict=True))
         meter.add(stream.name, parallel.all_reduce(sums), totals)
-    return meter.means("valid", streams, shares)
+    return meter.means("valid", streams, probabilities)
 
 
 def _on_device(
@@ -549,13 +552,13 @@ def _on_device(
     tensors = to_device(batch.micro_batches[place], trainer.device)
     if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
-        cuts = cuts_of(batch.micro_batches[place], batch.micro_batch_tokens, parallel)
+        slices = micro_batch_slices(batch.micro_batches[place], batch.micro_batch_tokens, parallel)
         group = None if parallel.data is None else parallel.data.get_group()
-        return replace(tensors, cuts=cuts, group=group)
-    _, weight = batch.shares[place]
+        return replace(tensors, slices=slices, group=group)
+    _, weight = batch.micro_batch_weights[place]
     if carried is None or not weight:
         return tensors
-    return carried.continued(tensors, batch.lanes[place])
+    return carried.continued(tensors, batch.text_streams[place])
 
 
 class StepNumbers:

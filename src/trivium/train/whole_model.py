@@ -27,19 +27,19 @@ class WholeModel:
         models: a function from the module to the models that a run saves, by folder; the folder of
             `lm` is "".
         parallel: the processes of the run.
-        divided: whether each process holds only a part of the weights.
+        is_sharded: whether each process holds only a part of the weights.
     """
 
     module: nn.Module
     lm: LanguageModel
     models: Callable[[nn.Module], dict[str, LanguageModule]]
     parallel: Parallel
-    divided: bool
+    is_sharded: bool
 
     def __post_init__(self) -> None:
         self.whole = self.module
-        """The whole module; if `divided`, a copy, which `gather` fills on the first process."""
-        if self.divided:
+        """The whole module; if `is_sharded`, a copy, which `gather` fills on the first process."""
+        if self.is_sharded:
             memo: dict[int, Any] = {
                 id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
                 for one in self.module.parameters()
@@ -54,7 +54,7 @@ class WholeModel:
         no space for all of them. The model then moves to the GPU if there is space for two copies:
         the end of fine-tuning needs another one.
         """
-        if not self.divided:
+        if not self.is_sharded:
             return
         weights = {}
         for name, weight in self.module.state_dict().items():
@@ -70,5 +70,5 @@ class WholeModel:
 
     def release(self) -> None:
         """Move a gathered model to the host, since training needs the memory of the GPU."""
-        if self.divided:
+        if self.is_sharded:
             self.whole.cpu()

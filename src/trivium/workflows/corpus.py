@@ -24,8 +24,8 @@ from trivium.data.shards import TRAIN, VALIDATION, Shards, are_shards, holds_sha
 from trivium.data.sources import PYTHON
 from trivium.data.splitting import (
     CorpusOptions,
-    held_out_digests,
     training_texts,
+    validation_digests,
     write_split_texts,
 )
 from trivium.errors import DataError, RecipeError
@@ -80,8 +80,8 @@ class ExampleSource:
     train: list[Any]
     valid: list[Any]
 
-    cuts: dict[str, Ints] = field(default_factory=dict, init=False)
-    """`EncodedExamples.cuts` by split, for the splits that are encoded."""
+    truncations: dict[str, Ints] = field(default_factory=dict, init=False)
+    """`EncodedExamples.truncations` by split, for the splits that are encoded."""
 
     @property
     def num_train(self) -> int:
@@ -89,23 +89,27 @@ class ExampleSource:
 
         Once they are encoded, only those that still have a target token are counted.
         """
-        return int(has_target(self.cuts[TRAIN]).sum()) if TRAIN in self.cuts else len(self.train)
+        return (
+            int(has_target(self.truncations[TRAIN]).sum())
+            if TRAIN in self.truncations
+            else len(self.train)
+        )
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """Return the "texts", "source_texts" or "target_texts" of the training examples."""
         return getattr(self.objective, side)(self.train)
 
-    def held_out(self, limit: int | None) -> list[Any]:
+    def validation_examples(self, limit: int | None) -> list[Any]:
         """Return at most `limit` held-out examples, evenly spaced since files are often sorted."""
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
-    def note_cuts(self, split: str, cuts: Ints, length: int | None) -> None:
+    def note_truncations(self, split: str, truncations: Ints, length: int | None) -> None:
         """Store what is cut from the examples of a split, and leave out those without a target.
 
         Raises DataError where no example has a target token left.
         """
-        kept, self.cuts[split] = has_target(cuts), cuts
+        kept, self.truncations[split] = has_target(truncations), truncations
         if not kept.any():
             raise DataError(
                 f"of {len(kept):,} examples {'to train on' if split == TRAIN else 'held out'} none "
@@ -173,31 +177,33 @@ class Corpus:
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, what) for name, info in splits if split in (None, name))
 
-    def num_held_out(self, limit: int | None) -> int:
+    def num_validation_examples(self, limit: int | None) -> int:
         """Return the number of held-out examples of all sources, at most `limit` per source."""
-        return sum(len(source.held_out(limit)) for source in self.examples)
+        return sum(len(source.validation_examples(limit)) for source in self.examples)
 
     def num_measured(self, limit: int | None) -> int:
         """Return the number of held-out examples whose metric chooses the weights, at most `limit`.
 
         These are the examples of the first source that has some.
         """
-        return next((len(one.held_out(limit)) for one in self.examples if one.valid), 0)
+        return next((len(one.validation_examples(limit)) for one in self.examples if one.valid), 0)
 
-    def held_out_texts(self) -> Iterator[tuple[Objective, str]]:
+    def validation_texts(self) -> Iterator[tuple[Objective, str]]:
         """Yield the beginnings of a few documents of every source, with the source's objective."""
         for source in self.texts:
             held_out = VALIDATION in source.shards.names
             for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
                 yield source.objective, text.strip()
 
-    def unigram_loss(self, shares: Sequence[float]) -> float | None:
+    def unigram_loss(self, probabilities: Sequence[float]) -> float | None:
         """Return the unigram baseline in the units of `valid_loss`, or None where there is none."""
         offsets = [source.objective.advice().unigram_offset for source in self.sources]
         if self.examples or None in offsets:
             return None
-        offset = sum(share * (one or 0.0) for share, one in zip(shares, offsets, strict=True))
-        return offset + unigram_loss([source.shards for source in self.texts], shares)
+        offset = sum(
+            share * (one or 0.0) for share, one in zip(probabilities, offsets, strict=True)
+        )
+        return offset + unigram_loss([source.shards for source in self.texts], probabilities)
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
@@ -306,7 +312,7 @@ def load_corpus(
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
     _refuse_keys_beside_shards(recipe)
     sources = [_open_source(recipe, config, run, line) for config in recipe.sources]
-    _remove_held_out([one for one in sources if isinstance(one, ExampleSource)], line)
+    _remove_validation_examples([one for one in sources if isinstance(one, ExampleSource)], line)
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
     tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
@@ -353,7 +359,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
     control = tuple(config.objective.control_tokens)
     options = CorpusOptions(**options, validation=config.validation or 0.0, control_tokens=control)
     if not holds_shards(run.shards / config.name):  # else the text may be gone
-        _tell_columns(recipe, config, text_columns(config.paths, options), line)
+        _print_columns(recipe, config, text_columns(config.paths, options), line)
     return RawText(config, options, recipe.data.keep_text)
 
 
@@ -411,7 +417,7 @@ def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
     return config.model_copy(update={"paths": paths, "validation": held_out})
 
 
-def _tell_columns(
+def _print_columns(
     recipe: Recipe, config: MixConfig, lines: Sequence[str], progress: ProgressLine
 ) -> None:
     """Tell the user which columns are read; in a mix, with the name of the source."""
@@ -431,13 +437,13 @@ def _read_examples(
     held_out = config.validation or 0.0
     train, valid = read_examples(objective, config.paths, held_out, options)
     objective.check_metrics()
-    _tell_columns(recipe, config, report.lines, line)
+    _print_columns(recipe, config, report.lines, line)
     if bad is not None and bad.count:
         warnings.warn("\n".join(bad.notes(len(train) + len(valid))), stacklevel=2)
     return ExampleSource(config, objective, train, valid)
 
 
-def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> None:
+def _remove_validation_examples(sources: Sequence[ExampleSource], line: ProgressLine) -> None:
     """Remove the training examples whose group a source of the run holds out; tell how many.
 
     Raises DataError where no training example of a source is left.
@@ -457,7 +463,9 @@ def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> No
         if len(sources) > 1:
             of, where = source.config.name, translated("run.validation_of_source")
         if count := len(source.train) - len(train):
-            line.tell("held_out", "run.held_out_elsewhere", count=count, of=of, where=where)
+            line.print_message(
+                "held_out", "run.held_out_elsewhere", count=count, of=of, where=where
+            )
         source.train = train
 
 
@@ -521,7 +529,7 @@ def _train_tokenizer(
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     raw = [source for source in sources if not isinstance(source, TextSource)]
-    line.tell(
+    line.print_message(
         "tokenizer",
         "tokenizer.training_on_text",
         kind=config.kind,
@@ -567,7 +575,7 @@ def _encode(
             for other in sources
             if isinstance(other, RawText) and other.options.validation != source.options.validation
         ]
-        elsewhere = [held_out_digests(list(one.config.paths), one.options) for one in others]
+        elsewhere = [validation_digests(list(one.config.paths), one.options) for one in others]
         shards = prepare(
             paths,
             tokenizer,

@@ -160,8 +160,8 @@ def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, .
     Files that the run held out were not trained on, even if they are among its data.
     """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
-    trained, held_out = (_files(tables, key) for key in ("paths", "validation"))
-    known = [path for path in paths if _is_in(path, trained) and not _is_in(path, held_out)]
+    trained, validation = (_files(tables, key) for key in ("paths", "validation"))
+    known = [path for path in paths if _is_in(path, trained) and not _is_in(path, validation)]
     if not known:
         return ()
     return (english("note.trained_on_it", paths=", ".join(known)),)

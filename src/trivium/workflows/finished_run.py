@@ -23,7 +23,7 @@ from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metri
 from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
-from trivium.train.distributed import ALONE, Parallel
+from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.kept_weights import KeptWeights
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
@@ -36,7 +36,7 @@ _EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
 
 
 @dataclass
-class HeldOutMetrics:
+class ValidationMetrics:
     """Computes the metrics of a model on the held-out examples of every labelled source.
 
     Each process answers a part of the examples. If the model is divided, the first process answers
@@ -47,23 +47,23 @@ class HeldOutMetrics:
         recipe: the recipe with every number decided.
         precision: the precision of activations.
         parallel: the processes of the run.
-        divided: whether each process holds only a part of the model, which the first one gathers.
+        is_sharded: whether each process holds only a shard of the model.
     """
 
     corpus: Corpus
     recipe: Recipe
     precision: torch.dtype
     parallel: Parallel
-    divided: bool
+    is_sharded: bool
 
     def __post_init__(self) -> None:
         self.sources = [source for source in self.corpus.examples if source.valid]
         self.train = self.recipe.train
         self.minutes = None if self.train.eval_examples else self.train.minutes
         """The budget in minutes to which evaluations are cut, or None."""
-        self.answers_here = self.parallel.is_main or not self.divided
+        self.predicts_here = self.parallel.is_main or not self.is_sharded
         """Whether this process answers held-out examples."""
-        self.answering = ALONE if self.divided else self.parallel
+        self.answering = SINGLE_PROCESS if self.is_sharded else self.parallel
         """The processes that answer held-out examples."""
         self.limit = defaults.eval_examples(self.recipe)
         """The number of examples per source in an evaluation during training; None for all."""
@@ -78,7 +78,7 @@ class HeldOutMetrics:
         Raises RecipeError where there is no such metric.
         """
         is_cut = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
-        if self.answers_here and (self.train.metric or (is_cut and known is None)):
+        if self.predicts_here and (self.train.metric or (is_cut and known is None)):
             self.measure(lm, 1)
             self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
         if is_cut and known is None:
@@ -107,10 +107,10 @@ class HeldOutMetrics:
         count, begin = 0, time.monotonic()
         with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
             for source in self.sources:
-                examples, objective = source.held_out(limit), source.objective
-                answers = parallel.map(partial(objective.answers, lm), examples)
+                examples, objective = source.validation_examples(limit), source.objective
+                answers = parallel.map(partial(objective.predict, lm), examples)
                 if parallel.is_main:
-                    one = objective.metrics_of(answers, examples, lm)
+                    one = objective.compute_metrics(answers, examples, lm)
                     metrics[source.config.name] = one.with_main(
                         None if metrics else self.train.metric
                     )
@@ -130,7 +130,7 @@ class FinishedRun:
         recipe: the recipe with every number decided.
         corpus: the data.
         kept: the weights with which the run may end, of the trained model.
-        held_out: the evaluations of the run.
+        validation: the evaluations of the run.
     """
 
     run: RunFolder
@@ -138,7 +138,7 @@ class FinishedRun:
     recipe: Recipe
     corpus: Corpus
     kept: KeptWeights
-    held_out: HeldOutMetrics
+    validation: ValidationMetrics
 
     def __post_init__(self) -> None:
         self.model = self.kept.model
@@ -153,10 +153,10 @@ class FinishedRun:
         if not self.model.parallel.is_main:
             self._choose_weights()
             return
-        tell, run = self.line.tell, self.run
+        print_message, run = self.line.print_message, self.run
         self.line.update(translated("progress.writing_model"))
         objective = self.recipe.objectives[0]
-        objective.separate(self.model.whole)
+        objective.untie_weights(self.model.whole)
         for name, model in objective.models(self.model.whole).items():
             if name:
                 with new_model_folder(run.path / name, overwrite=True) as folder:
@@ -168,11 +168,11 @@ class FinishedRun:
         took = time.monotonic() - begin
         end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
         end |= {"samples": self._samples(state.step), "weights_step": state.best_step or state.step}
-        facts = run.read_facts() | end
-        run.write_facts(facts)
+        metadata = run.read_metadata() | end
+        run.write_metadata(metadata)
         preparation = state.preparation_seconds or 0.0
         before = translated("run.after_preparation", time=format_duration(preparation))
-        tell(
+        print_message(
             "done",
             "run.done",
             steps=format_count(state.step, "step"),
@@ -181,24 +181,24 @@ class FinishedRun:
             before=before if preparation > 10 else "",
         )
         if state.evals_since_best >= (self.recipe.train.patience or math.inf):
-            tell("stopped", "run.stopped_early", count=state.evals_since_best)
-        if state.best_step and "metric" not in facts:
-            tell("best", "run.best_by_loss", step=state.best_step)
+            print_message("stopped", "run.stopped_early", count=state.evals_since_best)
+        if state.best_step and "metric" not in metadata:
+            print_message("best", "run.best_by_loss", step=state.best_step)
         if metrics:
-            if state.best_step and "metric" in facts:
-                tell(
+            if state.best_step and "metric" in metadata:
+                print_message(
                     "best",
                     "run.best_by_metric",
                     step=state.best_step,
-                    metric=facts["metric"],
-                    some=self.corpus.num_measured(self.held_out.limit),
+                    metric=metadata["metric"],
+                    some=self.corpus.num_measured(self.validation.limit),
                 )
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = mixed_metrics(metrics)
             write_metrics(run.path, next(kinds), mixed)
             known = {key: value for key, value in mixed.values.items() if math.isfinite(value)}
             values = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
-            tell(
+            print_message(
                 "metrics",
                 "run.metrics",
                 values=values,
@@ -206,7 +206,7 @@ class FinishedRun:
                 time=format_duration(took),
             )
             for note in mixed.notes:
-                tell("", "run.note", note=translated_english(note))
+                print_message("", "run.note", note=translated_english(note))
             for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
                 self.line.print_line(labelled("" if number else "certainty", text))
         write_report(run.path)
@@ -217,7 +217,7 @@ class FinishedRun:
 
     def suggest(self) -> None:
         """Show a command that uses the model, for each kind of objective."""
-        texts = {objective.kind: text for objective, text in self.corpus.held_out_texts()}
+        texts = {objective.kind: text for objective, text in self.corpus.validation_texts()}
         first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
         run, known = str(self.run.path), reversed(first.items())
         commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
@@ -243,13 +243,13 @@ class FinishedRun:
         self._write_model()
         results: list[dict[str, Metrics]] = []
         share = _END_SHARE / len(candidates)
-        limit = self.held_out.affordable(self.recipe.train.eval_examples, share)
+        limit = self.validation.affordable(self.recipe.train.eval_examples, share)
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidates:
                     self.lm.module.load_state_dict(tensors)
                     self._announce_evaluation(limit)
-                    results.append(self.held_out.measure(self.lm, limit))
+                    results.append(self.validation.measure(self.lm, limit))
         except KeyboardInterrupt:
             if not self.model.parallel.is_main:
                 raise
@@ -263,17 +263,20 @@ class FinishedRun:
         if best:
             self._write_model()
         chosen = results[best] if results else {}
-        named = {source.config.name: source.objective for source in self.held_out.sources}
-        return {name: named[name].answered(self.lm, one) for name, one in chosen.items()}
+        named = {source.config.name: source.objective for source in self.validation.sources}
+        return {name: named[name].add_generations(self.lm, one) for name, one in chosen.items()}
 
     def _announce_evaluation(self, limit: int | None) -> None:
         """Show that the last evaluation begins; print a line if it is larger than those before."""
-        count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
+        count, every = (
+            self.corpus.num_validation_examples(limit),
+            self.corpus.num_validation_examples(None),
+        )
         note = translated("run.evaluating", count=count, every=every)
         self.line.update(note)
-        if count > self.corpus.num_held_out(self.held_out.limit):
+        if count > self.corpus.num_validation_examples(self.validation.limit):
             # Unknown where nothing was left to train.
-            seconds = self.held_out.seconds_per_example * count
+            seconds = self.validation.seconds_per_example * count
             note += (
                 translated("run.evaluating_time", time=format_duration(seconds)) if seconds else ""
             )
@@ -290,7 +293,7 @@ class FinishedRun:
         """Return a few prompts from held-out documents with the model's output, for the report."""
         samples = []
         self.lm.module.eval()
-        for objective, text in self.corpus.held_out_texts():
+        for objective, text in self.corpus.validation_texts():
             with warnings.catch_warnings(action="ignore"):  # rows may be shorter than a prompt
                 sample = objective.sample(self.lm, text)
             if sample is not None:

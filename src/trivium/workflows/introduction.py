@@ -23,24 +23,24 @@ from trivium.progress import ProgressLine, format_count, format_duration, labell
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
 from trivium.train.data_config import TokenizerFile
-from trivium.train.distributed import ALONE
+from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import compare_with_published, published_of
 from trivium.train.trainer import Trainer, TrainState
 from trivium.workflows.corpus import Corpus, ExampleSource
-from trivium.workflows.finished_run import HeldOutMetrics
+from trivium.workflows.finished_run import ValidationMetrics
 from trivium.workflows.model_setup import ModelSetup
 
 # A run of fewer steps gets a warning, unless its budget is in steps or minutes.
 _FEW_STEPS = 50
 
 
-def run_facts(
+def run_metadata(
     recipe: Recipe,
     corpus: Corpus,
     setup: ModelSetup,
-    shares: Mapping[str, float],
-    held_out: HeldOutMetrics,
+    probabilities: Mapping[str, float],
+    validation: ValidationMetrics,
 ) -> dict[str, Any]:
     """Return the facts about the model and the data that `run.json` stores.
 
@@ -48,13 +48,13 @@ def run_facts(
         recipe: the recipe with every number decided.
         corpus: the data.
         setup: the model.
-        shares: each source's share of the steps.
-        held_out: the evaluations during training.
+        probabilities: each source's share of the steps.
+        validation: the evaluations during training.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
     specs = recipe.objectives[0].specs(spec)
     length = defaults.row_length(recipe)
-    facts: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "objectives": [objective.kind for objective in recipe.objectives],
         "sources": [source.config.name for source in corpus.sources],
         "num_parameters": sum(num_parameters(one) for one in specs),
@@ -70,29 +70,29 @@ def run_facts(
         "finished": False,
     }
     if texts:
-        facts |= {
+        metadata |= {
             "documents": corpus.count("documents"),
             "train_tokens": corpus.count("tokens", TRAIN),
             "valid_tokens": corpus.count("tokens", VALIDATION),
             "duplicates_dropped": corpus.count("duplicates"),
             "bytes_per_token": corpus.count("text_bytes") / max(1, corpus.count("tokens")),
-            "unigram_loss": corpus.unigram_loss(list(shares.values())),
+            "unigram_loss": corpus.unigram_loss(list(probabilities.values())),
         }
     if corpus.source_tokenizer is not None:
-        facts["source_vocab_size"] = corpus.source_tokenizer.vocab_size
+        metadata["source_vocab_size"] = corpus.source_tokenizer.vocab_size
     if examples:
-        limit = held_out.limit
-        facts |= {
+        limit = validation.limit
+        metadata |= {
             "eval_limit": limit,
-            "eval_seconds": held_out.seconds_per_example * corpus.num_held_out(limit),
+            "eval_seconds": validation.seconds_per_example * corpus.num_validation_examples(limit),
             "task": examples[0].objective.kind,
             "train_examples": sum(source.num_train for source in examples),
-            "valid_examples": corpus.num_held_out(None),
-            "eval_examples": corpus.num_held_out(limit),
+            "valid_examples": corpus.num_validation_examples(None),
+            "eval_examples": corpus.num_validation_examples(limit),
             "metric_examples": corpus.num_measured(limit),
             "labels": list(setup.lm.settings.labels),
         }
-    return facts
+    return metadata
 
 
 def introduce(
@@ -100,38 +100,38 @@ def introduce(
     recipe: Recipe,
     corpus: Corpus,
     setup: ModelSetup,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     state: TrainState,
 ) -> None:
-    """Tell what a run trains, on which data, and for how long; `facts` are those of `run.json`."""
+    """Print what a run trains, on which data, and for how long."""
     if corpus.texts:
-        _tell_text(line, recipe, facts)
+        _print_text(line, recipe, metadata)
         if recipe.data.packing == "truncate":
-            _tell_cut_documents(line, corpus, defaults.row_length(recipe))
+            _print_cut_documents(line, corpus, defaults.row_length(recipe))
     if corpus.examples:
-        _tell_examples(line, recipe, corpus, setup, facts)
-    _tell_model(line, recipe, setup, facts)
-    _warn_of_unknown_tokens(line, recipe, facts)
+        _print_examples(line, recipe, corpus, setup, metadata)
+    _print_model(line, recipe, setup, metadata)
+    _warn_of_unknown_tokens(line, recipe, metadata)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
     if capital == small and any(one.advice().reads_case for one in recipe.objectives):
-        line.tell("", "run.lowercase_tags")
+        line.print_message("", "run.lowercase_tags")
     if state.step == 0:
-        _tell_weights(line, recipe, corpus, setup)
-        _tell_published(line, recipe)
-    _tell_budget(line, recipe, corpus, facts, state)
-    if facts.get("unigram_loss") is not None:
-        line.tell("baseline", "run.baseline", unigram_loss=facts["unigram_loss"])
+        _print_weights(line, recipe, corpus, setup)
+        _print_published(line, recipe)
+    _print_budget(line, recipe, corpus, metadata, state)
+    if metadata.get("unigram_loss") is not None:
+        line.print_message("baseline", "run.baseline", unigram_loss=metadata["unigram_loss"])
 
 
-def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
+def print_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     """Tell how many steps a budget in epochs or tokens has; warn if the steps are few."""
     train, steps = trainer.recipe.train, trainer.budget_steps
     if train.tokens is not None:
-        steps = math.ceil(train.tokens / trainer.loader.step(0, ALONE).num_tokens)
+        steps = math.ceil(train.tokens / trainer.loader.step(0, SINGLE_PROCESS).num_tokens)
     elif train.epochs is None:
         return
     epoch = trainer.loader.steps_per_epoch()
-    line.tell("steps", "run.steps", steps=steps, epoch=epoch)
+    line.print_message("steps", "run.steps", steps=steps, epoch=epoch)
     if steps < _FEW_STEPS and not spec.counts:
         line.warn(
             f"{format_count(steps, 'step')} in all are few to learn from: set a larger budget "
@@ -139,13 +139,13 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
         )
 
 
-def tell_phases(line: ProgressLine, trainer: Trainer) -> None:
+def print_phases(line: ProgressLine, trainer: Trainer) -> None:
     """Tell which keys each phase changes, and at which step or share of the budget it ends."""
     phases, borders = trainer.recipe.phases, trainer.planned_borders()
     for number, phase in enumerate(phases):
         changed = flatten_keys(phase.to_tree())
         keys = ", ".join(f"{key} {value}" for key, value in changed.items() if key != "until")
-        line.tell(
+        line.print_message(
             "" if number else "phases",
             "run.phase_until_step" if borders else "run.phase_until_share",
             number=number + 1,
@@ -155,12 +155,12 @@ def tell_phases(line: ProgressLine, trainer: Trainer) -> None:
         )
 
 
-def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
+def print_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     """Tell that a resumed run has used up its budget, and how to continue training."""
     assert recipe.train.budget is not None
     name, size = recipe.train.budget
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
-    line.tell(
+    line.print_message(
         "finished",
         "run.budget_used_up",
         step=state.step,
@@ -171,14 +171,14 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     )
 
 
-def _tell_text(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
-    line.tell("text", "run.documents", **facts)
-    text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
-    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
-        line.tell("", "run.long_documents", advice=translated("advice.separator_line"))
+def _print_text(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+    line.print_message("text", "run.documents", **metadata)
+    text_bytes = metadata["bytes_per_token"] * (metadata["train_tokens"] + metadata["valid_tokens"])
+    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * metadata["documents"]:
+        line.print_message("", "run.long_documents", advice=translated("advice.separator_line"))
 
 
-def _tell_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
+def _print_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
     """Tell how many documents are longer than a row, and how many tokens are lost."""
     splits = [source.shards.split(TRAIN) for source in corpus.texts]
     bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
@@ -186,23 +186,23 @@ def _tell_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None
     beyond = (sizes - length).clip(0)
     if cut := (beyond > 0).sum():
         numbers = {"count": len(sizes), "tokens": sizes.sum(), "lost": beyond.sum()}
-        line.tell("cut", "run.cut_documents", cut=cut, length=length, **numbers)
+        line.print_message("cut", "run.cut_documents", cut=cut, length=length, **numbers)
 
 
-def _tell_examples(
-    line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
+def _print_examples(
+    line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
-    count, every = len(facts["labels"]), facts["valid_examples"]
-    line.tell(
+    count, every = len(metadata["labels"]), metadata["valid_examples"]
+    line.print_message(
         "examples",
         "run.examples",
-        train=facts["train_examples"],
+        train=metadata["train_examples"],
         every=every,
         labels=translated("run.label_count", count=count) if count > 1 else "",
     )
     for source in corpus.examples:
-        _tell_cuts(line, source, setup)
-    some, seconds = facts["eval_examples"], facts["eval_seconds"]
+        _print_truncations(line, source, setup)
+    some, seconds = metadata["eval_examples"], metadata["eval_seconds"]
     if some < every:
         end = translated("run.end_all", every=every)
         if recipe.train.eval_examples:
@@ -210,46 +210,48 @@ def _tell_examples(
         elif recipe.train.minutes is not None:
             end = translated("run.end_by_budget")
         cost = translated("run.evaluation_cost", time=format_duration(seconds))
-        line.tell(
+        line.print_message(
             "metrics", "run.evaluated_examples", some=some, cost=cost if seconds else "", end=end
         )
 
 
-def _tell_cuts(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
+def _print_truncations(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
     """Tell how many examples of a source are cut, and how much of their targets is lost."""
-    cuts = np.concatenate([np.empty((0, 3), np.int64), *source.cuts.values()])
-    cut, targets, lost = ((cuts[:, 0] > 0).sum(), *cuts[:, 1:].sum(axis=0))
-    count, dropped = len(cuts), len(cuts) - has_target(cuts).sum()
+    truncations = np.concatenate([np.empty((0, 3), np.int64), *source.truncations.values()])
+    cut, targets, lost = ((truncations[:, 0] > 0).sum(), *truncations[:, 1:].sum(axis=0))
+    count, dropped = len(truncations), len(truncations) - has_target(truncations).sum()
     if cut:
         length = setup.lm.max_length or 0
-        line.tell("cut", "run.cut_examples", cut=cut, count=count, share=cut / count, length=length)
+        line.print_message(
+            "cut", "run.cut_examples", cut=cut, count=count, share=cut / count, length=length
+        )
     if cut and targets > count:  # the targets are tokens
-        line.tell("", "run.cut_targets", lost=lost, targets=targets, share=lost / targets)
+        line.print_message("", "run.cut_targets", lost=lost, targets=targets, share=lost / targets)
     if dropped:
-        line.tell("", "run.dropped_examples", dropped=dropped, count=count)
+        line.print_message("", "run.dropped_examples", dropped=dropped, count=count)
 
 
-def _tell_model(
-    line: ProgressLine, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]
+def _print_model(
+    line: ProgressLine, recipe: Recipe, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
-    source_size, parameters = facts.get("source_vocab_size"), setup.parameters
+    source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
     of_sources = translated("run.source_vocabulary", count=source_size or 0)
-    line.tell(
+    line.print_message(
         "model",
         "run.model",
         name=_name(recipe, setup),
         trained=trained if parameters.frozen else "",
         of_sources=of_sources if source_size else "",
-        **facts,
+        **metadata,
     )
     sizes = [f"{key} = {new:g} ({old:g})" for key, old, new in recipe.model.derived_sizes()]
     if sizes:
-        line.tell("", "run.derived_sizes", sizes=", ".join(sizes))
+        line.print_message("", "run.derived_sizes", sizes=", ".join(sizes))
     if source_size:
-        line.tell("", "run.not_exportable")
+        line.print_message("", "run.not_exportable")
     elif problem := export_problem(setup.lm.spec):
-        line.tell("", "run.export_problem", problem=problem)
+        line.print_message("", "run.export_problem", problem=problem)
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
@@ -257,7 +259,7 @@ def _name(recipe: Recipe, setup: ModelSetup) -> str:
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
-def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
+def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
     advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
         "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
@@ -278,14 +280,14 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str,
             "which was trained on other text: the model cannot tell them apart. Leave "
             "tokenizer.path out for a tokenizer that is trained on this text."
         )
-    for side, share in facts["unknown_shares"].items():
+    for side, share in metadata["unknown_shares"].items():
         if share > UNKNOWN_SHARE:
             line.warn(
                 f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, {advice}"
             )
 
 
-def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
+def _print_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
     name, preset = _name(recipe, setup), recipe.model.preset
     if preset is not None and not corpus.texts:
         # A size of a paper may have the name of a model on the hub.
@@ -294,15 +296,15 @@ def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
         )
         on_hub = published and not is_own_size(preset)
         hub = translated("run.hub_name", name=preset) if on_hub else ""
-        line.tell("weights", "run.random_weights", name=preset, hub=hub)
+        line.print_message("weights", "run.random_weights", name=preset, hub=hub)
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
-        line.tell("weights", "run.new_heads", name=name, heads=heads)
+        line.print_message("weights", "run.new_heads", name=name, heads=heads)
     for sentence in setup.labels.sentences():
         line.print_line(labelled("labels", sentence))
 
 
-def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
+def _print_published(line: ProgressLine, recipe: Recipe) -> None:
     """Tell which keys are as published, which are not, and what the library does in another way.
 
     For a size without a complete published recipe, tell what is not published.
@@ -315,10 +317,10 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
         known = published_recipes().get(preset)
         if recipe.defaults == "fast" and known is not None and not known.is_complete:
             missing = "; ".join(known.missing)
-            line.tell("", "run.not_published", paper=known.paper, missing=missing)
+            line.print_message("", "run.not_published", paper=known.paper, missing=missing)
         return
     same, changed = compare_with_published(recipe, published)
-    line.tell("", "run.as_published", paper=published.paper, keys=", ".join(same))
+    line.print_message("", "run.as_published", paper=published.paper, keys=", ".join(same))
     if changed:
         keys = ", ".join(
             translated(
@@ -329,10 +331,10 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
             )
             for key, (value, before) in changed.items()
         )
-        line.tell("", "run.not_as_published", keys=keys)
+        line.print_message("", "run.not_as_published", keys=keys)
     if published.differences:
         subjects = ", ".join(published.differences)
-        line.tell("", "run.published_differences", subjects=subjects, preset=preset)
+        line.print_message("", "run.published_differences", subjects=subjects, preset=preset)
 
 
 def _show_value(value: Any) -> str:
@@ -344,42 +346,42 @@ def _show_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
 
 
-def _tell_budget(
-    line: ProgressLine, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
+def _print_budget(
+    line: ProgressLine, recipe: Recipe, corpus: Corpus, metadata: dict[str, Any], state: TrainState
 ) -> None:
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
     unit = budget.removesuffix("s") if size == 1 else budget
     number = f"{size:,.0f}" if size == round(size) else f"{size:g}"
     length = f"{number} {translated(f'unit.{unit}')}"
-    batch, rate, several, threads = [], "", "", facts["threads"]
+    batch, rate, several, threads = [], "", "", metadata["threads"]
     if corpus.texts:
         batch.append(translated("run.batch_tokens", count=recipe.train.batch_tokens))
     if corpus.examples:
         batch.append(translated("run.batch_examples", count=recipe.train.batch_examples))
-    learns = facts["num_parameters"] > 0  # an n-gram model of counts has none
+    learns = metadata["num_parameters"] > 0  # an n-gram model of counts has none
     if learns:
-        lr, precision = recipe.optimizer.lr, facts["precision"]
+        lr, precision = recipe.optimizer.lr, metadata["precision"]
         rate = translated("run.rate_and_precision", lr=lr, precision=precision)
-    if facts["processes"] > 1:
-        several = translated("run.processes", count=facts["processes"])
-    line.tell(
+    if metadata["processes"] > 1:
+        several = translated("run.processes", count=metadata["processes"])
+    line.print_message(
         "training",
         "run.budget",
         length=length,
         batch=translated("join.or").join(batch),
         rate=rate,
-        device=facts["device"],
+        device=metadata["device"],
         several=several,
         threads=translated("run.one_thread" if threads == 1 else "run.threads", count=threads),
     )
-    if facts["gflops"] and learns:
+    if metadata["gflops"] and learns:
         speeds = (
             translated("run.product_speed", speed=speed, name=name)
-            for name, speed in facts["gflops"].items()
+            for name, speed in metadata["gflops"].items()
         )
-        line.tell("", "run.measured_products", speeds=", ".join(speeds))
-    time, timed = format_duration(facts["preparation_seconds"]), ""
+        line.print_message("", "run.measured_products", speeds=", ".join(speeds))
+    time, timed = format_duration(metadata["preparation_seconds"]), ""
     if budget == "minutes" and state.step:
         used = state.seconds - (state.preparation_seconds or 0.0)
         left = format_duration(max(0.0, 60 * size - used))
@@ -387,5 +389,5 @@ def _tell_budget(
     elif budget == "minutes":
         begin = "run.budget_of_one_begins" if size == 1 else "run.budget_begins"
         timed = translated(begin, length=length)
-    if timed or facts["preparation_seconds"] > 10:
-        line.tell("prepared", "run.prepared", time=time, timed=timed)
+    if timed or metadata["preparation_seconds"] > 10:
+        line.print_message("prepared", "run.prepared", time=time, timed=timed)

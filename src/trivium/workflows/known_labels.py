@@ -80,7 +80,7 @@ def known_labels(
     before = base.label_names(own[0]) if own else ()
     if base.generates_labels and settings.task == base.settings.task:
         before = base.settings.labels
-    if settings.label_kind == "numbers":  # one number, whatever its name is
+    if settings.label_kind == "regression":  # one number, whatever its name is
         return KnownLabels(settings.labels, settings.labels) if before else KnownLabels()
     numbers = tuple(name.removeprefix("LABEL_") for name in before)  # names of transformers
     if {*settings.labels} <= {*numbers}:

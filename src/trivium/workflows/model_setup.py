@@ -62,7 +62,11 @@ class ModelSetup:
 
     def fit_length(self, corpus: Corpus, longest: int) -> None:
         """Set the model's length to that of the longest example, if no example is cut."""
-        cut = any(cuts[:, 0].any() for one in corpus.examples for cuts in one.cuts.values())
+        cut = any(
+            truncations[:, 0].any()
+            for one in corpus.examples
+            for truncations in one.truncations.values()
+        )
         if corpus.examples and not cut and self.recipe.data.length is None:
             self.lm.settings = self.fitted(longest)
 
@@ -110,7 +114,7 @@ def set_up_model(
         model.set_character_ids(corpus.tokenizer)
     new_heads: tuple[str, ...] = ()
     if base is not None and not recipe.model.new_weights:
-        objectives[0].separate(module)
+        objectives[0].untie_weights(module)
         for name, model in models.items():
             # Beside a run of ELECTRA is its generator.
             folder = Path(str(recipe.model.init_from)) / name
@@ -118,8 +122,8 @@ def set_up_model(
                 new_heads = copy_weights(base, model, labels)
             elif folder.is_dir():
                 copy_weights(load(folder, device="cpu"), model)
-        objectives[0].join(module)
-        numbers = settings.task == "classification" and settings.label_kind == "numbers"
+        objectives[0].tie_weights(module)
+        numbers = settings.task == "classification" and settings.label_kind == "regression"
         if numbers and labels.before and "classifier" not in new_heads:
             scales = base.settings.label_scale, settings.label_scale
             weights, scale = change_label_scale(models[""].state_dict(), *scales)

@@ -122,7 +122,7 @@ def predict(
         nonlocal num_below
         rest, done = records(), 0
         while batch := list(islice(rest, _ROWS)):
-            answers = objective.answers(lm, [objective.unlabelled(one, lm) for one in batch])
+            answers = objective.predict(lm, [objective.unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
                 values = objective.predicted(answer, in_cell=line in (_csv_line, _tsv_line))
                 if threshold is not None and values[1] < threshold:

@@ -91,7 +91,7 @@ def quickstart(
     line.print_line(translated("quickstart.losses"))
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
-        values = {"loss": losses[-1], "unigram_loss": run.read_facts()["unigram_loss"]}
+        values = {"loss": losses[-1], "unigram_loss": run.read_metadata()["unigram_loss"]}
         name = translated(f"quickstart.name_{name}")
         line.print_line(translated("quickstart.loss", name=name, report=run.report, **values))
     activate = ""

@@ -30,7 +30,7 @@ class Run(RunFolder):
 
         Raises CheckpointError where the folder has no run, or nothing was measured yet.
         """
-        return read_run(self.path).held_out
+        return read_run(self.path).validation_metrics
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from trivium.train.kept_weights import KeptWeights
 from trivium.train.loader import BatchStream
 from trivium.train.loss_meter import joined
 from trivium.train.trainer import Trainer, TrainState, validation_losses
-from trivium.workflows.finished_run import HeldOutMetrics
+from trivium.workflows.finished_run import ValidationMetrics
 
 # The number of prompts whose responses are logged at every evaluation of a policy run.
 _SAMPLES = 3
@@ -29,7 +29,7 @@ class RunEvaluation:
     Args:
         line: where progress is shown.
         device: the device of this process.
-        held_out: the metrics of labelled examples.
+        validation: the metrics of labelled examples.
         streams: the streams of the sources that have held-out data.
         kept: the weights that the run keeps.
         callbacks_read: whether callbacks read the model, which is gathered for them.
@@ -37,7 +37,7 @@ class RunEvaluation:
 
     line: ProgressLine
     device: torch.device
-    held_out: HeldOutMetrics
+    validation: ValidationMetrics
     streams: Sequence[BatchStream]
     kept: KeptWeights
     callbacks_read: bool
@@ -48,19 +48,19 @@ class RunEvaluation:
         All processes take part. The first process has the metrics, and updates the best in `state`.
         """
         self.line.update(translated("progress.evaluating"))
-        measured, kept = self.held_out, self.kept
+        measured, kept = self.validation, self.kept
         record = validation_losses(trainer, self.streams, measured.limit)
         # Of a mix with labelled examples their metric decides.
         by_loss = (
             "valid_loss" in record
             and not measured.sources
-            and kept.compares_losses(reads_again=trainer.reads_again(state.step - 1))
+            and kept.compares_losses(repeats_data=trainer.repeats_data(state.step - 1))
         )
         if measured.sources or self.callbacks_read or by_loss:
             kept.model.gather(self.device if measured.sources else torch.device("cpu"))
         if by_loss and trainer.parallel.is_main:
             kept.offer(-record["valid_loss"])
-        if not measured.sources or not measured.answers_here:
+        if not measured.sources or not measured.predicts_here:
             return record
         metrics = measured.measure(kept.model.lm, measured.limit)
         if not trainer.parallel.is_main:
@@ -83,7 +83,7 @@ class RunEvaluation:
         if math.isfinite(first.score):
             self.kept.metric = main
             known = {"metric": main, "higher_is_better": first.higher_is_better}
-            self.kept.run.write_facts(self.kept.run.read_facts() | known)
+            self.kept.run.write_metadata(self.kept.run.read_metadata() | known)
         else:
             self.kept.metric = None
-            self.line.tell("metrics", "run.metric_undefined", metric=main)
+            self.line.print_message("metrics", "run.metric_undefined", metric=main)

@@ -60,7 +60,7 @@ def build_streams(
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
                 check_example_ids(data, spec)
-                source.note_cuts(split, data.cuts, setup.lm.max_length)
+                source.note_truncations(split, data.truncations, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
             data = _rows(source, recipe, setup, split)
@@ -69,7 +69,7 @@ def build_streams(
             if data is not None:
                 seen = np.flatnonzero(source.shards.split(split).counts())
                 check_ids(seen[-1:].tolist(), spec.vocab_size, f"a text of {source.config.name}")
-            objective = objective.learn(text, setup.vocabulary)
+            objective = objective.fit(text, setup.vocabulary)
             rows_per_step = _rows_per_step(recipe)
         if data is not None:
             assert rows_per_step is not None
@@ -86,7 +86,11 @@ def build_streams(
                 has_aux_loss=setup.lm.spec.has_aux_loss,
                 num_taken=_num_taken(recipe, len(data)) if split == TRAIN else None,
             )
-            if split == TRAIN and source.objective.carries_state and stream.lane_steps == 1:
+            if (
+                split == TRAIN
+                and source.objective.carries_state
+                and stream.contiguous_steps_per_epoch == 1
+            ):
                 raise RecipeError(
                     f"objective.carry_state = true, but a step takes {rows_per_step} rows and the "
                     f"text has {len(data)}: no row goes on with another. Set a smaller "
@@ -120,15 +124,15 @@ def build_phases(
                 assert rows is not None
                 data = rows
                 rows_per_step = _rows_per_step(current)
-                objective = objective.learn(rows, setup.vocabulary) if values else objective
+                objective = objective.fit(rows, setup.vocabulary) if values else objective
             seed = derived_seed(stream.seed, _ORDER, order) if order else stream.seed
             changed.append(
                 replace(
                     stream, objective=objective, data=data, seed=seed, rows_per_step=rows_per_step
                 )
             )
-        shares = source_shares(current, changed)
-        phases.append(LoaderPhase(changed, list(shares.values()), continues))
+        probabilities = sampling_probabilities(current, changed)
+        phases.append(LoaderPhase(changed, list(probabilities.values()), continues))
     return phases
 
 
@@ -144,7 +148,7 @@ def _num_taken(recipe: Recipe, size: int) -> int | None:
     return max(1, math.ceil(recipe.train.epochs * size - 1e-6))
 
 
-def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
+def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
     """Return every source's share of the steps, by its weight or its number of rows."""
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {

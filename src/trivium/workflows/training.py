@@ -145,7 +145,7 @@ def pretrain(
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
-                        line.tell("starting", "run.prepared_anew")
+                        line.print_message("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
                         file = run.python_data / f"{name}.jsonl"
@@ -271,7 +271,7 @@ def _chosen_recipe(
             before = as_list(tree.get("data", {}).get("paths"))
             if before and not resume:
                 named = ", ".join(map(str, before))
-                line.tell("data", "run.replaced_paths", named=named)
+                line.print_message("data", "run.replaced_paths", named=named)
             apply_changes(tree, {"data": {"paths": data}})
         if validation is not None:
             apply_changes(tree, {"data": {"validation": validation}})
@@ -384,7 +384,7 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
     tree, changes = absolute_paths(tree), absolute_paths(changes_tree(changes))
     after, edited = recipe_tree(before), before.to_tree()
     # What somebody edited in recipe.toml. Files may have moved; their contents are compared.
-    trained = run.read_facts().get("recipe", edited)
+    trained = run.read_metadata().get("recipe", edited)
     if "tokenizer" not in trained:  # the run has that of its shards
         edited.pop("tokenizer", None)
     edits = [*_differences(_without_paths(trained), _without_paths(edited))]
@@ -399,9 +399,9 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
             _refuse_change(run, "objective", was, kind)
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
-    if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
+    if run.metadata_file.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
-        line.tell("resuming", "run.resumed_from_start", where=where)
+        line.print_message("resuming", "run.resumed_from_start", where=where)
     _refuse_other_texts(run, before, recipe)
     both = (_without_paths(one.to_tree()) for one in (before, recipe))
     for key, old, new in (*edits, *_differences(*both)):
@@ -411,7 +411,7 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
             line.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # a budget of another kind is gone
             old = translated("run.unset") if old is None else old
-            line.tell("resuming", "run.changed_key", key=key, new=new, old=old)
+            line.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
     changed = dict.fromkeys(flatten_keys(changes_tree(changes)), "--set")
     recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe

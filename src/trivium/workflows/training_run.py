@@ -15,7 +15,7 @@ from trivium.errors import RecipeError
 from trivium.files import write_file
 from trivium.messages import translated
 from trivium.model_folder import checkpoints, write_without_weights
-from trivium.plan.forecast import say_forecast
+from trivium.plan.forecast import print_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
@@ -35,17 +35,17 @@ from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
-from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
+from trivium.workflows.finished_run import FinishedRun, ValidationMetrics
 from trivium.workflows.introduction import (
     introduce,
-    run_facts,
-    say_finished,
-    tell_phases,
-    tell_steps,
+    print_finished,
+    print_phases,
+    print_steps,
+    run_metadata,
 )
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.run_evaluation import RunEvaluation
-from trivium.workflows.streams import build_phases, build_streams, source_shares
+from trivium.workflows.streams import build_phases, build_streams, sampling_probabilities
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def train_run(
 ) -> FinishedRun | None:
     """Train to the end of the budget, and write everything. The first process returns the run."""
     run, line, device, parallel = context.run, context.line, context.device, context.parallel
-    module, lm, before = setup.module, setup.lm, run.read_facts()
+    module, lm, before = setup.module, setup.lm, run.read_metadata()
     recipe = defaults.complete(
         setup.recipe, lm.spec, num_examples=sum(one.num_train for one in corpus.examples)
     )
@@ -98,7 +98,7 @@ def train_run(
     setup.fit_length(corpus, max(lengths, default=0))
     phases = build_phases(recipe, streams, corpus, setup)
     streams = list(phases[-1].streams)
-    shares = source_shares(recipe, streams)
+    probabilities = sampling_probabilities(recipe, streams)
     memory = fit_memory(
         resumed_micro_batch(recipe, before, parallel) if resume else recipe,
         module,
@@ -113,12 +113,12 @@ def train_run(
         line.warn(warning)
     if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
-    divided = parallel.size > 1 and memory.data == "fsdp"
-    if divided:
-        _check_divided(recipe)
-    held_out = HeldOutMetrics(corpus, recipe, precision, parallel, divided=divided)
-    held_out.prepare(lm, before.get("eval_limit"))
-    model = WholeModel(module, lm, recipe.objectives[0].models, parallel, divided=divided)
+    is_sharded = parallel.size > 1 and memory.data == "fsdp"
+    if is_sharded:
+        _check_sharded(recipe)
+    validation = ValidationMetrics(corpus, recipe, precision, parallel, is_sharded=is_sharded)
+    validation.prepare(lm, before.get("eval_limit"))
+    model = WholeModel(module, lm, recipe.objectives[0].models, parallel, is_sharded=is_sharded)
     train_step = parallelize_step(
         TrainStep(module),
         parallel,
@@ -150,20 +150,20 @@ def train_run(
     if resume and next(checkpoints(run.checkpoints), None) is not None:
         _check_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, line.warn, verify=recipe.train.verify)
-        _say_resumed(context, state, machine, before)
+        _print_resumed(context, state, machine, before)
         drop_abandoned_best(run, state, line, parallel)
     parallel.barrier()  # all have read run.json, which the first one writes now
-    facts: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     if parallel.is_main:
-        facts = run_facts(recipe, corpus, setup, shares, held_out) | machine
-        facts["gflops"] = dict(arithmetic.gflops)
-        facts["peak_flops"] = hardware.peak_flops(device, precision)
-        _write_files(context, recipe, corpus, setup, facts, state)
-    metric = facts.get("metric", "") if held_out.sources else None
+        metadata = run_metadata(recipe, corpus, setup, probabilities, validation) | machine
+        metadata["gflops"] = dict(arithmetic.gflops)
+        metadata["peak_flops"] = hardware.peak_flops(device, precision)
+        _write_files(context, recipe, corpus, setup, metadata, state)
+    metric = metadata.get("metric", "") if validation.sources else None
     kept = KeptWeights(run, recipe, model, saved, state, metric)
     loader = RolloutLoader(
         streams,
-        list(shares.values()),
+        list(probabilities.values()),
         seed=recipe.seed,
         micro_batch_tokens=memory.micro_batch_tokens,
         parallel=parallel,
@@ -185,33 +185,33 @@ def train_run(
         parallel,
         carried=carried,
         unfreezing=unfreezing,
-        measure=RunEvaluation(line, device, held_out, validation_streams, kept, reads),
+        measure=RunEvaluation(line, device, validation, validation_streams, kept, reads),
         lm=lm,
         checkpoints=run.checkpoints,
     )
     if state.step == 0:
-        tell_steps(line, trainer, lm.spec)
-        tell_phases(line, trainer)
-        stored = run.read_facts() if parallel.is_main else {}
-        stored |= say_forecast(trainer, memory, stored, line)
+        print_steps(line, trainer, lm.spec)
+        print_phases(line, trainer)
+        stored = run.read_metadata() if parallel.is_main else {}
+        stored |= print_forecast(trainer, memory, stored, line)
         if parallel.is_main:
-            run.write_facts(stored)
+            run.write_metadata(stored)
     run.training = True
     is_finished = resume and trainer.progress(state) >= 1.0
     if is_finished:
-        say_finished(line, recipe, state)
+        print_finished(line, recipe, state)
     save = SaveCheckpoints(saved, module, optimizers, state, line, waits=reads)
     trainer.callbacks = [save]
     if parallel.is_main:
         trainer.callbacks = [
             StoreMicroBatchSize(run, line, loader),
-            *_monitors(run, recipe, facts),
+            *_monitors(run, recipe, metadata),
             MetricsFile(run),
             *([TensorBoard(run.path / "tensorboard")] if recipe.train.tensorboard else []),
             save,
             kept,
             *context.callbacks,
-            TerminalLog(line, recipe.train, facts, lambda: kept.metric, not is_finished),
+            TerminalLog(line, recipe.train, metadata, lambda: kept.metric, not is_finished),
         ]
     trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
@@ -219,14 +219,14 @@ def train_run(
     for optimizer in optimizers:
         optimizer.state.clear()
     model.gather(device)
-    if not held_out.answers_here:
+    if not validation.predicts_here:
         return None
-    finished = FinishedRun(run, line, recipe, corpus, kept, held_out)
+    finished = FinishedRun(run, line, recipe, corpus, kept, validation)
     finished.write(state)
     return finished if parallel.is_main else None
 
 
-def _check_divided(recipe: Recipe) -> None:
+def _check_sharded(recipe: Recipe) -> None:
     """Raise RecipeError for an objective or optimizer that needs a whole model in every process."""
     if not recipe.optimizer.supports_sharding:
         raise RecipeError(
@@ -246,31 +246,31 @@ def _write_files(
     recipe: Recipe,
     corpus: Corpus,
     setup: ModelSetup,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     state: TrainState,
 ) -> None:
     """Write all files of a run except its weights, and tell what the run trains."""
-    run, before = context.run, context.run.read_facts()
+    run, before = context.run, context.run.read_metadata()
     write_file(run.recipe, recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
     write_without_weights(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
-    facts["preparation_seconds"] = round(time.monotonic() - context.started, 3)
+    metadata["preparation_seconds"] = round(time.monotonic() - context.started, 3)
     kept = ("metric", "higher_is_better", "gflops")
-    facts |= {key: before[key] for key in kept if key in before}
+    metadata |= {key: before[key] for key in kept if key in before}
     if state.step:
-        facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
+        metadata["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
         run.rewind_metrics(state.step)
     else:
         write_file(run.metrics_file, "")
-    run.write_facts(facts)
-    introduce(context.line, recipe, corpus, setup, facts, state)
+    run.write_metadata(metadata)
+    introduce(context.line, recipe, corpus, setup, metadata, state)
 
 
-def _monitors(run: RunFolder, recipe: Recipe, facts: Mapping[str, Any]) -> list[Callback]:
+def _monitors(run: RunFolder, recipe: Recipe, metadata: Mapping[str, Any]) -> list[Callback]:
     """Return the callback that warns of runs that go wrong, if there is one for this run."""
-    monitor, unigram = recipe.objectives[0].monitor(), facts.get("unigram_loss")
+    monitor, unigram = recipe.objectives[0].monitor(), metadata.get("unigram_loss")
     if unigram is not None:
-        patience = max(objective.steps_to_context for objective in recipe.objectives)
+        patience = max(objective.steps_to_beat_unigram for objective in recipe.objectives)
         monitor = LossMonitor(unigram, patience)
     return [] if monitor is None else [WarnOfRecords(run, monitor)]
 
@@ -291,13 +291,13 @@ def _check_unchanged(
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
 
-def _say_resumed(
+def _print_resumed(
     context: RunContext, state: TrainState, machine: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
     """Tell at which step a run continues, and what may change the last bits of its results."""
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = translated("run.trained_again", logged=logged)
-    context.line.tell(
+    context.line.print_message(
         "resuming",
         "run.resumed_after",
         step=state.step,

@@ -131,23 +131,23 @@ def _of_model(model: str, text: str, target: str, layer: int | None, head: int |
     """The weights of a layer of a trained model."""
     pictures = attended_text(load(model, device="cpu"), text, target)
     grids: list[Part] = []
-    facts = {}
+    data = {}
     for kind, picture in pictures.items():
         layers, heads, *_ = picture.weights.shape
         shown = _chosen("layer", layers if layer is None else layer, layers)
         some = range(1, heads + 1) if head is None else [_chosen("head", head, heads)]
         place = bilingual("attention.layer", kind=_KINDS[kind], shown=shown, layers=layers)
         grids.append(Heading(place))
-        facts[kind] = {"queries": picture.queries, "keys": picture.keys, "layer": shown}
+        data[kind] = {"queries": picture.queries, "keys": picture.keys, "layer": shown}
         for number in some:
             weights = picture.weights[shown - 1, number - 1].tolist()
-            facts[kind][f"head {number}"] = weights
+            data[kind][f"head {number}"] = weights
             caption = bilingual("attention.head_number", number=number)
             grids.append(Grid(weights, picture.queries, picture.keys, caption))
     return Page(
         bilingual("attention.attention_weights", model=model),
         [bilingual("attention.weights_note"), *grids],
-        facts,
+        data,
     )
 
 

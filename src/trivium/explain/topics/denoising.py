@@ -29,13 +29,13 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
     chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
     title = bilingual("denoising.denoising")
     parts: list[Part] = []
-    facts = {}
+    data = {}
     for number, (name, keys) in enumerate(_NOISES.items()):
         alone = {"probability": _NO_INFILLING, "permute_sentences": False}
         keys = keys if "probability" in keys or not keys else {**alone, **keys}
         page = objective_page(title, Denoising.from_tree(keys), chosen, rows, seed=seed)
         # The decoder is the same for all.
         parts += [Heading(name), *(page.parts if number == 0 else page.parts[:1])]
-        facts[name.en] = page.facts
+        data[name.en] = page.data
     note = bilingual("denoising.note")
-    return Page(title, [*parts, note], facts)
+    return Page(title, [*parts, note], data)

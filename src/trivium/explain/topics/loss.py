@@ -47,7 +47,7 @@ def explain(
     for step, loss in _BOOK.items():
         book.append([bilingual("loss.bert_steps", step=step), loss])
     perplexities = bilingual("loss.perplexity")
-    facts = {"logits": logits, "probabilities": probabilities, "nats": nats}
+    data = {"logits": logits, "probabilities": probabilities, "nats": nats}
     parts: list[Part] = [
         Formula(
             "p_i = exp(z_i) / sum_j exp(z_j)\nloss = -ln p_label = ln(sum_j exp(z_j)) - z_label"
@@ -87,5 +87,5 @@ def explain(
             TokenRow(tokens, bilingual("loss.ln_p_every_token")),
             Table(["", ""], [[name, value] for name, value in whole.items() if value is not None]),
         ]
-        facts["text"] = whole
-    return Page(bilingual("loss.loss_language_model"), parts, facts)
+        data["text"] = whole
+    return Page(bilingual("loss.loss_language_model"), parts, data)

@@ -38,7 +38,7 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
     is_token: dict[str, Any] = {"is_token": torch.tensor([[1] * size + [0, 0]])}
     documents = torch.tensor([[1] * half + [2] * (size - half)])
     parts: list[Part] = []
-    facts: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     masks: list[tuple[Any, ...]] = [
         (_PADDING, "", padded, padded, is_token, None),
         (_CAUSAL, "", words, words, {"causal": True}, None),
@@ -59,5 +59,5 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
             Grid(grid, rows, columns, caption, digits=False),
             Bilingual(words_of.en.format(said), words_of.zh.format(said)),
         ]
-        facts[caption.en] = {"queries": rows, "keys": columns, "mask": grid}
-    return Page(bilingual("mask.masks_attention"), parts, facts)
+        data[caption.en] = {"queries": rows, "keys": columns, "mask": grid}
+    return Page(bilingual("mask.masks_attention"), parts, data)

@@ -54,7 +54,7 @@ def explain(
             [bilingual("masked.unchanged"), shares["kept"], left + same],
         ],
     )
-    return Page(page.title, [*page.parts, table, _NOTE], {**page.facts, "shares": shares})
+    return Page(page.title, [*page.parts, table, _NOTE], {**page.data, "shares": shares})
 
 
 _NOTE = bilingual("masked.note")

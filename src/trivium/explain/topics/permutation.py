@@ -36,8 +36,8 @@ def explain(
         rows,
         seed=seed,
     )
-    order = np.array(page.facts["batch"]["order"][0])[: rows.lengths[0]]
-    first = page.facts["rows"][0]
+    order = np.array(page.data["batch"]["order"][0])[: rows.lengths[0]]
+    first = page.data["rows"][0]
     targets = [i for i in np.argsort(order, kind="stable").tolist() if first["labels"][i]]
     steps = [
         [first["labels"][i], " ".join(first["tokens"][j] for j in np.flatnonzero(order < order[i]))]
@@ -45,5 +45,5 @@ def explain(
     ]
     columns = [bilingual("permutation.predicted"), bilingual("permutation.from_known_before")]
     note = bilingual("permutation.note")
-    facts = {**page.facts, "steps": steps}
-    return Page(page.title, [*page.parts, Table(columns, steps), note], facts)
+    data = {**page.data, "steps": steps}
+    return Page(page.title, [*page.parts, Table(columns, steps), note], data)

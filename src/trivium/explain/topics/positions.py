@@ -33,8 +33,8 @@ def explain(width: int = 32, *, base: float = 10_000.0, heads: int = 8) -> Page:
         raise TriviumError(f"width is {width}: give an even number from {_FIRST} to 256.")
     kinds = [_sinusoids(width, base), _rotary(width, base), _buckets(), _alibi(heads)]
     parts = [part for kind, _ in kinds for part in kind]
-    facts = {name: fact for _, some in kinds for name, fact in some.items()}
-    return Page(bilingual("positions.positions"), parts, facts)
+    data = {name: fact for _, some in kinds for name, fact in some.items()}
+    return Page(bilingual("positions.positions"), parts, data)
 
 
 def _sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:

@@ -28,4 +28,4 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
         *both.parts,
         bilingual("prefix_lm.note"),
     ]
-    return Page(title, parts, {"decoder": decoder.facts, "encoder_decoder": both.facts})
+    return Page(title, parts, {"decoder": decoder.data, "encoder_decoder": both.data})

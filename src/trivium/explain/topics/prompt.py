@@ -48,7 +48,7 @@ def explain(
     solved = dict(map(_split, example)) if example else _EXAMPLES
     lm = None if model is None else load(model)
     parts: list[Part] = []
-    rows, facts = [], []
+    rows, data = [], []
     for name, (template, head, few) in _KINDS.items():
         template = question or template if template is _QUESTION else template
         head = instruction or head if head else ""
@@ -65,7 +65,7 @@ def explain(
             )
             shown[language] = prompt
             answers = {} if lm is None else _answer(lm, filled, prompt)
-            facts.append({"kind": name.en, "language": language, "prompt": prompt, **answers})
+            data.append({"kind": name.en, "language": language, "prompt": prompt, **answers})
             rows.append([name, language, *answers.values()])
         parts += [Heading(name), Formula(Bilingual(**shown))]
     if lm is not None:
@@ -77,7 +77,7 @@ def explain(
         ]
         parts.append(Table(columns, rows))
     parts.append(bilingual("prompt.note"))
-    return Page(bilingual("prompt.prompts"), parts, {"prompts": facts})
+    return Page(bilingual("prompt.prompts"), parts, {"prompts": data})
 
 
 def _split(example: str) -> tuple[str, str]:

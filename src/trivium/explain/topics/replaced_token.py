@@ -9,7 +9,7 @@ import torch
 
 from trivium.data.batch import RowBatch
 from trivium.errors import TriviumError
-from trivium.explain.batch_parts import batch_facts, batch_parts, noisy_batch, text_rows
+from trivium.explain.batch_parts import batch_data, batch_parts, noisy_batch, text_rows
 from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.model_loading import load
 from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
@@ -63,8 +63,8 @@ def explain(
     g, d = (sums[name].item() / max(1, count) for name, count in counts.items())
     formula = f"L = L_generator + 50 L_discriminator = {g:.3f} + 50 * {d:.3f} = {g + 50 * d:.2f}"
     parts += [Formula(formula), _NOTE] if model else [Formula(formula), _STAND_IN, _NOTE]
-    facts = batch_facts(objective, host, chosen) | {"discriminator": shown, "losses": [g, d]}
-    return Page(bilingual("replaced_token.replaced_token_detection"), parts, facts)
+    data = batch_data(objective, host, chosen) | {"discriminator": shown, "losses": [g, d]}
+    return Page(bilingual("replaced_token.replaced_token_detection"), parts, data)
 
 
 def _stand_in(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:

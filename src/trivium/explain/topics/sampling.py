@@ -80,7 +80,7 @@ def explain(
         bilingual("sampling.probabilities_by"),
     )
     note = bilingual("sampling.note")
-    facts = {
+    data = {
         "tokens": names,
         "logits": scores.tolist(),
         "probabilities": {name: one.tolist() for name, one in stages.items()},
@@ -90,7 +90,7 @@ def explain(
     title = bilingual("sampling.sampling_next_token")
     hidden = bilingual("sampling.shown_tokens", shown=_SHOWN, total=len(names))
     shown = [hidden] if len(names) > _SHOWN else []
-    return Page(title, [formula, *shown, table, temperatures, note], facts)
+    return Page(title, [formula, *shown, table, temperatures, note], data)
 
 
 def _given(logits: list[float] | None, words: list[str] | None) -> tuple[list[str], Tensor]:

@@ -52,18 +52,18 @@ def explain(
     """
     if tokenizer is not None:
         return _encoding(tokenizer, texts_or_default(texts, _EXAMPLE))
-    parts, facts = list[Part]([_FORMULA]), dict[str, Any]()
+    parts, data = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab is not None or texts is None:
-        facts["texts"] = []
+        data["texts"] = []
         for text in texts_or_default(texts, ["ababc"]):
             probabilities, fitting = fit(text, (vocab or "ab c").split())
             paths, fact = lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
-            facts["texts"].append(fact)
+            data["texts"].append(fact)
     if vocab is None:
-        rounds, facts["training"] = train(texts_or_default(texts, _EXAMPLE), vocab_size, keep)
+        rounds, data["training"] = train(texts_or_default(texts, _EXAMPLE), vocab_size, keep)
         parts += [Heading(bilingual("unigram.training")), *rounds, _NOTE]
-    return Page(bilingual("unigram.unigram_model"), parts, facts)
+    return Page(bilingual("unigram.unigram_model"), parts, data)
 
 
 def _encoding(path: Path, texts: Sequence[str]) -> Page:

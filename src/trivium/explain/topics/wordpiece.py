@@ -52,7 +52,7 @@ def explain(
     return Page(
         bilingual("wordpiece.wordpiece_takes_longest"),
         [bilingual("wordpiece.vocabulary", vocab=vocab), *parts, _NOTE, formula],
-        {"words": [facts for _, facts in matches]},
+        {"words": [data for _, data in matches]},
     )
 
 

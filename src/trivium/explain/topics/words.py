@@ -40,12 +40,12 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
     tokenizers = {str(path): Tokenizer.load(path) for path in tokenizer or ()}
     for name, one in (tokenizers or _trained()).items():
         ways[name] = lambda text, one=one: one.encode(text, add_special_tokens=False).tokens
-    facts = {t: {name: [*way(t)] for name, way in ways.items()} for t in texts}
+    data = {t: {name: [*way(t)] for name, way in ways.items()} for t in texts}
     tables = [
         Table(_COLUMNS, [[name, len(cut), " ".join(cut)] for name, cut in cuts.items()], text)
-        for text, cuts in facts.items()
+        for text, cuts in data.items()
     ]
-    return Page(bilingual("words.words_cut"), [*tables, *notes], facts)
+    return Page(bilingual("words.words_cut"), [*tables, *notes], data)
 
 
 @functools.cache  # The playground asks again and again.

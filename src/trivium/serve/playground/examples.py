@@ -34,7 +34,7 @@ class Examples:
             return sum(map(len, known)) / max(1, len(ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-        self._held_out = held_out_texts(Path(registry.find(name).path or ""))
+        self._held_out = validation_texts(Path(registry.find(name).path or ""))
         for key in {"text", "completions"} & self._held_out.keys():
             self._held_out[key] = lm.settings.task_prefixes[0] + self._held_out[key]
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
@@ -49,7 +49,7 @@ class Examples:
         return self._held_out.get(key) or self._language.get(f"example.{key}", "")
 
 
-def held_out_texts(run: Path) -> dict[str, str]:
+def validation_texts(run: Path) -> dict[str, str]:
     """Field -> a held-out text of a run, where it has one; {} of other folders."""
     example = first_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
