@@ -1,4 +1,4 @@
-"""How soon healthy runs leave the unigram baseline: the figures behind `train/health.py`.
+"""How soon healthy runs leave the unigram baseline: the figures behind `train/run_warnings.py`.
 
 The smallest preset of every objective on text is trained on the bundled English text, with its
 defaults. The table has the steps after the warm-up at which the training loss came to the unigram

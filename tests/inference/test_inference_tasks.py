@@ -104,7 +104,7 @@ def test_several_labels_and_numbers():
     assert (first.label, first.score) == (("a", "c"), sigmoid(0.5))
     assert first.scores == {"a": sigmoid(2.0), "c": sigmoid(0.5), "b": sigmoid(-1.0)}
     assert (second.label, second.score) == ((), sigmoid(-1.0))
-    (number,) = to_classifications(torch.tensor([[-2.5]]), ("value",), "numbers")
+    (number,) = to_classifications(torch.tensor([[-2.5]]), ("value",), "regression")
     assert (number.label, number.score, number.scores) == ("", -2.5, {})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import json
-import math
 import re
 import string
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,8 @@ from trivium.messages import (
     translated,
     translated_english,
 )
-from trivium.train.health import LossMonitor
+from trivium.objectives.causal import Causal
+from trivium.train.run_warnings import WARNINGS, RunHistory
 
 SOURCE = Path(__file__).parents[2] / "src" / "trivium"
 VARIABLES = ("TRIVIUM_LANGUAGE", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -126,20 +126,14 @@ def called_with(name: str, call: ast.Call, names: Mapping[str, list[ast.expr]]) 
     return found + ([f"{one}s" for one in found] if name == "counted" else [])
 
 
-def signs() -> Iterator[str]:
-    """The warnings of monitors, which yield their names."""
-    for tree in modules().values():
-        for monitor in ast.walk(tree):
-            if isinstance(monitor, ast.ClassDef) and monitor.name.endswith("Monitor"):
-                for node in ast.walk(monitor):
-                    if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
-                        yield "warning." + str(ast.literal_eval(node.value.elts[0]))
-
-
 def used() -> set[str]:
     texts = (file.read_text("utf-8") for file in SOURCE.rglob("*.j2"))
     in_templates = {one for text in texts for one in IN_TEMPLATES.findall(text)}
-    return in_templates | {*signs()} | {one for *_, found in calls() for one in found}
+    return (
+        in_templates
+        | {f"warning.{name}" for name in WARNINGS}
+        | {one for *_, found in calls() for one in found}
+    )
 
 
 def test_every_identifier_is_in_the_catalog_and_is_used():
@@ -274,10 +268,10 @@ def test_help_and_reports_are_chinese(
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "recipe.toml").write_text('[model]\npreset = "gpt2-mini"\n')
-    losses, monitor = (1.0, 4.0, 4.0, 4.0), LossMonitor(9.0, math.inf)
+    losses, history = (1.0, 4.0, 4.0, 4.0), RunHistory(Causal(), 9.0)
     steps = [{"step": n, "tokens": n, "lr": 1.0, "train_loss": x} for n, x in enumerate(losses)]
     records = [one | {"valid_loss": one["train_loss"] + 0.5} for one in steps]
-    records[-1]["warning"] = [monitor.warning(one) for one in steps][-1]
+    records[-1]["warning"] = [history.warning(one) for one in steps][-1]
     assert "diverges" in str(records[-1]["warning"])
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
 

@@ -24,6 +24,7 @@ from trivium.presets import presets
 from trivium.train import defaults
 from trivium.train.loader import micro_batch_slices
 from trivium.train.recipe_loading import build_recipe
+from trivium.train.run_warnings import RunHistory
 
 CPU = torch.device("cpu")
 PAIRS = [
@@ -126,12 +127,17 @@ def terms_of(objective, lm, examples):
     return {name: float(term.detach()) / counts[name] for name, term in terms.items()}
 
 
+def line(number):
+    """The first entries of log line `number`, from 1."""
+    return {"step": 10 * number, "tokens": 0, "lr": 1.0, "train_loss": 0.5}
+
+
 def test_bad_signs_are_called_out_once():
-    def warnings(*records):
-        monitor = PreferenceOptimization().monitor()
+    def warnings(*records, loss_type="sigmoid"):
+        history = RunHistory(PreferenceOptimization(loss_type=loss_type))
         rows = enumerate(records, start=1)
         found = [
-            monitor.warning({"step": 10 * n, "train_preference": loss, "train_chosen": chosen})
+            history.warning({**line(n), "train_preference": loss, "train_chosen": chosen})
             for n, (loss, chosen) in rows
         ]
         return [text.partition(" (")[0].partition(":")[0] for text in found if text]
@@ -141,24 +147,24 @@ def test_bad_signs_are_called_out_once():
     fallen = "the chosen responses are less probable than at the start"
     assert warnings(*[(0.5, -3.0)] * 9) == [fallen]
     assert warnings((0.96, 0.0), (0.8, 0.0)) == ["the first loss is 0.960, not ln 2 = 0.693"]
-    assert PreferenceOptimization(loss_type="ipo").monitor() is None
+    assert warnings((0.96, 0.0), *[(0.6931, -3.0)] * 9, loss_type="ipo") == []
 
 
 def test_bad_signs_of_kto_and_policies_are_called_out_once():
     def signs(objective, **columns):
         """The beginning of every warning, for values of 12 records."""
-        monitor = objective.monitor()
+        history = RunHistory(objective)
         rows = ({f"train_{name}": value(n) for name, value in columns.items()} for n in range(12))
-        found = [monitor.warning({"step": 10 * n + 10, **row}) for n, row in enumerate(rows)]
+        found = [history.warning({**line(n), **row}) for n, row in enumerate(rows, start=1)]
         return [" ".join(text.split()[:3]) for text in found if text]
 
-    def kto(good, loss):
-        return signs(KTO(), kto=loss, desirable=good)
+    def kto(good, loss, **keys):
+        return signs(KTO(**keys), kto=loss, desirable=good)
 
     assert kto(lambda n: 0.01 * n, lambda n: 0.49) == []
-    assert KTO(undesirable_weight=2.0).monitor() is None
     assert kto(lambda n: 1e-5, lambda n: 0.5) == ["the loss is"]
     assert kto(lambda n: -0.2 * n, lambda n: 0.49) == ["the desirable responses"]
+    assert kto(lambda n: -0.2 * n, lambda n: 0.49, undesirable_weight=2.0) == []
 
     def policy(**columns):
         healthy = {  # sums, rewarded where they are right, with a divergence of 4 nats in the end
@@ -185,7 +191,7 @@ def test_bad_signs_of_kto_and_policies_are_called_out_once():
     falling = {"reward": lambda n: noise[n] - 0.01 * n, "kl": lambda n: 30.0}
     both = policy(frac_reward_zero_std=lambda n: 0.9 * (n < 5), **falling)
     assert both == ["in 90% of", "the model is", "the reward falls,"]
-    assert PolicyGradient().monitor().warning({"step": 9, "valid_reward": 0.3}) is None
+    assert RunHistory(PolicyGradient()).warning({"step": 9, "valid_reward": 0.3}) is None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])

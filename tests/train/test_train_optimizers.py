@@ -334,7 +334,7 @@ def test_each_step_of_a_warm_up_takes_the_rate_at_its_end(kind, budget):
         trainer.recipe, trainer.loader = SimpleNamespace(train=train, phases=()), loader
         for step, factor in enumerate(expected):
             state = TrainState(step=step, tokens=10 * step)
-            share = trainer._step_share(state, 10)
+            share = trainer._step_fraction(state, 10)
             found = schedule.factor(step, trainer.progress(state), share)
             if kind == "slanted-triangle":
                 found = (found * schedule.ratio - 1.0) / (schedule.ratio - 1.0)

@@ -138,4 +138,4 @@ def test_a_model_to_start_from_is_found_from_another_directory(
     tree["model"]["init_from"] = relative
     run = pretrain(tree, out=out, resume=True, changes=["train.steps=4"], console=quiet())
     assert run.read_metrics()[-1]["step"] == 4
-    assert json.loads(run.metadata.read_text())["resumed"] == [2, 3]
+    assert json.loads(run.metadata_file.read_text())["resumed"] == [2, 3]

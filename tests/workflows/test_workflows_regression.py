@@ -55,7 +55,7 @@ def train(folder, scale, model="bert-tiny", *, pairs=False, epochs=12, **changes
     changes = {
         **own, "data": {"length": 48}, "optimizer": {"lr": 2e-3},
         "train": {"epochs": epochs, "batch_examples": 16, "device": "cpu", "precision": "fp32"},
-        "objective": {"label_kind": "numbers"}, **changes,
+        "objective": {"label_kind": "regression"}, **changes,
     }  # fmt: skip
     return finetune("classification", model=model, data=data, out=folder / "run", changes=changes,
                     validation=0.2, overwrite=True, console=quiet())  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_regression_that_is_trained_on_predicts_the_same_before(hundreds, scal
         run = train(tmp_path / name / "on", scale, model, optimizer={"lr": 1e-12},
                     epochs=0.1, objective={})  # fmt: skip
         after = trivium.load(run.path)
-        assert after.settings.label_kind == "numbers"
+        assert after.settings.label_kind == "regression"
         assert [one.score for one in after.classify(texts)] == pytest.approx(ours, rel=1e-4)
 
 
@@ -136,7 +136,7 @@ def test_whole_numbers_stay_numbers_where_a_regression_is_trained_on(hundreds, t
         "classification", model=hundreds.path, data=data, out=tmp_path / "run", console=quiet(),
         changes={"train": {"steps": 2, "device": "cpu"}},
     )  # fmt: skip
-    assert trivium.load(run.path).settings.label_kind == "numbers"
+    assert trivium.load(run.path).settings.label_kind == "regression"
 
 
 def test_evaluation_and_predictions_are_in_the_units_of_the_user(hundreds):
@@ -156,7 +156,7 @@ def test_constant_labels_divide_nothing_by_zero(tmp_path):
     data.write_text("\n".join(map(json.dumps, lines)))
     run = finetune(
         "classification", model="bert-tiny", data=data, out=tmp_path / "run", console=quiet(),
-        changes={"train": {"steps": 3, "device": "cpu"}, "objective": {"label_kind": "numbers"}},
+        changes={"train": {"steps": 3, "device": "cpu"}, "objective": {"label_kind": "regression"}},
     )  # fmt: skip
     result = json.loads((run.path / "evaluation.json").read_text())
     assert (result["main"], result["higher_is_better"]) == ("mse", False)
@@ -174,7 +174,7 @@ def test_pairs_are_standardised_like_texts(tmp_path):
 def test_the_mean_and_the_deviation_are_those_of_the_training_labels(scale, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, rows(scale))))
-    objective = TextClassification(label_kind="numbers")
+    objective = TextClassification(label_kind="regression")
     examples = list(objective.read([str(data)], RecordOptions()))
     settings = objective.settings(trivium.interop.settings.Settings(), examples)
     mean, deviation = objective.with_statistics(settings, examples).label_scale

@@ -19,7 +19,7 @@ from trivium.data.prepare import prepare
 from trivium.errors import CheckpointError, RecipeError, TrainingError, TriviumError
 from trivium.report import read_run, summarize
 from trivium.text import Tokenizer
-from trivium.train import health, loss_scale
+from trivium.train import gradient_spikes, loss_scale
 from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
 from trivium.train.loss_scale import LossScale
@@ -164,7 +164,7 @@ def test_an_adapter_resumes_bit_equal(encoder, reviews, tmp_path, monkeypatch):
 
 def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_module, "SPIKE_WINDOW", 5)
-    monkeypatch.setattr(health, "SPIKE_WINDOW", 5)
+    monkeypatch.setattr(gradient_spikes, "SPIKE_WINDOW", 5)
     clip, steps = torch.nn.utils.clip_grad_norm_, []
 
     def spike(parameters, largest):

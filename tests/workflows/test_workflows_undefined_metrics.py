@@ -61,7 +61,7 @@ def test_metrics_of_degenerate_held_out_sets_are_json(kind, text, tmp_path):
         evaluation = strict((run.path / "evaluation.json").read_text())
         for line in (run.path / "predictions.jsonl").read_text().splitlines():
             strict(line)
-        strict(run.metadata.read_text())
+        strict(run.metadata_file.read_text())
         [checkpoint] = run.checkpoints.glob("step-*")
         assert strict((checkpoint / "state.json").read_text())["best_step"] > 0
         assert evaluation["values"].keys() >= {evaluation["main"]}

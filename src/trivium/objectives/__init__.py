@@ -9,7 +9,6 @@ from trivium.choice import import_submodules
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
 from trivium.objectives.labelled import LabelledObjective as LabelledObjective
-from trivium.objectives.monitor import Monitor as Monitor
 from trivium.objectives.objective import Objective as Objective
 from trivium.objectives.task_metrics import Metrics as Metrics
 from trivium.objectives.tensor_batch import AUX_LOSS as AUX_LOSS

@@ -33,7 +33,6 @@ from trivium.objectives.conversations import (
     read_turn,
 )
 from trivium.objectives.labelled import column_key
-from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import AgainstReference, log_probabilities
 from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, pair_up, response_rows
 from trivium.objectives.task_metrics import Metrics, perplexity_of
@@ -196,10 +195,6 @@ class KTO(AgainstReference):
             self.desirable_weight * (1 - gain.sigmoid()),
             self.undesirable_weight * (1 - (-gain).sigmoid()),
         )
-
-    def monitor(self) -> KTOMonitor | None:
-        """See `Objective.monitor`."""
-        return KTOMonitor() if self.desirable_weight == self.undesirable_weight == 1 else None
 
     def compute_metrics(
         self,

@@ -26,7 +26,6 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.advice import ADVICE, Advice
 from trivium.objectives.excerpt import beginning, mask_middle
-from trivium.objectives.monitor import Monitor
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
 from trivium.text.roles import SENTINELS, role_of
 from trivium.text.vocabulary import Vocabulary
@@ -201,10 +200,6 @@ class Objective(Choice, Config, ABC):
         In evaluation mode (`model.training` is False) without label smoothing.
         """
         return token_losses(model, batch)
-
-    def monitor(self) -> Monitor | None:
-        """Return the monitor that warns of failures only this objective has, or None."""
-        return None
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A prompt made of a held-out text and the model's output, for the report.

@@ -41,7 +41,6 @@ from trivium.objectives.advantages import (
 )
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.labelled import column_key
-from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
@@ -313,10 +312,6 @@ class PolicyGradient(Alignment):
         """Return the weights of the terms that are learned, and 0 for those that are only shown."""
         learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
         return {**dict.fromkeys(self._terms, 0.0), **learned}
-
-    def monitor(self) -> PolicyMonitor:
-        """See `Objective.monitor`."""
-        return PolicyMonitor(self.max_new_tokens)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the clipped loss, and metrics as they were when the samples were drawn."""

@@ -23,7 +23,6 @@ from trivium.models.base_model import Spec
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.causal import is_causal
 from trivium.objectives.labelled import LabelledObjective, batches_by_length, check_example_ids
-from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
@@ -198,11 +197,6 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
             "sft": -sums[:, 0].sum(),
             **terms,
         }
-
-    def monitor(self) -> PreferenceMonitor | None:
-        """See `Objective.monitor`."""
-        smooth = self.loss_type == "sigmoid" and not self.label_smoothing
-        return PreferenceMonitor() if smooth else None
 
     def compute_metrics(
         self,

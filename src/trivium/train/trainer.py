@@ -29,7 +29,7 @@ from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.defaults import decays_over_epochs
 from trivium.train.distributed import SINGLE_PROCESS, Parallel, reducing
-from trivium.train.health import SPIKE_WINDOW, is_spike
+from trivium.train.gradient_spikes import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, micro_batch_slices
 from trivium.train.loss_meter import LossMeter, widened
 from trivium.train.loss_scale import LossScale
@@ -169,18 +169,10 @@ class Trainer:
 
     def _train(self, state: TrainState) -> None:
         """Take the steps of `train`."""
-        config, schedule = self.recipe.train, self.recipe.schedule
-        peak, forgets = self.recipe.optimizer.lr, decays_over_epochs(self.recipe)
-        eval_every, save_every = config.eval_every, config.save_every
-        patience = config.patience or math.inf
-        assert eval_every is not None
-        assert save_every is not None
-        assert peak is not None
-        seconds_before = state.seconds
-
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_end(state)
             return
+        seconds_before = state.seconds
 
         def clock() -> float:
             return seconds_before + time.monotonic() - self.started
@@ -188,12 +180,10 @@ class Trainer:
         [state.seconds] = self.parallel.all_reduce_max(clock())
         if state.preparation_seconds is None:
             state.preparation_seconds = state.seconds
-        elif config.minutes is not None:
+        elif self.recipe.train.minutes is not None:
             # A resumed run prepares once more, which is not training.
             state.preparation_seconds += state.seconds - seconds_before
-        # A log line is a mean over the last `log_every` steps, also where the run ends between two.
-        log_every = config.log_every or _LOG_EVERY
-        meter = LossMeter(log_every, saved=state.last_losses)
+        meter = LossMeter(self._log_every, saved=state.last_losses)
         timer = StepTimer(state.tokens)
         if self.precision is torch.float16:
             self.loss_scale = state.loss_scale = state.loss_scale or LossScale()
@@ -201,65 +191,100 @@ class Trainer:
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
-                share = self._step_share(state, batch.num_tokens)
-                phase = self._phase_recipe(state.step).optimizer
-                factor = schedule.factor(state.step, self.progress(state), share)
-                factor *= (phase.lr or peak) / peak
-                lr = peak * factor
-                set_learning_rate(self.optimizers, factor)
-                if self.recipe.phases:
-                    change_weight_decay(self.optimizers, phase.initial_weight_decay)
-                if forgets and self.repeats_data(state.step):
-                    set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
-                losses, norm = self._take_step(batch, state)
-                numbers = StepNumbers(losses, norm)
+                lr = self._set_rates(batch, state)
+                numbers = StepNumbers(*self._take_step(batch, state))
                 state.step += 1
                 state.tokens += batch.num_tokens
-                # What all processes decide by. Checkpoints that all stay, or whose mean is taken,
-                # must not depend on the clock.
-                by_steps = config.keep_checkpoints == "all" or config.average > 1
-                due = not by_steps and timer.save_is_due()
-                state.seconds, eval_seconds, due, stop = self.parallel.all_reduce_max(
-                    clock(), timer.eval_seconds, due, stopped()
+                state.seconds, eval_seconds, save, stop = self.parallel.all_reduce_max(
+                    clock(), timer.eval_seconds, self._save_is_due(timer), stopped()
                 )
                 self._end_phases(state)
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
-                progress = 1.0 if last else self.progress(state)
+                due = self._due(state, save=bool(save), last=last, stop=bool(stop))
                 for callback in self.callbacks:
-                    callback.on_step(state.step, progress)
-                skipped = self._skipped_record(state)
-                is_logged = state.step % log_every == 0 or last
-                unread.append(
-                    UnreadStep(batch, numbers, lr, progress_record(state), skipped, is_logged)
-                )
-                evaluates = state.step % eval_every == 0 or last
-                saves = state.step % save_every == 0 or due or last or stop
-                waits = evaluates or saves or batch.stream.objective.rolls_out
-                num_unread = 1 if self._reads_late and not waits else 0
-                while len(unread) > num_unread:
+                    callback.on_step(state.step, 1.0 if last else self.progress(state))
+                record, skipped = progress_record(state), self._skipped_record(state)
+                unread.append(UnreadStep(batch, numbers, lr, record, skipped, due.log))
+                waits = due.evaluate or due.save or batch.stream.objective.rolls_out
+                while len(unread) > (1 if self._reads_late and not waits else 0):
                     self._read_step(unread.popleft(), meter, timer)
-                if evaluates:
-                    with timer.paused():
-                        measured = self.measure(self, state) if self.measure else {}
-                    timer.eval_seconds, state.evaluated_step = timer.pause, state.step
-                    # The first process knows the best evaluation.
-                    stop_early = self.parallel.is_main and state.evals_since_best >= patience
-                    state.seconds, stop_early, stop = self.parallel.all_reduce_max(
-                        clock(), stop_early, stopped()
-                    )
-                    self._print_evaluation(state, measured)
-                    self.train_step.train()
-                    last = last or bool(stop_early) or self.progress(state) >= 1.0
-                if saves or last or stop:
+                if due.evaluate:
+                    due = self._evaluate(state, due, timer, clock, stopped)
+                if due.save:
                     state.last_losses = meter.to_list()
                     with timer.paused():
                         self._save(state)
                     timer.saved, timer.save_seconds = time.monotonic(), timer.pause
-                if last:
+                if due.end:
                     break
-                if stop:
+                if due.stop:
                     raise Interrupted(state.step)
+
+    def _set_rates(self, batch: GlobalBatch, state: TrainState) -> float:
+        """Set learning rate and weight decay of the next step. Returns the learning rate."""
+        peak = self.recipe.optimizer.lr
+        assert peak is not None
+        optimizer = self._phase_recipe(state.step).optimizer
+        fraction = self._step_fraction(state, batch.num_tokens)
+        factor = self.recipe.schedule.factor(state.step, self.progress(state), fraction)
+        factor *= (optimizer.lr or peak) / peak
+        set_learning_rate(self.optimizers, factor)
+        if self.recipe.phases:
+            change_weight_decay(self.optimizers, optimizer.initial_weight_decay)
+        if decays_over_epochs(self.recipe) and self.repeats_data(state.step):
+            set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
+        return peak * factor
+
+    @property
+    def _log_every(self) -> int:
+        """The number of steps between log lines; a log line is a mean over these steps."""
+        return self.recipe.train.log_every or _LOG_EVERY
+
+    def _save_is_due(self, timer: StepTimer) -> bool:
+        """Return whether the last checkpoint is so old that a crash would lose minutes.
+
+        Checkpoints that all stay, or whose mean is taken, must not depend on the clock.
+        """
+        train = self.recipe.train
+        by_steps = train.keep_checkpoints == "all" or train.average > 1
+        return not by_steps and timer.save_is_due()
+
+    def _due(self, state: TrainState, *, save: bool, last: bool, stop: bool) -> Due:
+        """Return what follows the step that was just taken."""
+        train, step = self.recipe.train, state.step
+        assert train.eval_every is not None
+        assert train.save_every is not None
+        return Due(
+            log=step % self._log_every == 0 or last,
+            evaluate=step % train.eval_every == 0 or last,
+            save=step % train.save_every == 0 or save or last or stop,
+            end=last,
+            stop=stop,
+        )
+
+    def _evaluate(
+        self,
+        state: TrainState,
+        due: Due,
+        timer: StepTimer,
+        clock: Callable[[], float],
+        stopped: Callable[[], bool],
+    ) -> Due:
+        """Evaluate the model. Returns what is due then, since an evaluation can end the run."""
+        with timer.paused():
+            measured = self.measure(self, state) if self.measure else {}
+        timer.eval_seconds, state.evaluated_step = timer.pause, state.step
+        # The first process knows the best evaluation.
+        patience = self.recipe.train.patience or math.inf
+        stop_early = self.parallel.is_main and state.evals_since_best >= patience
+        state.seconds, stop_early, stop = self.parallel.all_reduce_max(
+            clock(), stop_early, stopped()
+        )
+        self._print_evaluation(state, measured)
+        self.train_step.train()
+        end = due.end or bool(stop_early) or self.progress(state) >= 1.0
+        return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
 
     def repeats_data(self, step: int) -> bool:
         """Return whether a step, counted from 0, takes rows that earlier steps have taken."""
@@ -277,8 +302,8 @@ class Trainer:
             share = state.step / self.budget_steps
         return min(1.0, share)
 
-    def _step_share(self, state: TrainState, num_tokens: int) -> float:
-        """Return the share of the budget that the next step uses, or 0 where it is not known.
+    def _step_fraction(self, state: TrainState, num_tokens: int) -> float:
+        """Return the fraction of the budget that the next step uses.
 
         A step of a budget in minutes is expected to take as long as the mean of those before.
         """
@@ -600,6 +625,21 @@ class UnreadStep:
     record: dict[str, Any]
     skipped: dict[str, Any]
     is_logged: bool
+
+
+@dataclass(frozen=True)
+class Due:
+    """What follows a step: a log line, an evaluation, a checkpoint, the end of the run.
+
+    `end` is the end of the budget or of the patience; `stop` is an interruption by a signal. All
+    processes have the same values.
+    """
+
+    log: bool
+    evaluate: bool
+    save: bool
+    end: bool
+    stop: bool
 
 
 class StepTimer:

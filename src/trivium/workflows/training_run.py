@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
@@ -22,13 +23,14 @@ from trivium.train.callback import Callback
 from trivium.train.carried_state import carried_state
 from trivium.train.checkpoint import Checkpoints, SaveCheckpoints
 from trivium.train.distributed import Parallel, parallelize_step
-from trivium.train.health import LossMonitor, WarnOfRecords
 from trivium.train.kept_weights import KeptWeights, drop_abandoned_best
-from trivium.train.memory import StoreMicroBatchSize, fit_memory, resumed_micro_batch
+from trivium.train.loader import BatchStream, LoaderPhase
+from trivium.train.memory import MemoryUse, StoreMicroBatchSize, fit_memory, resumed_micro_batch
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import recipe_file
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
+from trivium.train.run_warnings import RunHistory, RunWarnings
 from trivium.train.terminal_log import TerminalLog
 from trivium.train.trackers import MetricsFile, TensorBoard
 from trivium.train.trainer import Trainer, TrainState, TrainStep
@@ -75,44 +77,22 @@ def train_run(
     """Train to the end of the budget, and write everything. The first process returns the run."""
     run, line, device, parallel = context.run, context.line, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_metadata()
-    recipe = defaults.complete(
-        setup.recipe, lm.spec, num_examples=sum(one.num_train for one in corpus.examples)
-    )
-    uses_flex = recipe.train.uses_flex(device)
-    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
-    known = list(hardware.PRECISIONS.values())  # of GPUs that differ, the one that all have
-    [index] = parallel.all_reduce_max(known.index(arithmetic.precision))
-    precision = known[int(index)]
-    # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    torch.set_num_threads(arithmetic.threads)
-    # Labels that the model computes itself are of the precision that it is trained in.
-    with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-        streams, validation_streams = (
-            build_streams(recipe, corpus, setup, split, run.examples, parallel)
-            for split in (TRAIN, VALIDATION)
-        )
-    validation_streams = [one for one in validation_streams if not one.objective.rolls_out]
-    corpus.free_examples()
-    lengths = [one.longest for one in (*streams, *validation_streams) if one.objective.labelled]
-    setup.fit_length(corpus, max(lengths, default=0))
-    phases = build_phases(recipe, streams, corpus, setup)
-    streams = list(phases[-1].streams)
-    probabilities = sampling_probabilities(recipe, streams)
+    num_examples = sum(one.num_train for one in corpus.examples)
+    recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
+    arithmetic = _choose_arithmetic(context, recipe, module, before)
+    precision = arithmetic.precision
+    batches = _build_batches(context, recipe, corpus, setup, precision)
     memory = fit_memory(
         resumed_micro_batch(recipe, before, parallel) if resume else recipe,
         module,
-        [stream for phase in phases for stream in phase.streams],
+        [stream for phase in batches.phases for stream in phase.streams],
         parallel,
         precision=precision,
         device=device,
     )
     if memory.idle:
         line.warn(memory.idle)
-    if uses_flex and (warning := module.use_flex_attention()):  # type: ignore[operator]
-        line.warn(warning)
-    if recipe.train.compiles(device):
-        module.compile_blocks()  # type: ignore[operator]
+    _prepare_blocks(context, recipe, module)
     is_sharded = parallel.size > 1 and memory.data == "fsdp"
     if is_sharded:
         _check_sharded(recipe)
@@ -127,6 +107,16 @@ def train_run(
         device=device,
         has_unused=len(recipe.objectives) > 1 or lm.spec.has_optional_weights,
     )
+    optimizers = recipe.optimizer.build(module, precision)
+    unfrozen = recipe.train.gradual_unfreezing
+    carried = carried_state(module, batches.phases[-1].streams[0])
+    saved = Checkpoints(
+        run.checkpoints,
+        parallel,
+        carried=carried,
+        files=run.model_files,
+        keep=max(recipe.train.most_checkpoints, recipe.train.average),
+    )
     machine = {
         "device": hardware.describe_device(device),
         "precision": hardware.precision_name(precision),
@@ -135,17 +125,6 @@ def train_run(
         "micro_batch_tokens": memory.micro_batch_tokens,
         "torch": torch.__version__,
     }
-    optimizers = recipe.optimizer.build(module, precision)
-    share = recipe.train.gradual_unfreezing
-    unfreezing = None if share is None else GradualUnfreezing(module, share)
-    carried = carried_state(module, streams[0])
-    saved = Checkpoints(
-        run.checkpoints,
-        parallel,
-        carried=carried,
-        files=run.model_files,
-        keep=max(recipe.train.most_checkpoints, recipe.train.average),
-    )
     state = TrainState()
     if resume and next(checkpoints(run.checkpoints), None) is not None:
         _check_unchanged(context, corpus, before, verify=recipe.train.verify)
@@ -155,64 +134,50 @@ def train_run(
     parallel.barrier()  # all have read run.json, which the first one writes now
     metadata: dict[str, Any] = {}
     if parallel.is_main:
-        metadata = run_metadata(recipe, corpus, setup, probabilities, validation) | machine
+        metadata = run_metadata(recipe, corpus, setup, batches.probabilities, validation) | machine
         metadata["gflops"] = dict(arithmetic.gflops)
         metadata["peak_flops"] = hardware.peak_flops(device, precision)
         _write_files(context, recipe, corpus, setup, metadata, state)
     metric = metadata.get("metric", "") if validation.sources else None
     kept = KeptWeights(run, recipe, model, saved, state, metric)
-    loader = RolloutLoader(
-        streams,
-        list(probabilities.values()),
-        seed=recipe.seed,
-        micro_batch_tokens=memory.micro_batch_tokens,
-        parallel=parallel,
-        earlier=phases[:-1],
-        continues=phases[-1].continues,
-        lm=lm,
-        module=module,
-        precision=precision,
-    )
-    reads = bool(context.callbacks)
+    reads_model = bool(context.callbacks)
     trainer = Trainer(
         recipe,
         train_step,
-        loader,
+        RolloutLoader(
+            batches.phases[-1].streams,
+            list(batches.probabilities.values()),
+            seed=recipe.seed,
+            micro_batch_tokens=memory.micro_batch_tokens,
+            parallel=parallel,
+            earlier=batches.phases[:-1],
+            continues=batches.phases[-1].continues,
+            lm=lm,
+            module=module,
+            precision=precision,
+        ),
         optimizers,
         device,
         precision,
         context.started,
         parallel,
         carried=carried,
-        unfreezing=unfreezing,
-        measure=RunEvaluation(line, device, validation, validation_streams, kept, reads),
+        unfreezing=None if unfrozen is None else GradualUnfreezing(module, unfrozen),
+        measure=RunEvaluation(line, device, validation, batches.validation, kept, reads_model),
         lm=lm,
         checkpoints=run.checkpoints,
     )
     if state.step == 0:
-        print_steps(line, trainer, lm.spec)
-        print_phases(line, trainer)
-        stored = run.read_metadata() if parallel.is_main else {}
-        stored |= print_forecast(trainer, memory, stored, line)
-        if parallel.is_main:
-            run.write_metadata(stored)
+        _print_steps_and_forecast(context, trainer, memory)
     run.training = True
+    save = SaveCheckpoints(saved, module, optimizers, state, line, waits=reads_model)
+    trainer.callbacks = [save]
     is_finished = resume and trainer.progress(state) >= 1.0
     if is_finished:
         print_finished(line, recipe, state)
-    save = SaveCheckpoints(saved, module, optimizers, state, line, waits=reads)
-    trainer.callbacks = [save]
     if parallel.is_main:
-        trainer.callbacks = [
-            StoreMicroBatchSize(run, line, loader),
-            *_monitors(run, recipe, metadata),
-            MetricsFile(run),
-            *([TensorBoard(run.path / "tensorboard")] if recipe.train.tensorboard else []),
-            save,
-            kept,
-            *context.callbacks,
-            TerminalLog(line, recipe.train, metadata, lambda: kept.metric, not is_finished),
-        ]
+        table = TerminalLog(line, recipe.train, metadata, lambda: kept.metric, not is_finished)
+        trainer.callbacks = _callbacks(context, trainer, metadata, save, kept, table)
     trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
     [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # the first one knows
@@ -224,6 +189,99 @@ def train_run(
     finished = FinishedRun(run, line, recipe, corpus, kept, validation)
     finished.write(state)
     return finished if parallel.is_main else None
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The batches of a run.
+
+    Args:
+        phases: the sources of every phase.
+        validation: the streams of the sources that have validation data.
+        probabilities: the probability of each source in a step of the last phase, by its name.
+    """
+
+    phases: Sequence[LoaderPhase]
+    validation: Sequence[BatchStream]
+    probabilities: Mapping[str, float]
+
+
+def _choose_arithmetic(
+    context: RunContext, recipe: Recipe, module: nn.Module, before: Mapping[str, Any]
+) -> hardware.Arithmetic:
+    """Choose precision and threads, and set the number of threads. All processes take part.
+
+    `before` is the metadata of a run that is resumed.
+    """
+    device = context.device
+    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
+    known = list(hardware.PRECISIONS.values())  # of GPUs that differ, the one that all have
+    [index] = context.parallel.all_reduce_max(known.index(arithmetic.precision))
+    # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    torch.set_num_threads(arithmetic.threads)
+    return replace(arithmetic, precision=known[int(index)])
+
+
+def _build_batches(
+    context: RunContext, recipe: Recipe, corpus: Corpus, setup: ModelSetup, precision: torch.dtype
+) -> _Batches:
+    """Build the batches of all sources, and fit the model's length to the longest example."""
+    # Labels that the model computes itself are of the precision that it is trained in.
+    enabled = precision is not torch.float32
+    with torch.autocast(context.device.type, precision, enabled=enabled):
+        streams, validation = (
+            build_streams(recipe, corpus, setup, split, context.run.examples, context.parallel)
+            for split in (TRAIN, VALIDATION)
+        )
+    validation = [one for one in validation if not one.objective.rolls_out]
+    corpus.free_examples()
+    lengths = [one.longest for one in (*streams, *validation) if one.objective.labelled]
+    setup.fit_length(corpus, max(lengths, default=0))
+    phases = build_phases(recipe, streams, corpus, setup)
+    return _Batches(phases, validation, sampling_probabilities(recipe, phases[-1].streams))
+
+
+def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
+    """Let the blocks use FlexAttention and torch.compile, if the recipe asks for them."""
+    if recipe.train.uses_flex(context.device) and (warning := module.use_flex_attention()):
+        context.line.warn(warning)
+    if recipe.train.compiles(context.device):
+        module.compile_blocks()
+
+
+def _print_steps_and_forecast(context: RunContext, trainer: Trainer, memory: MemoryUse) -> None:
+    """Print the steps and phases of a new run and its forecast, which `run.json` also stores."""
+    print_steps(context.line, trainer, trainer.lm.spec)
+    print_phases(context.line, trainer)
+    metadata = context.run.read_metadata() if context.parallel.is_main else {}
+    metadata |= print_forecast(trainer, memory, metadata, context.line)
+    if context.parallel.is_main:
+        context.run.write_metadata(metadata)
+
+
+def _callbacks(
+    context: RunContext,
+    trainer: Trainer,
+    metadata: Mapping[str, Any],
+    save: SaveCheckpoints,
+    kept: KeptWeights,
+    table: TerminalLog,
+) -> list[Callback]:
+    """Return the callbacks of the first process, in the order in which they are called."""
+    run, line, recipe = context.run, context.line, trainer.recipe
+    patience = max(objective.steps_to_beat_unigram for objective in recipe.objectives)
+    history = RunHistory(recipe.objectives[0], metadata.get("unigram_loss"), patience)
+    return [
+        StoreMicroBatchSize(run, line, trainer.loader),
+        RunWarnings(run, history),
+        MetricsFile(run),
+        *([TensorBoard(run.path / "tensorboard")] if recipe.train.tensorboard else []),
+        save,
+        kept,
+        *context.callbacks,
+        table,
+    ]
 
 
 def _check_sharded(recipe: Recipe) -> None:
@@ -264,15 +322,6 @@ def _write_files(
         write_file(run.metrics_file, "")
     run.write_metadata(metadata)
     introduce(context.line, recipe, corpus, setup, metadata, state)
-
-
-def _monitors(run: RunFolder, recipe: Recipe, metadata: Mapping[str, Any]) -> list[Callback]:
-    """Return the callback that warns of runs that go wrong, if there is one for this run."""
-    monitor, unigram = recipe.objectives[0].monitor(), metadata.get("unigram_loss")
-    if unigram is not None:
-        patience = max(objective.steps_to_beat_unigram for objective in recipe.objectives)
-        monitor = LossMonitor(unigram, patience)
-    return [] if monitor is None else [WarnOfRecords(run, monitor)]
 
 
 def _check_unchanged(

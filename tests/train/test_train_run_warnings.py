@@ -8,10 +8,12 @@ import pytest
 from run_settings import quiet
 
 from trivium.objectives import Objective
+from trivium.objectives.causal import Causal
 from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
-from trivium.train.health import LossMonitor, WarnOfRecords, is_spike
+from trivium.train.gradient_spikes import is_spike
 from trivium.train.run_folder import RunFolder
+from trivium.train.run_warnings import RunHistory, RunWarnings
 from trivium.train.terminal_log import TerminalLog
 from trivium.train.trackers import MetricsFile
 from trivium.train.train_config import TrainConfig
@@ -32,8 +34,8 @@ def record(number: int, loss: float, tokens: int = 2000) -> dict[str, float]:
 
 
 def warnings(losses: list[float], patience: float = 200, tokens: int = 2000) -> list[str]:
-    monitor = LossMonitor(UNIGRAM, patience)
-    found = (monitor.warning(record(n, loss, tokens)) for n, loss in enumerate(losses, start=1))
+    history = RunHistory(Causal(), UNIGRAM, patience)
+    found = (history.warning(record(n, loss, tokens)) for n, loss in enumerate(losses, start=1))
     return [f"{10 * n}: {text}" for n, text in enumerate(found, start=1) if text]
 
 
@@ -52,7 +54,7 @@ def test_a_run_that_stands_still_is_called_out_once():
     # Small steps are fewer.
     assert warnings([7.1] * 200, tokens=512)[0].startswith("450: ")
     # Evaluations and the end of a warm-up that never ends have no say.
-    assert LossMonitor(UNIGRAM, 200).warning({"step": 10, "valid_loss": 9.0}) is None
+    assert RunHistory(Causal(), UNIGRAM, 200).warning({"step": 10, "valid_loss": 9.0}) is None
 
 
 def test_every_objective_says_how_long_it_may_stand_at_the_baseline():
@@ -84,7 +86,7 @@ def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tm
         console = quiet()
         metadata = {"unigram_loss": UNIGRAM, "peak_flops": None}
         terminal = TerminalLog(ProgressLine(console), TrainConfig(eval_every=1000), metadata)
-        warnings = WarnOfRecords(run, LossMonitor(UNIGRAM, 200))
+        warnings = RunWarnings(run, RunHistory(Causal(), UNIGRAM, 200))
         warnings.on_start(None, None)  # type: ignore[arg-type]
         for number in numbers:
             line = record(number, 7.1)

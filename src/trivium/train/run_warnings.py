@@ -1,0 +1,242 @@
+"""Warnings about a run that goes wrong: one table of conditions, and the callback that uses it.
+
+After every log line, the conditions of `WARNINGS` read the history of the run. A condition returns
+the values of its message in `[warning]` of the message catalogue, or None. Each warning is given
+once.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trivium.language_model import LanguageModel
+from trivium.messages import english
+from trivium.objectives import Objective
+from trivium.objectives.kto import KTO
+from trivium.objectives.policy import PolicyGradient
+from trivium.objectives.preference import PreferenceOptimization
+from trivium.train.callback import Callback
+from trivium.train.loader import GlobalBatch
+from trivium.train.run_folder import RunFolder
+
+# A run is stuck while its loss is not this many nats below the unigram baseline. Steps with fewer
+# tokens than those of the smallest presets count as a fraction of a step.
+_MARGIN, _STEP_TOKENS = 0.25, 1024
+# A run diverges if this many log lines in a row are this many nats above the lowest loss. The
+# losses of healthy runs rose by a third of that (`benchmarks/loss_bands.py`).
+_LINES, _RISE = 3, 1.0
+# Preferences, in nats: the first loss is too high; the loss does not move until this step; the
+# preferred responses become less probable.
+_ABOVE, _UNMOVED, _UNMOVED_STEPS, _FALLEN = 0.05, 1e-3, 50, 1.0
+# Policies: the largest fraction of groups with equal rewards, nats per text from the reference, the
+# smallest fraction of terminated responses, and fractions of the maximum length.
+_EQUAL, _FAR, _TERMINATED, _SHORT, _LONG = 0.8, 20.0, 0.5, 0.6, 0.9
+# The reward falls if the mean of this many log lines is this many standard errors below the first.
+_REWARDS, _ERRORS = 5, 4.0
+
+
+@dataclass
+class RunHistory:
+    """What the conditions know about a run: its objective, and a summary of its log lines.
+
+    Args:
+        objective: the first objective of the run.
+        unigram_loss: the unigram baseline in nats per token; None if the loss is not compared.
+        patience: the number of steps after the warm-up until a loss near the baseline is a bad
+            sign.
+    """
+
+    objective: Objective
+    unigram_loss: float | None = None
+    patience: float = math.inf
+    given: set[str] = field(default_factory=set)
+    """The warnings that have been given."""
+    first: Mapping[str, Any] = field(default_factory=dict)
+    """The first log line."""
+    last: Mapping[str, Any] = field(default_factory=dict)
+    """The last log line."""
+    lowest_loss: float = math.inf
+    lines_above: int = 0
+    """The number of last log lines in a row that are `_RISE` above the lowest loss."""
+    steps_after_warmup: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    """The rewards of the first and of the last `_REWARDS` log lines of a policy."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a log line, a record with a `train_loss`."""
+        before = self.last or {"step": 0, "tokens": 0, "lr": 0.0}
+        self.first, self.last = self.first or record, record
+        loss = record["train_loss"]
+        if record["lr"] <= before["lr"]:
+            tokens = record["tokens"] - before["tokens"]
+            self.steps_after_warmup += min(record["step"] - before["step"], tokens / _STEP_TOKENS)
+        self.lowest_loss = min(self.lowest_loss, loss)
+        self.lines_above = self.lines_above + 1 if loss > self.lowest_loss + _RISE else 0
+        if "train_reward" in record:
+            self.rewards.append(record["train_reward"])
+            if len(self.rewards) > 2 * _REWARDS:
+                del self.rewards[_REWARDS]
+
+    def warning(self, record: Mapping[str, Any]) -> str | None:
+        """Add a record of `metrics.jsonl`. Returns the first new warning about it, or None."""
+        if "train_loss" not in record:
+            return None
+        self.add(record)
+        for name, condition in WARNINGS.items():
+            if name not in self.given and (values := condition(self)) is not None:
+                self.given.add(name)
+                return english(f"warning.{name}", **values)
+        return None
+
+
+Values = dict[str, Any] | None
+"""The values of a message, or None if its condition is not met."""
+
+
+def _loss_diverges(run: RunHistory) -> Values:
+    if run.unigram_loss is None or run.lines_above < _LINES:
+        return None
+    return {"now": run.last["train_loss"], "lowest": run.lowest_loss}
+
+
+def _loss_is_stuck(run: RunHistory) -> Values:
+    loss, unigram = run.last["train_loss"], run.unigram_loss
+    if unigram is None or "diverges" in run.given or run.steps_after_warmup < run.patience:
+        return None
+    if loss <= unigram - _MARGIN:
+        return None
+    return {"now": loss, "unigram": unigram, "steps": run.steps_after_warmup}
+
+
+@dataclass(frozen=True)
+class _PreferenceRun:
+    """The metrics of a run on preferences: the loss, its first value, the preferred responses."""
+
+    loss: float
+    start_name: str
+    start: float
+    preferred: str
+    weight: str
+
+
+def _preference_run(run: RunHistory) -> _PreferenceRun | None:
+    """Return the metrics of DPO, or of KTO with equal weights; None for other runs."""
+    objective, last = run.objective, run.last
+    if isinstance(objective, KTO) and "train_kto" in last:
+        equal = objective.desirable_weight == objective.undesirable_weight == 1
+        metrics = _PreferenceRun(last["train_kto"], "1/2", 0.5, "desirable", "desirable_weight")
+        return metrics if equal else None
+    if isinstance(objective, PreferenceOptimization) and "train_preference" in last:
+        is_dpo = objective.loss_type == "sigmoid" and not objective.label_smoothing
+        loss = last["train_preference"]
+        return _PreferenceRun(loss, "ln 2", math.log(2), "chosen", "sft_weight") if is_dpo else None
+    return None
+
+
+def _first_loss_differs_from_reference(run: RunHistory) -> Values:
+    pairs = _preference_run(run)
+    if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
+        return None
+    return {"loss": pairs.loss, "name": pairs.start_name, "start": pairs.start}
+
+
+def _preference_loss_does_not_move(run: RunHistory) -> Values:
+    pairs, step = _preference_run(run), run.last["step"]
+    if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
+        return None
+    return {"name": pairs.start_name, "steps": step}
+
+
+def _preferred_become_rarer(run: RunHistory) -> Values:
+    """DPO's loss falls, too, if both responses become less probable."""
+    pairs = _preference_run(run)
+    gain = run.last.get(f"train_{pairs.preferred}", 0.0) if pairs else 0.0
+    if pairs is None or gain >= -_FALLEN:
+        return None
+    return {"preferred": pairs.preferred, "gain": gain, "weight": pairs.weight}
+
+
+def _policy(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
+    """Return a metric of a policy in the first and in the last log line."""
+    if not isinstance(run.objective, PolicyGradient):
+        return default, default
+    return run.first.get(f"train_{name}", default), run.last.get(f"train_{name}", default)
+
+
+def _rewards_are_equal(run: RunHistory) -> Values:
+    _, fraction = _policy(run, "frac_reward_zero_std")
+    _, reward = _policy(run, "reward")
+    return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
+
+
+def _policy_is_far_from_reference(run: RunHistory) -> Values:
+    _, distance = _policy(run, "kl")
+    return {"distance": distance} if distance > _FAR else None
+
+
+def _responses_repeat(run: RunHistory) -> Values:
+    first, last = _policy(run, "distinct_2")
+    return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
+
+
+def _responses_grow(run: RunHistory) -> Values:
+    (first, last), (reward_before, reward) = _policy(run, "length"), _policy(run, "reward")
+    longest = getattr(run.objective, "max_new_tokens", math.inf)
+    grows = first < _SHORT * longest and last > _LONG * longest
+    return {"first": first, "now": last} if grows and reward > reward_before else None
+
+
+def _responses_are_truncated(run: RunHistory) -> Values:
+    first, last = _policy(run, "terminated", 1.0)
+    if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
+        return None
+    return {"share": last, "size": run.objective.max_new_tokens}
+
+
+def _reward_falls(run: RunHistory) -> Values:
+    before, after = run.rewards[:_REWARDS], run.rewards[_REWARDS:]
+    if len(after) < _REWARDS:
+        return None
+    fall = statistics.fmean(before) - statistics.fmean(after)
+    variance = statistics.variance(before) + statistics.variance(after)
+    if fall <= _ERRORS * math.sqrt(variance / _REWARDS):
+        return None
+    return {"before": statistics.fmean(before), "after": statistics.fmean(after)}
+
+
+WARNINGS: Mapping[str, Callable[[RunHistory], Values]] = {
+    "diverges": _loss_diverges,
+    "stuck": _loss_is_stuck,
+    "differs_from_reference": _first_loss_differs_from_reference,
+    "nothing_learned": _preference_loss_does_not_move,
+    "preferred_become_rarer": _preferred_become_rarer,
+    "same_rewards": _rewards_are_equal,
+    "far_from_reference": _policy_is_far_from_reference,
+    "responses_repeat": _responses_repeat,
+    "responses_grew": _responses_grow,
+    "responses_cut": _responses_are_truncated,
+    "reward_falls": _reward_falls,
+}
+"""The condition of every warning, by the name of its message in `[warning]`."""
+
+
+@dataclass
+class RunWarnings(Callback):
+    """Adds a `warning` to the records of a run, for the callbacks after this one."""
+
+    run: RunFolder
+    history: RunHistory
+
+    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
+        """Read the records of a resumed run, whose warnings are not repeated."""
+        for record in self.run.read_metrics():
+            self.history.warning(record)
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        """Add the `warning` of a log line, if there is one."""
+        if warning := self.history.warning(record):
+            record["warning"] = warning
