@@ -1,4 +1,4 @@
-"""Callbacks: everything around the loop of a run, in one list; the user's own are among them."""
+"""The callback interface: code that runs at fixed points of a training run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trivium.train.loader import GlobalBatch
 
 
 class Callback:
-    """Code that a run calls from its start to its end; override the methods that you need.
+    """Code that a training run calls from its start to its end. Override the methods you need.
 
     The run's own log, files and checkpoints are callbacks, too. Each method is called on all
-    callbacks of a run, one after another in the order of their list. Callbacks of the user are
-    called in the first process. An exception ends the run, which `--resume` continues from its last
+    callbacks of a run in the order of their list. The user's callbacks are called only in the first
+    process. If a callback raises an exception, the run ends, and `--resume` continues from the last
     checkpoint.
 
         class Show(trivium.Callback):
@@ -25,32 +25,49 @@ class Callback:
     """
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Called before the first step of this start, with this process's part of the step."""
+        """Called before the first step after a start or a resume.
+
+        Args:
+            batch: this process's part of the first batch.
+            lm: the model.
+        """
 
     def on_step(self, step: int, progress: float) -> None:
-        """Called after a step is taken, or queued on a GPU, which may still compute the step.
+        """Called after a step. A GPU may still compute the step, which is queued there.
 
         Args:
             step: the number of steps so far.
-            progress: the share of the budget that is used, 0 to 1.
+            progress: the fraction of the budget that is used, 0 to 1.
         """
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Called with a log line: `step`, `tokens`, `train_loss`, ... as in `metrics.jsonl`.
+        """Called with a log line: `step`, `tokens`, `train_loss` and so on, as in `metrics.jsonl`.
 
-        On a GPU numbers are read one step late, after `on_step` of the next step. Entries that a
-        callback adds to a record are seen by the callbacks after it; `warning` is such an entry.
+        On a GPU, losses are read one step late, after `on_step` of the next step. A callback may
+        add entries to the record; later callbacks receive these entries. `warning` is such an
+        entry.
         """
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Called after an evaluation: `step`, `valid_loss`, metrics, ...; and the current model."""
+        """Called after an evaluation.
+
+        Args:
+            record: `step`, `valid_loss`, metrics and so on, as in `metrics.jsonl`.
+            lm: the current model.
+        """
 
     def on_save(self, folder: Path) -> None:
-        """Called when the run is saved; `trivium.load(folder)` reads the checkpoint."""
+        """Called when a checkpoint is saved.
+
+        Args:
+            folder: the folder of the checkpoint, which `trivium.load(folder)` reads.
+        """
 
     def on_end(self, error: BaseException | None) -> None:
-        """Called when training ends; `error` is what ended it, None at the end of its budget.
+        """Called when training ends, before the final evaluation of the run.
 
-        It is called on all callbacks, also if another callback fails. The final evaluation of the
-        run follows.
+        The method is called on all callbacks, even if another callback raises an error.
+
+        Args:
+            error: the exception that ended training; None at the end of the budget.
         """

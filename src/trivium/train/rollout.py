@@ -1,6 +1,8 @@
-"""Steps on a model's own samples: prompts are read ahead, and samples are drawn at each step.
+"""The loader of policy-gradient runs: it draws responses to the prompts of each step.
 
-Samples follow from (weights, seed, step): nothing is saved, and a resumed run draws the same ones.
+Prompts are prepared one step ahead. Responses are drawn when their step begins, with the current
+weights. They are a function of (weights, seed, step), so that a resumed run draws the same
+responses and nothing needs to be saved.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 @dataclass(kw_only=True)
 class RolloutLoader(Loader):
-    """A loader that lets `PolicyGradient` draw the samples that its steps learn from.
+    """A loader whose batches contain the model's own responses, if the objective needs them.
 
     Args:
-        lm: the model that draws samples, whole in every process.
+        lm: the model that draws responses; every process has the whole model.
         module: the trained module.
         precision: the precision of activations.
     """
@@ -36,15 +38,23 @@ class RolloutLoader(Loader):
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """Yield batches as `Loader.steps_from` does, with samples of the weights at each step."""
+        """Yield batches as `Loader.steps_from` does, with responses drawn at each step."""
         for step, batch in enumerate(super().steps_from(number), start=number):
             yield self._rolled_out(batch, step)
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """Use smaller micro-batches as `Loader.halve_micro_batches` does, with the same samples."""
+        """Halve the micro-batches as `Loader.halve_micro_batches` does.
+
+        The responses of the current step stay the same.
+        """
         return self._rolled_out(super().halve_micro_batches(number), number)
 
     def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+        """Return a batch of prompts with the responses drawn for a step.
+
+        A batch of another objective is returned unchanged. The responses of the last step are
+        reused if the step is the same.
+        """
         objective, module = batch.stream.objective, self.module
         if not isinstance(objective, PolicyGradient):
             return batch

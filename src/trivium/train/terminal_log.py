@@ -1,8 +1,8 @@
-"""The terminal's log of a run: a live line and a table of evaluations.
+"""The log of a run in the terminal: a progress line and a table of evaluations.
 
-On a terminal the table has a row per evaluation, and the live line below it is rewritten in place.
-In a log file, where nothing can be rewritten, progress takes rows of the same table. The first
-evaluation of a task names its metric: a new column, with a new heading.
+On a terminal the table has a row per evaluation, and the progress line below the table is rewritten
+in place. In a log file nothing can be rewritten, and progress is printed as rows of the same table.
+The first evaluation of a task names the task's main metric, for which the table then gets a column.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from trivium.train.train_config import TrainConfig
 
 @dataclass
 class TerminalLog(Callback):
-    """Shows the progress and the records of a run.
+    """Prints the progress and the records of a run.
 
     Args:
-        line: where progress is shown.
-        config: what is logged, and when evaluations follow.
-        metadata: those of `run.json`: the unigram baseline, FLOPs of a token and of the device.
-        metric: returns the main metric of a task, a column of its own, `valid_METRIC` in records;
-            "" until the first evaluation, which names it; None where there is none.
-        shows_heading: whether the table begins before the first step.
+        line: the progress line.
+        config: the settings of logging and evaluation.
+        metadata: the metadata in `run.json`: the unigram baseline, FLOPs per token and of the
+            device.
+        metric: a function that returns the name of the task's main metric. The name is "" until the
+            first evaluation, and None if the run has no such metric.
+        shows_heading: whether the heading of the table is printed before the first step.
     """
 
     line: ProgressLine
@@ -53,24 +54,25 @@ class TerminalLog(Callback):
             self.show_heading()
 
     def on_step(self, step: int, progress: float) -> None:
-        """Show the progress of the run."""
+        """Update the progress line."""
         self._progress.append((step, progress))
         self.show_progress(step, progress)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Show a log line."""
+        """Update the progress line with a log line, and print its warning."""
         self._show_step(record, dict(self._progress)[record["step"]])
         self._warn(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Print the row of an evaluation."""
+        """Print the row of an evaluation, and its warning."""
         self._show_row(record)
         self._warn(record)
 
     def show_progress(self, step: int, progress: float) -> str:
-        """Rewrite the live line, what matters most first: a narrow terminal cuts its end.
+        """Rewrite the progress line and return the progress as text.
 
-        Returns what is done. The first step, which may compile, is left out of its estimate.
+        The most important values come first, since a narrow terminal truncates the line. The
+        estimate of the remaining time excludes the first step, which may include compilation.
         """
         left = self._seconds_left(progress)
         done = translated("progress.done", share=progress)
@@ -80,11 +82,12 @@ class TerminalLog(Callback):
         return done
 
     def _warn(self, record: Mapping[str, Any]) -> None:
-        """Print the warning of a record, if it has one."""
+        """Print the warning of a record, if the record has one."""
         if "warning" in record:
             self.line.warn(f"{_step(record['step'])}: {record['warning']}")
 
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
+        """Update the progress line with a log line; print a row if a log file is due for one."""
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
         self._measured = [translated("progress.loss", loss=record["train_loss"])]
@@ -104,7 +107,10 @@ class TerminalLog(Callback):
                 self._show_row(record, done)
 
     def show_heading(self) -> list[str]:
-        """Print the heading of the table where it is new; its columns after the first."""
+        """Print the heading of the table, unless the last printed heading is the same.
+
+        Returns the headings of the columns after the column of steps.
+        """
         columns = [translated("report.training_loss"), translated("report.validation_loss")]
         columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
         if metric := self.metric():
@@ -119,13 +125,17 @@ class TerminalLog(Callback):
         return columns
 
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
+        """Print a row of the table: the losses and the main metric of a record, then `note`."""
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric()}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
         row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
         self.line.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float | None:
-        """Seconds to the end of the budget at the speed since the first step, None for that."""
+        """Return the estimated seconds to the end of the budget; None at the first step.
+
+        The estimate uses the speed since the first step.
+        """
         if self._start is None:
             self._start = time.monotonic(), progress
         start, before = self._start
@@ -134,4 +144,5 @@ class TerminalLog(Callback):
 
 
 def _step(step: int) -> str:
+    """Return the translated label of a step."""
     return translated("progress.step", step=step)

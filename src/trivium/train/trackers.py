@@ -1,4 +1,4 @@
-"""Callbacks that write the records of a run to files: `metrics.jsonl`, TensorBoard events."""
+"""Callbacks that write the records of a run to files: `metrics.jsonl` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ class MetricsFile(Callback):
     run: RunFolder
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Append the record."""
+        """Append a log line to the file."""
         self.run.append_metrics(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Append the record."""
+        """Append the record of an evaluation to the file."""
         self.run.append_metrics(record)
 
     def on_save(self, folder: Path) -> None:
-        """Sync the file, so that a checkpoint after this callback has all records before it."""
+        """Flush the file to disk, so that a checkpoint has all records before it."""
         sync(self.run.metrics_file)
 
 
 @dataclass
 class TensorBoard(Callback):
-    """Writes the numbers of every record as TensorBoard events to a folder."""
+    """Writes the numeric entries of every record to a folder of TensorBoard events."""
 
     folder: Path
     _events: Any = field(default=None, init=False)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Open the file of events. Raises MissingExtraError where TensorBoard is not installed."""
+        """Open the event file. Raises MissingExtraError if TensorBoard is not installed."""
         with require_extra("train.tensorboard = true", "tensorboard"):
             from torch.utils.tensorboard.writer import SummaryWriter
         self._events = SummaryWriter(self.folder)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Write the numbers of the record."""
+        """Write the numeric entries of a log line."""
         for name, value in measurements(record).items():
             self._events.add_scalar(name, value, record["step"])
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Write the numbers of the record."""
+        """Write the numeric entries of the record of an evaluation."""
         self.on_log(record)
 
     def on_end(self, error: BaseException | None) -> None:
-        """Flush the events and close their file."""
+        """Flush and close the event file."""
         if self._events is not None:
             self._events.close()
 
 
 def measurements(record: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record except `step`, `tokens` and `seconds`."""
+    """Return the numeric entries of a record, except `step`, `tokens` and `seconds`."""
     return {
         name: value
         for name, value in record.items()

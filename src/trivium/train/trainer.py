@@ -1,8 +1,9 @@
 """The training loop: one visible `for`, for every model and every objective.
 
-The rows and the noise of a step follow from (seed, step) alone: no state of a loader or a generator
-is saved. Losses are sums and counts. How a batch is split into micro-batches therefore changes only
-rounding and dropout, which is drawn for every micro-batch; their size is part of a run's recipe.
+The rows and the noise of a step are functions of (seed, step), so that no state of a data loader or
+random generator is saved. Losses are sums and counts. The division of a batch into micro-batches
+therefore changes only rounding errors and dropout, which is drawn per micro-batch. The size of
+micro-batches is part of the recipe of a run.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted (Ctrl-C or SIGTERM); `step` is the last one that is saved, or 0."""
+    """The run was interrupted by Ctrl-C or SIGTERM. `step` is the last saved step, or 0."""
 
     def __init__(self, step: int, message: str = "") -> None:
         super().__init__(message or f"interrupted after step {step}, and saved")
@@ -61,15 +62,23 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class TrainState:
-    """The state that resuming needs in addition to weights and optimizer state.
+    """The state that a resumed run needs besides weights and optimizer state.
 
-    `preparation_seconds` passed before the first step. `last_losses` are the losses of the last
-    steps, so that a resumed run writes the same log line as an uninterrupted run. `best` is the
-    score of the best evaluation, if its weights are kept, and `best_step` its step;
-    `evaluated_step` is the step of the last evaluation. If spikes are skipped, `last_norms` are the
-    last gradient norms. `skipped_steps` is the number of steps skipped for a spike, or in float16
-    for an overflow; `loss_scale` is the factor of the loss in float16. `borders` are the steps at
-    which phases end, as far as they are known.
+    Args:
+        step: the number of steps so far.
+        tokens: the number of tokens so far.
+        seconds: the duration of the run so far.
+        preparation_seconds: the part of `seconds` before the first step.
+        last_losses: the losses of the last steps, so that a resumed run writes the same log line as
+            an uninterrupted run.
+        best: the score of the best evaluation, if the best weights are kept.
+        best_step: the step of the best evaluation, or 0.
+        evaluated_step: the step of the last evaluation.
+        evals_since_best: the number of evaluations since the best one.
+        last_norms: the last gradient norms, if spikes are skipped.
+        skipped_steps: the number of steps skipped for a spike or, in float16, for an overflow.
+        loss_scale: the loss scale in float16.
+        borders: the steps at which phases end, as far as they are known.
     """
 
     step: int = 0
@@ -88,14 +97,14 @@ class TrainState:
 
 
 class TrainStep(nn.Module):
-    """Model and objective in one forward pass, which DDP, FSDP2 and torch.compile can wrap."""
+    """Model and objective as one forward pass, which DDP, FSDP2 and torch.compile can wrap."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
-        """Return the summed terms of the loss of a micro-batch."""
+        """Return the terms of the loss, summed over a micro-batch."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
 
@@ -104,23 +113,23 @@ class Trainer:
     """Trains a model in place.
 
     Args:
-        recipe: the recipe with every number decided.
+        recipe: the recipe with every value decided.
         train_step: a `TrainStep` with float32 weights on `device`, or the result of
             `parallelize_step`.
         loader: the batches.
-        optimizers: optimizers of the model's parameters, with peak learning rates.
+        optimizers: the optimizers of the model's parameters, set to the peak learning rates.
         device: the device of the model.
         precision: the precision of activations.
-        started: `time.monotonic` when the command began.
+        started: the value of `time.monotonic` when the command began.
         parallel: the processes of the run.
-        callbacks: everything around the steps: logs, checkpoints, the user's own. Each method of
-            `Callback` is called on one after another, in this order.
+        callbacks: the logs, the checkpoints, and the user's own callbacks. Each method of
+            `Callback` is called on them in this order.
         carried: the state that the model carries from row to row, if the objective carries state.
         unfreezing: the layers that each step trains; None if every step trains all layers.
-        measure: returns the held-out losses and metrics of an evaluation, and keeps the best in the
-            state; None where nothing is held out.
-        lm: the model that callbacks get.
-        checkpoints: the folder of the checkpoints that callbacks get and write.
+        measure: a function that returns the validation losses and metrics of an evaluation and
+            updates the best score in the state; None if there is no validation data.
+        lm: the model that callbacks receive.
+        checkpoints: the folder of the checkpoints.
     """
 
     recipe: Recipe
@@ -150,7 +159,7 @@ class Trainer:
         """Train until the budget is used up or an evaluation ends the run.
 
         Raises:
-            TrainingError: the loss is not finite, or every gradient in float16 overflows; nothing
+            TrainingError: the loss is not finite, or every gradient in float16 overflows. Nothing
                 after the last checkpoint is kept.
             Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
         """
@@ -168,7 +177,7 @@ class Trainer:
         return state
 
     def _train(self, state: TrainState) -> None:
-        """Take the steps of `train`."""
+        """Run the training loop of `train`."""
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_end(state)
             return
@@ -222,7 +231,7 @@ class Trainer:
                     raise Interrupted(state.step)
 
     def _set_rates(self, batch: GlobalBatch, state: TrainState) -> float:
-        """Set learning rate and weight decay of the next step. Returns the learning rate."""
+        """Set the learning rate and weight decay of the next step. Returns the learning rate."""
         peak = self.recipe.optimizer.lr
         assert peak is not None
         optimizer = self._phase_recipe(state.step).optimizer
@@ -238,20 +247,21 @@ class Trainer:
 
     @property
     def _log_every(self) -> int:
-        """The number of steps between log lines; a log line is a mean over these steps."""
+        """The number of steps between log lines. A log line has the mean losses of these steps."""
         return self.recipe.train.log_every or _LOG_EVERY
 
     def _save_is_due(self, timer: StepTimer) -> bool:
-        """Return whether the last checkpoint is so old that a crash would lose minutes.
+        """Return whether a checkpoint is due because the last one is minutes old.
 
-        Checkpoints that all stay, or whose mean is taken, must not depend on the clock.
+        If all checkpoints are kept, or weights are averaged over checkpoints, their steps must not
+        depend on the clock, and the result is False.
         """
         train = self.recipe.train
         by_steps = train.keep_checkpoints == "all" or train.average > 1
         return not by_steps and timer.save_is_due()
 
     def _due(self, state: TrainState, *, save: bool, last: bool, stop: bool) -> Due:
-        """Return what follows the step that was just taken."""
+        """Return which actions are due after the step that was just taken."""
         train, step = self.recipe.train, state.step
         assert train.eval_every is not None
         assert train.save_every is not None
@@ -271,7 +281,7 @@ class Trainer:
         clock: Callable[[], float],
         stopped: Callable[[], bool],
     ) -> Due:
-        """Evaluate the model. Returns what is due then, since an evaluation can end the run."""
+        """Evaluate the model. Returns the actions due afterwards: an evaluation can end the run."""
         with timer.paused():
             measured = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
@@ -287,11 +297,14 @@ class Trainer:
         return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
 
     def repeats_data(self, step: int) -> bool:
-        """Return whether a step, counted from 0, takes rows that earlier steps have taken."""
+        """Return whether a step, counted from 0, repeats rows of earlier steps."""
         return self.loader.epochs_at(step) >= 1.0
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
-        """Return the share of the budget that is used after `more_seconds` more seconds, 0 to 1."""
+        """Return the fraction of the budget that is used, 0 to 1.
+
+        `more_seconds` is added to the time used so far.
+        """
         train = self.recipe.train
         if train.minutes is not None:
             seconds = state.seconds + more_seconds - (state.preparation_seconds or 0.0)
@@ -305,7 +318,8 @@ class Trainer:
     def _step_fraction(self, state: TrainState, num_tokens: int) -> float:
         """Return the fraction of the budget that the next step uses.
 
-        A step of a budget in minutes is expected to take as long as the mean of those before.
+        If the budget is in minutes, the next step is expected to take as long as the mean step so
+        far.
         """
         train = self.recipe.train
         if train.minutes is not None:
@@ -315,7 +329,7 @@ class Trainer:
 
     @property
     def budget_steps(self) -> int:
-        """The number of steps of a budget in steps or epochs; the last step may be smaller."""
+        """The number of steps of a budget in steps or epochs. The last step may be smaller."""
         steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
         if self.recipe.phases and epochs:
             return self.planned_borders()[-1]
@@ -324,14 +338,20 @@ class Trainer:
 
     @property
     def _budget_tokens(self) -> float | None:
-        """The budget in tokens; that of a run with phases is also in tokens if it is in epochs."""
+        """The budget in tokens; None for a budget in steps or minutes.
+
+        A budget in epochs is converted to tokens if the run has phases.
+        """
         epochs, last = self.recipe.train.epochs, self.loader.phases[-1]
         if self.recipe.phases and epochs:
             return epochs * last.steps_per_epoch * last.tokens_per_step
         return self.recipe.train.tokens
 
     def planned_borders(self) -> list[int]:
-        """Return the step at which each phase ends, the last one included; [] if not known."""
+        """Return the step at which each phase ends, including the last phase.
+
+        The list is empty if there are no phases, or if the budget is in minutes.
+        """
         if not self.recipe.phases or self.recipe.train.minutes is not None:
             return []
         return phase_borders(
@@ -342,7 +362,7 @@ class Trainer:
         )
 
     def _end_phases(self, state: TrainState) -> None:
-        """End the phases whose share of a budget in minutes is used."""
+        """In a budget in minutes, end the phases whose fraction of the budget is used up."""
         untils = [phase.until for phase in self.recipe.phases]
         while len(state.borders) < len(untils) and (
             self.progress(state) >= untils[len(state.borders)]
@@ -350,11 +370,14 @@ class Trainer:
             state.borders.append(state.step)
 
     def _phase_recipe(self, step: int) -> Recipe:
-        """Return the recipe of the phase of a step."""
+        """Return the recipe of the phase to which a step belongs."""
         return self._phase_recipes[self.loader.phase_of(step)]
 
     def _evaluate_end(self, state: TrainState) -> None:
-        """Evaluate a run that has no budget left, if it was interrupted before its evaluation."""
+        """Evaluate and save a resumed run whose budget was used up before it was interrupted.
+
+        Does nothing if the last step has been evaluated.
+        """
         if state.evaluated_step == state.step:
             return
         measured = self.measure(self, state) if self.measure else {}
@@ -363,29 +386,29 @@ class Trainer:
         self._save(state)
 
     def _print_evaluation(self, state: TrainState, measured: dict[str, Any]) -> None:
-        """Call `on_evaluate` with the record of an evaluation, if anything was measured."""
+        """Call `on_evaluate` of every callback with the results, if anything was measured."""
         record = progress_record(state) | measured
         for callback in self.callbacks if measured else ():
             callback.on_evaluate(record, self.lm)
 
     def _save(self, state: TrainState) -> None:
-        """Call `on_save` with the folder of the checkpoint of a state."""
+        """Call `on_save` of every callback with the folder of the new checkpoint."""
         for callback in self.callbacks:
             callback.on_save(self.checkpoints / f"step-{state.step:08}")
 
     def _end(self, error: BaseException | None) -> None:
-        """Call `on_end` of every callback, also where that of an earlier one fails."""
+        """Call `on_end` of every callback, even if that of another callback raises an error."""
         with ExitStack() as stack:
             for callback in reversed(self.callbacks):
                 stack.callback(callback.on_end, error)
 
     @property
     def _reads_late(self) -> bool:
-        """Whether the host reads a step while the device computes the next one."""
+        """Whether the host reads the losses of a step while the device computes the next step."""
         return self.device.type == "cuda"
 
     def _read_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
-        """Wait for the numbers of a step, check and meter them, and log the step if it is due."""
+        """Wait for the losses of a step, check them, and log the step if a log line is due."""
         losses, norm = step.numbers.read()
         overflows = self.loss_scale is not None and not math.isfinite(norm)
         if losses:
@@ -401,7 +424,7 @@ class Trainer:
                 callback.on_log(record)
 
     def _skipped_record(self, state: TrainState) -> dict[str, Any]:
-        """Return the entries of a log line about skipped steps, if steps can be skipped."""
+        """Return the entries of a log line about skipped steps and the loss scale."""
         record: dict[str, Any] = {}
         if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
             record["skipped_steps"] = state.skipped_steps
@@ -410,12 +433,13 @@ class Trainer:
         return record
 
     def _take_step(self, batch: GlobalBatch, state: TrainState) -> tuple[LossTerms, Tensor]:
-        """Take a step. Returns its losses, {} if a spike is skipped, and the norm of its gradient.
+        """Update the weights from a batch.
 
-        If a batch has several updates, these are the losses and the norm of the last update.
+        A batch may have several updates (`num_iterations`). Returns the losses and the gradient
+        norm of the last update. The losses are empty if the update was skipped as a spike.
 
         Raises:
-            TrainingError: gradients in float16 overflow whatever the factor of the loss.
+            TrainingError: gradients in float16 overflow at every loss scale.
         """
         losses, norm = {}, torch.zeros(())
         for _ in range(batch.num_iterations):
@@ -436,9 +460,9 @@ class Trainer:
         return losses, norm
 
     def _gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
-        """Compute the gradients of a batch; where memory runs out, in smaller micro-batches.
+        """Compute the gradients of a batch, in smaller micro-batches if memory runs out.
 
-        Returns the batch and its losses.
+        Returns the batch, with the micro-batches that were used, and its losses.
         """
         losses = None
         while losses is None:
@@ -449,7 +473,7 @@ class Trainer:
         return batch, losses
 
     def _overflows(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether gradients in float16 overflow; update the factor of the loss."""
+        """Return whether the gradients overflow float16, and update the loss scale."""
         scale = self.loss_scale
         if scale is None:
             return False
@@ -465,7 +489,7 @@ class Trainer:
         return overflows
 
     def _is_spike(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether the gradient norm is a spike to skip; update the norms in the state."""
+        """Return whether the gradient norm is a spike to skip. Updates the norms in the state."""
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
             return False
@@ -475,9 +499,11 @@ class Trainer:
         return skipped
 
     def _halved_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """Return the batch of a step in smaller micro-batches, which all later steps also have.
+        """Return the batch of a step in micro-batches of half the size.
 
-        Raises TrainingError at the second call, and with several processes.
+        All later steps have the smaller size, too.
+
+        Raises TrainingError at the second call, and if there are several processes.
         """
         tokens = f"{batch.micro_batch_tokens:,}"
         if self.parallel.size > 1:  # the others wait for this one inside the step
@@ -499,12 +525,13 @@ class Trainer:
 
 
 def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
-    """Compute the gradients of a step's mean loss. Returns the sums of the terms of the loss.
+    """Compute the gradients of a step's mean loss. Returns the summed terms of the loss.
 
     The loss of every micro-batch is divided by the label counts of the whole step, so that the sum
     of their gradients is the gradient of the full batch. Dropout is keyed by (seed, step,
-    micro-batch). With several processes each computes its share; gradients and sums are those of
-    all processes. In float16 they are those of the loss times its factor (`LossScale`).
+    micro-batch). If there are several processes, each computes its micro-batches; gradients and
+    sums are then added up over all processes. In float16 the gradients are multiplied by the loss
+    scale (`LossScale`).
     """
     if trainer.carried is not None:
         trainer.carried.begin(step, is_prefill=batch.is_prefill)
@@ -536,11 +563,15 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 def validation_losses(
     trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
 ) -> dict[str, float]:
-    """Return mean losses on held-out data by the names under which they are logged.
+    """Return the mean validation losses, by the names under which they are logged.
 
-    Every call measures the same rows or examples with the same noise: about `train.eval_tokens`
-    tokens, and at most `limit` examples of a labelled source. `streams` are the streams of the
-    sources that have held-out data. The model is left in evaluation mode.
+    Every call uses the same rows or examples with the same noise: about `train.eval_tokens` tokens,
+    and at most `limit` examples of a labelled source. The model is left in evaluation mode.
+
+    Args:
+        trainer: the trainer of the model.
+        streams: the streams of the sources that have validation data.
+        limit: the maximum number of examples of a labelled source; None: no maximum.
     """
     if not streams:
         return {}
@@ -573,7 +604,11 @@ def validation_losses(
 def _on_device(
     trainer: Trainer, batch: GlobalBatch, place: int, carried: CarriedState | None
 ) -> TensorBatch:
-    """Return a micro-batch on the device, with the state of its lanes unless it is repeated."""
+    """Copy a micro-batch to the device.
+
+    If the objective carries state, the micro-batch continues its text streams, unless it is a
+    repeated micro-batch with weight 0.
+    """
     tensors = to_device(batch.micro_batches[place], trainer.device)
     if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
@@ -587,7 +622,10 @@ def _on_device(
 
 
 class StepNumbers:
-    """The losses and the gradient norm of a step, copied to the host while training continues."""
+    """The losses and the gradient norm of a step.
+
+    On CUDA they are copied to the host while training continues; `read` waits for the copy.
+    """
 
     def __init__(self, losses: LossTerms, norm: Tensor) -> None:
         self.terms = list(losses)
@@ -599,7 +637,7 @@ class StepNumbers:
             self.copied.record()
 
     def read(self) -> tuple[LossTerms, float]:
-        """Wait until the step is computed. Returns its losses and the norm of its gradient."""
+        """Wait until the step is computed. Returns its losses and its gradient norm."""
         if self.copied is not None:
             self.copied.synchronize()
         *losses, norm = self.numbers
@@ -608,14 +646,14 @@ class StepNumbers:
 
 @dataclass
 class UnreadStep:
-    """A step that is taken or queued on a GPU, whose numbers the host has not read.
+    """A step whose losses the host has not read yet; a GPU may still compute the step.
 
     Args:
         batch: the batch of the step.
         numbers: the losses and the gradient norm.
         lr: the learning rate.
-        record: the first entries of its log line (`progress_record`).
-        skipped: the last entries of its log line, on skipped steps.
+        record: the first entries of the log line (`progress_record`).
+        skipped: the entries of the log line about skipped steps.
         is_logged: whether the step has a log line.
     """
 
@@ -629,10 +667,14 @@ class UnreadStep:
 
 @dataclass(frozen=True)
 class Due:
-    """What follows a step: a log line, an evaluation, a checkpoint, the end of the run.
+    """The actions that are due after a step. All processes have the same values.
 
-    `end` is the end of the budget or of the patience; `stop` is an interruption by a signal. All
-    processes have the same values.
+    Args:
+        log: a log line.
+        evaluate: an evaluation.
+        save: a checkpoint.
+        end: the end of the run, by its budget or its patience.
+        stop: the end of the run by a signal.
     """
 
     log: bool
@@ -643,7 +685,7 @@ class Due:
 
 
 class StepTimer:
-    """Measures tokens per second without the time of evaluations and checkpoints."""
+    """Measures tokens per second, without the time of evaluations and checkpoints."""
 
     def __init__(self, tokens: int = 0) -> None:
         self.tokens, self.start = tokens, time.monotonic()
@@ -658,7 +700,10 @@ class StepTimer:
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
     def rate(self, tokens: int) -> float:
-        """Return the tokens per second since the last call; `tokens` are all tokens so far."""
+        """Return the tokens per second since the last call.
+
+        `tokens` is the number of tokens since the beginning of the run.
+        """
         now = time.monotonic()
         rate = (tokens - self.tokens) / max(now - self.start, 1e-9)
         self.tokens, self.start = tokens, now
@@ -666,7 +711,7 @@ class StepTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time inside."""
+        """Exclude the time inside the `with` block from the measurement."""
         begin = time.monotonic()
         yield
         self.pause = time.monotonic() - begin
@@ -674,11 +719,12 @@ class StepTimer:
 
 
 def progress_record(state: TrainState) -> dict[str, Any]:
-    """Return the step, tokens and seconds with which every record of `metrics.jsonl` begins."""
+    """Return the step, tokens and seconds: the first entries of every record of a run."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 
 def _check_finite(loss: float, norm: float, step: int, lr: float) -> None:
+    """Raise TrainingError if the loss or the gradient norm of a step is not finite."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     raise TrainingError(
@@ -691,10 +737,11 @@ def _check_finite(loss: float, norm: float, step: int, lr: float) -> None:
 
 @contextmanager
 def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGINT or SIGTERM was received, to stop after the step.
+    """Yield a function that returns whether SIGINT or SIGTERM was received.
 
-    A second Ctrl-C stops at once, except under `torchrun`, which passes a Ctrl-C on to processes
-    that have already received it from the terminal.
+    The run stops after the current step. A second Ctrl-C stops the run at once, except under
+    `torchrun`, which forwards a Ctrl-C to processes that have already received it from the
+    terminal.
     """
     received = False
 

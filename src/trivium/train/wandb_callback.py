@@ -12,13 +12,13 @@ from trivium.train.trackers import measurements
 
 
 class WandbCallback(Callback):
-    """Send the numbers of log lines and evaluations of a run to Weights & Biases.
+    """Sends the metrics of a run to Weights & Biases.
 
-    It needs the extra `wandb`. Nothing else of the run is sent: no text, no weights.
+    The callback needs the extra `wandb`. It sends numbers only: neither texts nor weights.
 
     Args:
-        options: the arguments of `wandb.init`, such as `project`, `name` and `mode="offline"`. `id`
-            and `resume="allow"` continue the curves of a run that is resumed.
+        options: the arguments of `wandb.init`, such as `project`, `name` and `mode="offline"`. Set
+            `id` and `resume="allow"` to continue the curves of a run that is resumed.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -30,18 +30,18 @@ class WandbCallback(Callback):
         self._wandb, self._options, self._run = wandb, options, None
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Start a run whose configuration is the spec of the model."""
+        """Start a W&B run whose configuration is the spec of the model."""
         self._run = self._wandb.init(**{"config": {"spec": lm.spec.to_dict()}, **self._options})
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Send the numbers of a log line."""
+        """Send the numeric entries of a log line."""
         self._wandb.log(measurements(record), step=record["step"])
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Send the numbers of an evaluation."""
+        """Send the numeric entries of the record of an evaluation."""
         self.on_log(record)
 
     def on_end(self, error: BaseException | None) -> None:
-        """End the run: as failed, if an error or an interruption ended it."""
+        """End the W&B run; mark it as failed if an error or an interruption ended training."""
         if self._run is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)

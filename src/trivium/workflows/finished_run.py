@@ -1,4 +1,5 @@
-"""The end of a run: its weights are chosen and evaluated; model, metrics and report are written."""
+"""The end of a run: choose and evaluate the weights; write the model, the metrics and the
+report."""
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ _EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
 
 @dataclass
 class ValidationMetrics:
-    """Computes the metrics of a model on the held-out examples of every labelled source.
+    """Computes the metrics of a model on the validation examples of every labelled source.
 
-    Each process answers a part of the examples. If the model is divided, the first process answers
-    all of them.
+    Each process predicts a part of the examples. If the model is sharded, the first process
+    predicts all of them.
 
     Args:
         corpus: the sources.
-        recipe: the recipe with every number decided.
+        recipe: the recipe with every value decided.
         precision: the precision of activations.
         parallel: the processes of the run.
         is_sharded: whether each process holds only a shard of the model.
@@ -70,12 +71,16 @@ class ValidationMetrics:
         self.seconds_per_example = 0.0  # in the last evaluation
 
     def prepare(self, lm: LanguageModel, known: int | None) -> None:
-        """Check `train.metric`, and limit evaluations to a share of a budget in minutes.
+        """Check `train.metric`, and limit evaluations to a fraction of a budget in minutes.
 
-        Some examples are measured to find out how many fit. `known` is the limit of a run that is
-        resumed.
+        Some examples are measured to find out how many examples the limit allows.
 
-        Raises RecipeError where there is no such metric.
+        Args:
+            lm: the model.
+            known: the limit that a resumed run has used; None for a new run.
+
+        Raises:
+            RecipeError: the task has no metric of this name.
         """
         is_cut = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
         if self.predicts_here and (self.train.metric or (is_cut and known is None)):
@@ -87,7 +92,10 @@ class ValidationMetrics:
             self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
 
     def affordable(self, limit: int | None, share: float) -> int | None:
-        """Return how many examples per source, at most `limit`, fit in a share of the minutes."""
+        """Return how many examples per source fit in a fraction of the budget in minutes.
+
+        The result is at most `limit`. If the budget is not in minutes, the result is `limit`.
+        """
         each = self.seconds_per_example * len(self.sources)
         if self.minutes is None or not each:
             return limit
@@ -95,11 +103,13 @@ class ValidationMetrics:
         return fitting if limit is None else min(limit, fitting)
 
     def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
-        """Return metrics on `limit` examples of every source, or on all, by the source's name.
+        """Return the metrics on `limit` examples of every source, by the name of the source.
 
-        All processes that answer take part; only the first process gets the metrics.
+        All processes that predict take part; only the first process gets the metrics. If `limit` is
+        None, all examples are used.
 
-        Raises RecipeError where the first source has no `train.metric`.
+        Raises:
+            RecipeError: the first source has no metric `train.metric`.
         """
         lm.module.eval()
         parallel, enabled = self.answering, self.precision is not torch.float32
@@ -122,15 +132,15 @@ class ValidationMetrics:
 
 @dataclass
 class FinishedRun:
-    """A run that has used up its budget, in a process that answers held-out examples.
+    """A run whose budget is used up, in a process that predicts validation examples.
 
     Args:
         run: the folder of the run.
-        line: where progress is shown.
-        recipe: the recipe with every number decided.
+        line: the progress line.
+        recipe: the recipe with every value decided.
         corpus: the data.
-        kept: the weights with which the run may end, of the trained model.
-        validation: the evaluations of the run.
+        kept: the candidate weights of the trained model.
+        validation: the metrics of labelled examples.
     """
 
     run: RunFolder
@@ -145,9 +155,9 @@ class FinishedRun:
         self.lm = self.model.lm
 
     def write(self, state: TrainState) -> None:
-        """Choose the weights, evaluate them on all held-out examples, write everything.
+        """Choose the weights, evaluate them on all validation examples, and write all files.
 
-        The first process writes.
+        Only the first process writes.
         """
         self.kept.load_best()
         if not self.model.parallel.is_main:
@@ -216,7 +226,7 @@ class FinishedRun:
         self.line.print_line(labelled("report", str(run.report)))
 
     def suggest(self) -> None:
-        """Show a command that uses the model, for each kind of objective."""
+        """Print a command to try the model, for each kind of objective."""
         texts = {objective.kind: text for objective, text in self.corpus.validation_texts()}
         first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
         run, known = str(self.run.path), reversed(first.items())
@@ -225,9 +235,11 @@ class FinishedRun:
             self.line.print_line(labelled("" if number else "try_it", f"trivium {command}"))
 
     def _choose_weights(self) -> dict[str, Metrics]:
-        """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
+        """Write a model with the best candidate weights, and return its metrics.
 
-        With labelled examples these are the `candidates` of `KeptWeights` with the best metric.
+        An adapter is merged. Without labelled examples there is one candidate, and no metrics.
+        Otherwise the candidates (`KeptWeights.candidates`) are evaluated, and the best one is
+        written.
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:
@@ -267,7 +279,10 @@ class FinishedRun:
         return {name: named[name].add_generations(self.lm, one) for name, one in chosen.items()}
 
     def _announce_evaluation(self, limit: int | None) -> None:
-        """Show that the last evaluation begins; print a line if it is larger than those before."""
+        """Show that the final evaluation begins.
+
+        A line is printed if the final evaluation is larger than those during training.
+        """
         count, every = (
             self.corpus.num_validation_examples(limit),
             self.corpus.num_validation_examples(None),
@@ -283,14 +298,14 @@ class FinishedRun:
             self.line.print_line(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
-        """Write the model as users load it; only the first process writes."""
+        """Write the model folder that users load. Only the first process writes."""
         if not self.model.parallel.is_main:
             return
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
 
     def _samples(self, step: int) -> list[dict[str, Any]]:
-        """Return a few prompts from held-out documents with the model's output, for the report."""
+        """Return prompts from validation documents with the model's output, for the report."""
         samples = []
         self.lm.module.eval()
         for objective, text in self.corpus.validation_texts():

@@ -1,4 +1,4 @@
-"""What a run says before its first step, and what `run.json` has of it from then on."""
+"""The summary that a run prints before its first step, and the metadata stored in `run.json`."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def run_metadata(
     probabilities: Mapping[str, float],
     validation: ValidationMetrics,
 ) -> dict[str, Any]:
-    """Return the facts about the model and the data that `run.json` stores.
+    """Return the metadata about the model and the data that `run.json` stores.
 
     Args:
-        recipe: the recipe with every number decided.
+        recipe: the recipe with every value decided.
         corpus: the data.
         setup: the model.
-        probabilities: each source's share of the steps.
-        validation: the evaluations during training.
+        probabilities: the sampling probability of each source, by its name.
+        validation: the metrics that are computed during training.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
     specs = recipe.objectives[0].specs(spec)
@@ -103,7 +103,7 @@ def introduce(
     metadata: dict[str, Any],
     state: TrainState,
 ) -> None:
-    """Print what a run trains, on which data, and for how long."""
+    """Print a summary of the data, the model and the budget of a run."""
     if corpus.texts:
         _print_text(line, recipe, metadata)
         if recipe.data.packing == "truncate":
@@ -124,7 +124,7 @@ def introduce(
 
 
 def print_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
-    """Tell how many steps a budget in epochs or tokens has; warn if the steps are few."""
+    """Print the number of steps of a budget in epochs or tokens. Warns if there are few."""
     train, steps = trainer.recipe.train, trainer.budget_steps
     if train.tokens is not None:
         steps = math.ceil(train.tokens / trainer.loader.step(0, SINGLE_PROCESS).num_tokens)
@@ -140,7 +140,7 @@ def print_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
 
 
 def print_phases(line: ProgressLine, trainer: Trainer) -> None:
-    """Tell which keys each phase changes, and at which step or share of the budget it ends."""
+    """Print which keys each phase changes, and the step or fraction at which it ends."""
     phases, borders = trainer.recipe.phases, trainer.planned_borders()
     for number, phase in enumerate(phases):
         changed = flatten_keys(phase.to_tree())
@@ -156,7 +156,7 @@ def print_phases(line: ProgressLine, trainer: Trainer) -> None:
 
 
 def print_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
-    """Tell that a resumed run has used up its budget, and how to continue training."""
+    """Print that a resumed run has used up its budget, and how to train further."""
     assert recipe.train.budget is not None
     name, size = recipe.train.budget
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
@@ -172,6 +172,7 @@ def print_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> Non
 
 
 def _print_text(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+    """Print the number of documents and tokens; recommend a separator if documents are long."""
     line.print_message("text", "run.documents", **metadata)
     text_bytes = metadata["bytes_per_token"] * (metadata["train_tokens"] + metadata["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * metadata["documents"]:
@@ -179,7 +180,7 @@ def _print_text(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) ->
 
 
 def _print_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
-    """Tell how many documents are longer than a row, and how many tokens are lost."""
+    """Print how many documents exceed a row, and how many tokens are truncated."""
     splits = [source.shards.split(TRAIN) for source in corpus.texts]
     bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
     sizes = np.concatenate([stops - starts for starts, stops in bounds])
@@ -192,6 +193,7 @@ def _print_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> Non
 def _print_examples(
     line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
+    """Print the number of examples, the truncated ones, and how many are evaluated."""
     count, every = len(metadata["labels"]), metadata["valid_examples"]
     line.print_message(
         "examples",
@@ -216,7 +218,7 @@ def _print_examples(
 
 
 def _print_truncations(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
-    """Tell how many examples of a source are cut, and how much of their targets is lost."""
+    """Print how many examples of a source, and how much of the targets, are truncated."""
     truncations = np.concatenate([np.empty((0, 3), np.int64), *source.truncations.values()])
     cut, targets, lost = ((truncations[:, 0] > 0).sum(), *truncations[:, 1:].sum(axis=0))
     count, dropped = len(truncations), len(truncations) - has_target(truncations).sum()
@@ -234,6 +236,7 @@ def _print_truncations(line: ProgressLine, source: ExampleSource, setup: ModelSe
 def _print_model(
     line: ProgressLine, recipe: Recipe, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
+    """Print the size of the model, derived sizes, and what prevents an export."""
     source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
     of_sources = translated("run.source_vocabulary", count=source_size or 0)
@@ -255,11 +258,13 @@ def _print_model(
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
+    """Return the name of the model for messages, marked if the recipe changes its preset."""
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
 def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+    """Warn if many tokens of the data are unknown to the tokenizer."""
     advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
         "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
@@ -288,6 +293,7 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, metadata: dict[s
 
 
 def _print_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
+    """Print which weights are random, which heads are new, and which labels changed."""
     name, preset = _name(recipe, setup), recipe.model.preset
     if preset is not None and not corpus.texts:
         # A size of a paper may have the name of a model on the hub.
@@ -305,9 +311,10 @@ def _print_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mo
 
 
 def _print_published(line: ProgressLine, recipe: Recipe) -> None:
-    """Tell which keys are as published, which are not, and what the library does in another way.
+    """Print which keys of the recipe are as published, and which are not.
 
-    For a size without a complete published recipe, tell what is not published.
+    Also print what the library does differently. If the size has no complete published recipe,
+    print what is missing in the publication.
     """
     preset = recipe.model.preset
     if preset is None or is_own_size(preset) or recipe.labelled:
@@ -338,7 +345,7 @@ def _print_published(line: ProgressLine, recipe: Recipe) -> None:
 
 
 def _show_value(value: Any) -> str:
-    """Return a value of a recipe for a message; of a list of tables, the number of tables."""
+    """Return a value of a recipe for a message. A list of tables is shown as their number."""
     if value is None:
         return translated("run.unset")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
@@ -349,6 +356,7 @@ def _show_value(value: Any) -> str:
 def _print_budget(
     line: ProgressLine, recipe: Recipe, corpus: Corpus, metadata: dict[str, Any], state: TrainState
 ) -> None:
+    """Print the budget of the run, in the unit in which the recipe sets it."""
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
     unit = budget.removesuffix("s") if size == 1 else budget

@@ -1,4 +1,4 @@
-"""Evaluations of a run while it trains: held-out losses, metrics, and the best weights so far."""
+"""Evaluations during a run: validation losses, metrics, and the best weights so far."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SAMPLES = 3
 
 @dataclass
 class RunEvaluation:
-    """Measures a model while it trains, and offers its weights as the best ones.
+    """Evaluates the model during training, and keeps the best weights.
 
     Args:
-        line: where progress is shown.
+        line: the progress line.
         device: the device of this process.
         validation: the metrics of labelled examples.
-        streams: the streams of the sources that have held-out data.
+        streams: the streams of the sources that have validation data.
         kept: the weights that the run keeps.
-        callbacks_read: whether callbacks read the model, which is gathered for them.
+        callbacks_read: whether callbacks read the model, whose weights are then gathered for them.
     """
 
     line: ProgressLine
@@ -43,9 +43,10 @@ class RunEvaluation:
     callbacks_read: bool
 
     def __call__(self, trainer: Trainer, state: TrainState) -> dict[str, Any]:
-        """Return validation losses and metrics of labelled objectives; the best weights are kept.
+        """Return the validation losses and metrics, and keep the weights if they are the best.
 
-        All processes take part. The first process has the metrics, and updates the best in `state`.
+        All processes take part. Only the first process has the metrics and updates the best score
+        in `state`.
         """
         self.line.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
@@ -79,7 +80,7 @@ class RunEvaluation:
         return record
 
     def _choose_metric(self, main: str, first: Metrics) -> None:
-        """Keep the weights by the main metric of the first evaluation, if it is defined."""
+        """Use the main metric of the first evaluation to compare weights, if it is defined."""
         if math.isfinite(first.score):
             self.kept.metric = main
             known = {"metric": main, "higher_is_better": first.higher_is_better}

@@ -1,4 +1,4 @@
-"""Training of one run: the loop, its evaluations and checkpoints, its output and its files."""
+"""One training run, from its recipe and data to the finished model."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class RunContext:
 
     Args:
         run: the folder of the run.
-        line: where progress is shown; quiet except in the first process.
+        line: the progress line, which prints only in the first process.
         device: the device of this process.
         parallel: the processes of the run.
         callbacks: the callbacks of the user.
-        started: `time.monotonic` when the command began.
+        started: the value of `time.monotonic` when the command began.
     """
 
     run: RunFolder
@@ -74,7 +74,10 @@ class RunContext:
 def train_run(
     context: RunContext, corpus: Corpus, setup: ModelSetup, *, resume: bool
 ) -> FinishedRun | None:
-    """Train to the end of the budget, and write everything. The first process returns the run."""
+    """Train until the budget is used up, and write all files of the run.
+
+    Returns the finished run in the first process, and None in other processes.
+    """
     run, line, device, parallel = context.run, context.line, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_metadata()
     num_examples = sum(one.num_train for one in corpus.examples)
@@ -196,9 +199,9 @@ class _Batches:
     """The batches of a run.
 
     Args:
-        phases: the sources of every phase.
+        phases: the training streams of every phase.
         validation: the streams of the sources that have validation data.
-        probabilities: the probability of each source in a step of the last phase, by its name.
+        probabilities: the sampling probability of each source in the last phase, by its name.
     """
 
     phases: Sequence[LoaderPhase]
@@ -209,9 +212,9 @@ class _Batches:
 def _choose_arithmetic(
     context: RunContext, recipe: Recipe, module: nn.Module, before: Mapping[str, Any]
 ) -> hardware.Arithmetic:
-    """Choose precision and threads, and set the number of threads. All processes take part.
+    """Choose the precision and the number of threads, and set the latter in PyTorch.
 
-    `before` is the metadata of a run that is resumed.
+    All processes take part. `before` is the metadata of a run that is resumed.
     """
     device = context.device
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
@@ -251,7 +254,7 @@ def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
 
 
 def _print_steps_and_forecast(context: RunContext, trainer: Trainer, memory: MemoryUse) -> None:
-    """Print the steps and phases of a new run and its forecast, which `run.json` also stores."""
+    """Print the steps, phases and forecast of a new run; store the forecast."""
     print_steps(context.line, trainer, trainer.lm.spec)
     print_phases(context.line, trainer)
     metadata = context.run.read_metadata() if context.parallel.is_main else {}
@@ -307,7 +310,7 @@ def _write_files(
     metadata: dict[str, Any],
     state: TrainState,
 ) -> None:
-    """Write all files of a run except its weights, and tell what the run trains."""
+    """Write all files of a run except its weights, and print what the run trains."""
     run, before = context.run, context.run.read_metadata()
     write_file(run.recipe, recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
@@ -327,7 +330,10 @@ def _write_files(
 def _check_unchanged(
     context: RunContext, corpus: Corpus, before: Mapping[str, Any], *, verify: bool
 ) -> None:
-    """Raise RecipeError if a run with the facts `before` would be resumed with other data."""
+    """Raise RecipeError if the data changed since the run began.
+
+    `before` is the metadata of the run that is resumed.
+    """
     known, digests = before.get("digests", {}), corpus.digests
     changed = [name for name, digest in digests.items() if known.get(name) != digest]
     if changed:
@@ -343,7 +349,10 @@ def _check_unchanged(
 def _print_resumed(
     context: RunContext, state: TrainState, machine: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
-    """Tell at which step a run continues, and what may change the last bits of its results."""
+    """Print the step at which a run is resumed.
+
+    Also warn if the machine or its settings changed, since results then differ in the last bits.
+    """
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = translated("run.trained_again", logged=logged)
     context.line.print_message(
