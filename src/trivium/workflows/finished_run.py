@@ -1,5 +1,4 @@
-"""The end of a run: choose and evaluate the weights; write the model, the metrics and the
-report."""
+"""The end of a run: choose and evaluate the weights, write the model, metrics and report."""
 
 from __future__ import annotations
 
