@@ -36,7 +36,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import ClassifierPooling
-from trivium.objectives.calibration import calibration_of
+from trivium.objectives.calibration import compute_calibration
 from trivium.objectives.labelled import column_key, encode_texts, field_option, next_tokens
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
@@ -409,7 +409,7 @@ class TextClassification(ReadsStates):
             metrics = class_metrics(gold, best, names)
             scores = np.array([answer.score for answer in answers])
             if np.isfinite(scores).all():
-                known = calibration_of(gold == best, scores)
+                known = compute_calibration(gold == best, scores)
                 metrics = dataclasses.replace(metrics, calibration=known)
             expected, predicted = ([names[i] for i in side] for side in (gold, best))
         rows = [
