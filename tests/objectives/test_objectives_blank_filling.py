@@ -182,7 +182,7 @@ def test_what_it_trains():
     assert default_objective(presets["glm-mini"]).kind == "blank-filling"
     assert default_objective(presets["chatglm-mini"]).kind == "blank-filling"
     assert default_objective(presets["chatglm2-mini"]).kind == "causal"
-    with pytest.raises(RecipeError, match='two-dimensional": take glm-mini'):
+    with pytest.raises(RecipeError, match='two-dimensional": use glm-mini'):
         BlankFilling().heads(presets["gpt2-mini"])
     with pytest.raises(RecipeError, match="the special token <mask>"):
         BlankFilling().check_tokens(Vocabulary(size=9, bos_id=0, eos_id=1))

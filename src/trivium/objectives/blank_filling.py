@@ -49,8 +49,8 @@ class BlankFilling(LeftToRight):
     The model input consists of two parts. Part A is the text in which each span is replaced with
     one mask token. Part B contains the spans in the random order, each after a start token. Every
     span is predicted up to an end token. Tokens of part A attend to all of part A. Tokens of part B
-    attend to part A and to earlier tokens of part B. With the mask token <m> and the start token
-    <s>:
+    attend to part A and to earlier tokens of part B. With the mask token `<m>` and the start
+    token `<s>`:
 
         row        thank you  for  inviting me
         input_ids  thank <m>  inviting <m>  <s> me   <s> you  for
