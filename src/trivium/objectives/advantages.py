@@ -52,9 +52,9 @@ def group_normalized(rewards: Floats, group_size: int) -> Floats:
 def have_equal_rewards(rewards: Floats, group_size: int) -> Bools:
     """Return for each response whether all rewards of its group are equal, bool [B].
 
-    Such a group shows no response to be better than another. Normalised advantages must be set to 0
-    there, since they would only amplify tiny differences of the KL penalty. False for a group of
-    one response, which has nothing to be compared with.
+    In such a group no response is better than another, so that normalised advantages should be 0.
+    They would otherwise amplify tiny differences of the KL penalty. The result is False for groups
+    of one response, since there is no other response to compare with.
     """
     equal = (np.ptp(rewards.reshape(-1, group_size), axis=1) < 1e-9) & (group_size > 1)
     return np.repeat(equal, group_size)

@@ -42,8 +42,8 @@ class Advice:
         dropout: the dropout of fine-tuning if the recipe does not set `model.dropout`.
         epochs: the number of epochs if the recipe does not set a budget; None: it depends on the
             number of examples.
-        longest: the maximum number of tokens per row if the recipe does not set `data.length` and
-            the model does not have fewer positions. On a CPU a row of this length is a micro-batch.
+        longest: the default of `data.length`, the maximum number of tokens per row. The model may
+            have fewer positions. On a CPU a row of this length is one micro-batch.
     """
 
     purpose: str = ""

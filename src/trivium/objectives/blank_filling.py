@@ -49,8 +49,8 @@ class BlankFilling(LeftToRight):
     The model input consists of two parts. Part A is the text in which each span is replaced with
     one mask token. Part B contains the spans in the random order, each after a start token. Every
     span is predicted up to an end token. Tokens of part A attend to all of part A. Tokens of part B
-    attend to part A and to earlier tokens of part B. With the mask token `<m>` and the start
-    token `<s>`:
+    attend to part A and to earlier tokens of part B. In this example `<m>` is the mask token and
+    `<s>` the start token:
 
         row        thank you  for  inviting me
         input_ids  thank <m>  inviting <m>  <s> me   <s> you  for
@@ -81,23 +81,19 @@ class BlankFilling(LeftToRight):
     special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"
     probability: float = Field(0.15, gt=0, lt=1, description="fraction of tokens in blanks")
-    mean_span: float = Field(3.0, ge=1, le=20, description="mean number of tokens of a blank")
+    mean_span: float = Field(3.0, ge=1, le=20, description="mean number of tokens per blank")
     document_share: float = Field(
         0.25, ge=0, le=1, description="fraction of rows whose last half, or more, is one blank"
     )
     whole_share: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="fraction of rows that are predicted from their first token on",
+        0.25, ge=0, le=1, description="fraction of rows predicted from their first token on"
     )
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
+        """Raise ValueError if `document_share` and `whole_share` add up to more than 1."""
         if self.document_share + self.whole_share > 1.0:
-            raise ValueError(
-                "document_share and whole_share are fractions of all rows: their sum is at most 1"
-            )
+            raise ValueError("document_share and whole_share are fractions of all rows: at most 1")
         return self
 
     @classmethod
@@ -211,6 +207,4 @@ def _as_single_span(ids: Ints) -> BlankFilledRow:
     """Return a row in which all tokens are predicted, as one span without a part A."""
     places = np.arange(1, len(ids) + 1)
     positions = np.stack((np.zeros_like(places), places), axis=1)
-    return BlankFilledRow(
-        ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, prefix_length=0
-    )
+    return BlankFilledRow(ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, 0)

@@ -123,6 +123,7 @@ class Causal(StatefulObjective, LeftToRight):
 
     @model_validator(mode="after")
     def _check_context(self) -> Self:
+        """Raise ValueError if both `carry_state` and `context` are set."""
         if self.carry_state and self.context is not None:
             raise ValueError(
                 "carry_state = true keeps earlier text that context would discard: leave one out"

@@ -93,9 +93,7 @@ class Chat(LabelledObjective):
         None, description="column of the prompt if there are no messages; default: usual names"
     )
     response_field: str | None = Field(None, description="column of the response")
-    responses_only: bool = Field(
-        True, description="compute the loss only on messages of the assistant"
-    )
+    responses_only: bool = Field(True, description="loss on messages of the assistant only")
 
     def example(self, record: Record) -> Conversation:
         """Read a conversation from a record with a list of messages, or a prompt and a response.
@@ -200,7 +198,7 @@ class Chat(LabelledObjective):
         return metrics.with_examples(rows)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return the command that starts a chat in the terminal, without `trivium`."""
+        """Return the command that starts a chat, without the leading `trivium`."""
         return f"chat {run}"
 
 
@@ -253,6 +251,6 @@ def labelled_row(
 
 
 def by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
-    """Split labelled rows into columns: ids and labels by field name, and truncation counts."""
+    """Return the ids and labels of rows as lists by field name, and their truncation counts."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

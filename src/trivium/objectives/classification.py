@@ -449,7 +449,7 @@ class TextClassification(ReadsStates):
     def compute_metrics(
         self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
-        """Compute the metrics for the kind of labels, with the predictions and worst mistakes.
+        """Return the metrics that suit the kind of labels, with predictions and worst mistakes.
 
         They are accuracy, F1 and Matthews correlation for classes, F1 scores for multi-label
         examples, and correlations for regression.
@@ -490,7 +490,7 @@ class TextClassification(ReadsStates):
         return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `classify` command for the first validation example, without `trivium`."""
+        """Return a `classify` command for a validation example, without the leading `trivium`."""
         example = first_prediction(run)
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
         return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
@@ -633,13 +633,14 @@ def find_label_problems(names: Sequence[str]) -> list[str]:
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct names in natural sort order: numbers inside names are sorted by value.
+    """Sort names in natural order, so that "a9" precedes "a10". Duplicates are removed.
 
     >>> natural_order(["a10", "b", "a9", "b"]), natural_order(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 
     def sort_key(name: str) -> tuple[float, str, str]:
+        """Return a key that sorts numbers first, by value, and pads the numbers inside names."""
         number = _parse_number(name)
         padded = re.sub("[0-9]+", lambda digits: digits[0].zfill(20), name)
         return (-math.inf, padded, name) if number is None else (number, "", name)
@@ -658,7 +659,7 @@ def as_label(value: Any, where: str) -> str | tuple[str, ...]:
 
 
 def _normalize_label(value: Any, where: str) -> str:
-    """Return the name of a label as a normalised string.
+    """Convert the value of a label in a file to its normalised name.
 
     Equal values have equal names: true and True are "true", and 1 and 1.0 are "1". Raises DataError
     at the place `where` if the value is not a string, a number or a truth value.

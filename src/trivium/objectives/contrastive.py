@@ -165,7 +165,7 @@ class Contrastive(ReadsStates, TextPairs):
         )
 
     def _sample_pairs(self, sentence_ids: Any, is_token: Any, rng: RowRandom) -> tuple[Any, Any]:
-        """Select the tokens of an anchor and of a positive from each row, which is a single text.
+        """Select the tokens of anchor and positive at random for rows that are single texts.
 
         Returns two masks, bool [B, T]. `sentence_ids` [B, T] number the sentences of a text from 1.
         """

@@ -55,19 +55,12 @@ class Denoising(EncoderDecoderObjective):
     special_tokens: ClassVar[tuple[str, ...]] = (*EncoderDecoderObjective.special_tokens, "<mask>")
     kind: Literal["denoising"] = "denoising"
     probability: float = Field(0.3, gt=0, lt=1, description="fraction of tokens in replaced spans")
-    mean_span: float = Field(
-        3.0, ge=1, le=20, description="mean number of tokens of a replaced span"
-    )
+    mean_span: float = Field(3.0, ge=1, le=20, description="mean length of replaced spans")
     permute_sentences: bool = Field(True, description="shuffle the sentences of each document")
-    mask_tokens: float = Field(
-        0.0, ge=0, le=1, description="fraction of tokens that are masked one by one"
-    )
-    delete_tokens: float = Field(0.0, ge=0, lt=1, description="fraction of tokens that are deleted")
+    mask_tokens: float = Field(0.0, ge=0, le=1, description="fraction of tokens masked one by one")
+    delete_tokens: float = Field(0.0, ge=0, lt=1, description="fraction of tokens deleted")
     rotate_documents: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="fraction of documents that are rotated to start at a random token",
+        0.0, ge=0, le=1, description="fraction of documents rotated to start at a random token"
     )
 
     @classmethod
@@ -99,7 +92,7 @@ class Denoising(EncoderDecoderObjective):
             ids = np.where(is_masked & is_token, vocabulary.mask_id, ids)
         if self.delete_tokens:
             ids, lengths = self._delete_tokens(ids, is_token, rng)
-        return self._infill_text(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
+        return self._infill(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
 
     def _rotate_documents(
         self, ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
@@ -130,9 +123,7 @@ class Denoising(EncoderDecoderObjective):
         keep[:, :1] |= ~keep.any(axis=1, keepdims=True)
         return left_pack(ids, keep, 0)
 
-    def _infill_text(
-        self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary
-    ) -> Padded:
+    def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
         """Replace random spans of each row with one mask. Returns padded rows and their lengths."""
         assert vocabulary.mask_id is not None
         width = ids.shape[1]

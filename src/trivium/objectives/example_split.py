@@ -85,12 +85,9 @@ def split_examples(
             f"{len(examples)} examples with the same text cannot be split into training and "
             "validation: give more examples, or a file of validation examples."
         )
-    train_only = {max(groups) for groups in by_label.values()}
-    limit = round(validation * 2**64)
-    validation_hashes = {hashed for hashed in hashes if hashed < limit} - train_only
-    lacking = [
-        groups - train_only for groups in by_label.values() if not groups & validation_hashes
-    ]
+    fixed = {max(groups) for groups in by_label.values()}
+    validation_hashes = {hashed for hashed in hashes if hashed < round(validation * 2**64)} - fixed
+    lacking = [groups - fixed for groups in by_label.values() if not groups & validation_hashes]
     validation_hashes |= {min(groups) for groups in lacking if groups}
     train = [one for one, hashed in zip(examples, hashes) if hashed not in validation_hashes]
     return train, [one for one, hashed in zip(examples, hashes) if hashed in validation_hashes]

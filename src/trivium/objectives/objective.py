@@ -140,9 +140,9 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The special tokens that only this objective uses.
+        """The names in `special_tokens` that are neither a role, such as mask, nor a T5 sentinel.
 
-        If their names occur in training texts, they are control tokens.
+        In training texts these names are control tokens.
         """
         return [
             name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
@@ -243,7 +243,7 @@ class Objective(Choice, Config, ABC):
         return f"{masked[0]} (hidden: {masked[1]})", ", ".join(words)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return the example command that is printed at the end of a run, without `trivium`.
+        """Return the command that is suggested at the end of a run, without the leading `trivium`.
 
         `text` is a validation text from which the command takes its input.
         """
