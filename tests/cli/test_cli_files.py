@@ -23,7 +23,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives import Objective
-from trivium.objectives.calibration import Calibration, calibration_of
+from trivium.objectives.calibration import Calibration, compute_calibration
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.presets import presets
 from trivium.spec import Spec
@@ -352,7 +352,7 @@ def test_a_run_and_its_evaluation_report_calibration(capsys, tmp_path):
     lines = [*map(json.loads, (run / "predictions.jsonl").read_text("utf-8").splitlines())]
     right = [one["label"] == one["predicted"] for one in lines]
     known = json.loads((run / "evaluation.json").read_text("utf-8"))["calibration"]
-    expected = calibration_of(right, [one["score"] for one in lines])
+    expected = compute_calibration(right, [one["score"] for one in lines])
     assert known == json.loads(json.dumps(dataclasses.asdict(expected)))
     texts = expected.lines()
     assert f"certainty  {texts[0]}" in printed

@@ -17,7 +17,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError, TriviumError
 from trivium.language_model import LanguageModel
 from trivium.objectives import default_objective, to_device
-from trivium.objectives.blank_filling import BlankFilling, with_blanks
+from trivium.objectives.blank_filling import BlankFilling, blank_out_spans
 from trivium.presets import presets
 from trivium.spec import TwoDimensional
 from trivium.text import Tokenizer
@@ -39,8 +39,8 @@ BOTH = pytest.mark.parametrize("described", [glm(), SPECS["chatglm"]], ids=["glm
 def test_the_example_of_the_paper():
     """Figure 2 of Du et al. 2022: of x1 ... x6 the spans x3 and x5 x6, the second one first."""
     ids = np.array([11, 12, 13, 14, 15, 16])
-    row = with_blanks(ids, [(2, 3), (4, 6)], [1, 0], VOCAB)
-    assert row.given == 5
+    row = blank_out_spans(ids, [(2, 3), (4, 6)], [1, 0], VOCAB)
+    assert row.prefix_length == 5
     assert row.input_ids.tolist() == [11, 12, MASK, 14, MASK, START, 15, 16, START, 13]
     assert row.positions[:, 0].tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 2, 2]  # theirs count from 1
     assert row.positions[:, 1].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 1, 2]
@@ -182,7 +182,7 @@ def test_what_it_trains():
     assert default_objective(presets["glm-mini"]).kind == "blank-filling"
     assert default_objective(presets["chatglm-mini"]).kind == "blank-filling"
     assert default_objective(presets["chatglm2-mini"]).kind == "causal"
-    with pytest.raises(RecipeError, match='two-dimensional": take glm-mini'):
+    with pytest.raises(RecipeError, match='two-dimensional": use glm-mini'):
         BlankFilling().heads(presets["gpt2-mini"])
     with pytest.raises(RecipeError, match="the special token <mask>"):
         BlankFilling().check_tokens(Vocabulary(size=9, bos_id=0, eos_id=1))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 
 from trivium.files import write_json
-from trivium.objectives.calibration import Calibration, calibration_of
+from trivium.objectives.calibration import Calibration, compute_calibration
 
 PREDICTIONS = st.lists(
     st.tuples(
@@ -45,7 +45,7 @@ def at(threshold, right, scores) -> tuple[float, float]:
 @given(PREDICTIONS)
 def test_points_are_attained_and_coverage_falls_with_the_threshold(predictions):
     right, scores = zip(*predictions)
-    found = calibration_of(right, scores)
+    found = compute_calibration(right, scores)
     assert found.calibration_error == pytest.approx(expected_error(right, scores), abs=1e-9)
     thresholds, coverages, _ = zip(*found.points)
     assert list(thresholds) == sorted({*thresholds}, reverse=True)
@@ -60,7 +60,7 @@ def test_points_are_attained_and_coverage_falls_with_the_threshold(predictions):
 @given(PREDICTIONS)
 def test_the_suggested_threshold_is_the_lowest_that_halves_the_errors(predictions):
     right, scores = zip(*predictions)
-    found, errors = calibration_of(right, scores), right.count(False)
+    found, errors = compute_calibration(right, scores), right.count(False)
 
     def halves(threshold: float) -> bool:
         kept = [r for r, p in predictions if p >= threshold]
@@ -83,19 +83,19 @@ def test_the_calibration_error_is_that_of_scikit_learn():
     accuracy, confidence = calibration_curve(right, scores, n_bins=15)
     counts, _ = np.histogram(scores, np.linspace(0, 1, 16))
     ece = np.abs(accuracy - confidence) @ counts[counts > 0] / 5000
-    assert calibration_of(right, scores).calibration_error == pytest.approx(ece, abs=1e-12)
+    assert compute_calibration(right, scores).calibration_error == pytest.approx(ece, abs=1e-12)
 
 
 def test_numbers_by_hand():
     scores = [0.9, 0.8, 0.7, 0.6]
-    found = calibration_of([True, True, False, False] * 5, scores * 5)
+    found = compute_calibration([True, True, False, False] * 5, scores * 5)
     assert found.points == ((0.9, 0.25, 1.0), (0.8, 0.5, 1.0), (0.7, 0.75, 2 / 3), (0.6, 1.0, 0.5))
     # 0.6 is the upper edge of a bin and inside it; 0.7, 0.8 and 0.9 are in one bin each.
     assert found.calibration_error == pytest.approx((0.1 + 0.2 + 0.7 + 0.6) / 4)
     assert (found.threshold, found.coverage, found.accuracy) == (0.75, 0.5, 1.0)
     # Fewer than ten would be kept; the most certain ones are wrong.
-    assert calibration_of([True, True, False, False] * 4, scores * 4).threshold is None
-    assert calibration_of([False, True, True, False] * 5, scores * 5).threshold is None
+    assert compute_calibration([True, True, False, False] * 4, scores * 4).threshold is None
+    assert compute_calibration([False, True, True, False] * 5, scores * 5).threshold is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_numbers_by_hand():
     ],
 )
 def test_no_threshold_is_suggested_where_none_halves_the_errors(right, scores, points, error):
-    found = calibration_of(right, scores)
+    found = compute_calibration(right, scores)
     assert np.allclose(found.points, points)
     assert found.calibration_error == pytest.approx(error)
     assert found.threshold is None
@@ -118,19 +118,22 @@ def test_no_threshold_is_suggested_where_none_halves_the_errors(right, scores, p
 
 def test_a_threshold_that_keeps_few_examples_is_not_suggested():
     right, scores = [n % 2 == 0 for n in range(180)], [0.5] * 180
-    few, enough = calibration_of([True] * 19 + right, [0.98] * 19 + scores), [True] * 20 + right
+    few, enough = (
+        compute_calibration([True] * 19 + right, [0.98] * 19 + scores),
+        [True] * 20 + right,
+    )
     assert few.threshold is None
-    assert calibration_of(enough, [0.98] * 20 + scores).threshold == 0.74
+    assert compute_calibration(enough, [0.98] * 20 + scores).threshold == 0.74
 
 
 def test_scores_that_differ_in_their_last_digits_are_told_apart(tmp_path):
     high, low = np.nextafter(np.float32(1), np.float32(0)), np.float32(0.9999998)
-    found = calibration_of([True] * 10 + [False] * 5, [float(high)] * 10 + [float(low)] * 5)
+    found = compute_calibration([True] * 10 + [False] * 5, [float(high)] * 10 + [float(low)] * 5)
     assert found.threshold is not None
     assert low < found.threshold <= high
     assert str(found.threshold) in found.lines()[-1]  # as it is typed
     write_json(tmp_path / "a.json", found.points)
-    large = calibration_of(np.arange(5000) % 3 > 0, np.linspace(0.3, 1.0, 5000))
+    large = compute_calibration(np.arange(5000) % 3 > 0, np.linspace(0.3, 1.0, 5000))
     assert len(large.points) == 100
     assert len(json.dumps(large.points)) < 10_000
 

@@ -60,5 +60,5 @@ def test_it_has_the_defaults_of_the_kind_that_it_extends():
         assert Faster.advice() is ADVICE["causal"]
     assert Objective.advice() == Advice()
     encoder = presets["bert-tiny"]
-    with pytest.raises(RecipeError, match=r"trains encoder-decoder models: take t5-mini or bart"):
+    with pytest.raises(RecipeError, match=r"trains encoder-decoder models: use t5-mini or bart"):
         Objective.kinds["denoising"]().heads(encoder)

@@ -98,8 +98,8 @@ def test_one_batch_is_learned_by_heart():
 
 def test_it_is_for_models_that_can_be_asked():
     assert isinstance(default_objective(presets["xlnet-tiny"]), Permutation)
-    with pytest.raises(RecipeError, match="in any order: take xlnet-mini"):
+    with pytest.raises(RecipeError, match="in any order: use xlnet-mini"):
         Permutation().heads(presets["bert-tiny"])
     Permutation(carry_state=True).heads(presets["xlnet-tiny"])
-    with pytest.raises(RecipeError, match="whose state goes on from row to row"):
+    with pytest.raises(RecipeError, match="whose state continues from row to row"):
         Permutation(carry_state=True).heads(xlnet())

@@ -306,13 +306,13 @@ JUDGEMENTS = [
 
 def test_judgements_one_by_one(tmp_path):
     one = read(tmp_path, {"prompt": "q", "completion": "a", "label": "False"}, KTO())
-    assert (one.prompt, one.response, one.good) == ("q", "a", False)
+    assert (one.prompt, one.response, one.is_desirable) == ("q", "a", False)
     user, yes = message("user", "q"), message("assistant", "yes")
     one = read(tmp_path, {"completion": [user, yes], "label": 1}, KTO())
-    assert (one.prompt, one.response, one.good) == ((user,), (yes,), True)
+    assert (one.prompt, one.response, one.is_desirable) == ((user,), (yes,), True)
     with pytest.raises(DataError, match=r'is "5": give true or 1 .* false or 0'):
         read(tmp_path, {"prompt": "q", "completion": "a", "label": 5}, KTO())
-    with pytest.raises(DataError, match=r"all 2 responses are good, .* compares both"):
+    with pytest.raises(DataError, match=r"all 2 responses are desirable, .* compares both"):
         KTO().resolve(presets["gpt2-tiny"], [one, one])
     ratio = torch.tensor([1.3, -0.4, 0.2], dtype=torch.float64)
     for others, point in (([0.9, 0.5, 0.1], 0.5), ([-3.0, 1.0, 0.5], 0.0)):
@@ -348,5 +348,5 @@ def test_a_step_of_judgements_in_parts_is_one_step(family):
     objective, lm, _ = overfit(objective, JUDGEMENTS, family, steps=30, lr=3e-3)
     after = objective.predict(lm, JUDGEMENTS)
     for one, (before, _), (now, _) in zip(JUDGEMENTS, rows, after):
-        assert (now > before) == one.good
+        assert (now > before) == one.is_desirable
     assert objective.metrics(lm, JUDGEMENTS).values["auc"] == 1.0

@@ -243,7 +243,7 @@ def test_names_of_tags_have_every_inside_tag():
     with pytest.raises(DataError, match=r'y.conll, line 3: the label "B-LOK" is unknown .*"B-LOC"'):
         objective.encode(wrong, lm)
     with pytest.raises(
-        RecipeError, match='"tagging" reads a hidden state of every word: take an enc'
+        RecipeError, match='"tagging" reads a hidden state of every word: use an enc'
     ):
         Tagging().heads(presets["t5-tiny"], names)
 

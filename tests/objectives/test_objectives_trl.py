@@ -189,7 +189,8 @@ def test_a_batch_of_judgements(trl, tmp_path):
     lm.module.load_state_dict(start)  # whose divergence is positive
     model, _ = exported(lm, tmp_path / "model")
     rows = [
-        {"prompt": one.prompt, "completion": one.response, "label": one.good} for one in JUDGEMENTS
+        {"prompt": one.prompt, "completion": one.response, "label": one.is_desirable}
+        for one in JUDGEMENTS
     ]
     weights = {"desirable_weight": 1.3, "undesirable_weight": 0.6}
     trainer = trainer_of(trl, "KTO", tmp_path, model, rows, tokenizer, weights, ref_model=reference)

@@ -160,7 +160,7 @@ def test_state_is_refused_where_it_means_nothing():
     for changes, message in (
         ({"data": {"separate_documents": True}}, r"leave data\.separate_documents out"),
         ({"data": {"packing": "truncate"}}, r'leave data\.packing = "truncate" out'),
-        ({"objective": {"context": 3}}, "remembers what context would forget"),
+        ({"objective": {"context": 3}}, "keeps earlier text that context would discard"),
         ({"objective": {"kind": "classification"}}, 'carry_state is a key of .* = "causal", '),
     ):
         objective = {"carry_state": True, **changes.get("objective", {})}
@@ -172,7 +172,7 @@ def test_state_is_refused_where_it_means_nothing():
 
 @pytest.mark.parametrize("preset", ["gpt2-tiny", "ngram-tiny"])
 def test_models_without_state_are_refused(preset):
-    with pytest.raises(RecipeError, match="needs a model whose state goes on from row to row"):
+    with pytest.raises(RecipeError, match="needs a model whose state continues from row to row"):
         CARRY.heads(presets[preset])
 
 

@@ -58,9 +58,11 @@ def test_a_run_that_stands_still_is_called_out_once():
 
 
 def test_every_objective_says_how_long_it_may_stand_at_the_baseline():
-    assert Objective.steps_to_beat_unigram == 700  # and so one of your own
+    assert Objective.advice().steps_to_beat_unigram == 700  # and so one of your own
     unwatched = [
-        kind for kind, one in Objective.kinds.items() if one.steps_to_beat_unigram == math.inf
+        kind
+        for kind, one in Objective.kinds.items()
+        if one.advice().steps_to_beat_unigram == math.inf
     ]
     assert unwatched == ["sentence-pairs"]
 
@@ -69,7 +71,7 @@ def test_a_healthy_post_norm_decoder_is_not_called_stuck():
     # gpt1-tiny by default, every 50 steps after the warm-up, its baseline at 7.21.
     curve = [7.32, 7.28, 7.13, 7.03, 6.85, 6.70, 6.59, 6.47, 6.39, 6.23, 6.16, 6.14, 6.08, 6.05]
     losses = [7.35] * 5 + [loss - 0.21 for loss in curve for _ in range(5)]
-    assert warnings(losses, Objective.kinds["causal"].steps_to_beat_unigram) == []
+    assert warnings(losses, Objective.kinds["causal"].advice().steps_to_beat_unigram) == []
 
 
 def test_a_loss_that_rises_for_good_is_called_out():

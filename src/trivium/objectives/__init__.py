@@ -1,6 +1,7 @@
-"""Objectives: how a model learns from text (pretraining) or from labelled examples (fine-tuning).
+"""Training objectives: pretraining on raw text, and fine-tuning on labelled examples.
 
-Each is one class in a module of its own, here or elsewhere, that recipes find by its `kind`.
+Each objective is one class in its own module. A recipe selects an objective by its `kind`.
+Objectives can also be defined outside this package.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ import_submodules(__name__, __path__)
 
 
 def task_kinds() -> tuple[str, ...]:
-    """The kinds of all fine-tuning tasks."""
+    """Return the `kind` of every fine-tuning task."""
     return tuple(kind for kind, cls in Objective.kinds.items() if cls.labelled)
 
 
 def default_objective(spec: Spec) -> Objective:
-    """The objective that a model of this form was published with.
+    """Return the pretraining objective with which models of this architecture were published.
 
     Raises:
-        RecipeError: models of this form were published for supervised tasks such as translation.
+        RecipeError: models of this architecture were published without pretraining, for a
+            supervised task such as translation.
     """
     for cls in Objective.kinds.values():
         if cls.is_default_for(spec):
             return cls.from_tree({})
     raise RecipeError(
         "this model was not published with a pretraining objective: choose one, such as "
-        'objective.kind = "span-corruption" or "denoising", or take a T5 or a BART.'
+        'objective.kind = "span-corruption" or "denoising", or use a T5 or a BART.'
     )

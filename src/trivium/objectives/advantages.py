@@ -1,6 +1,6 @@
-"""From rewards to what a policy learns: advantages, and clipped losses.
+"""Advantages of responses, and the clipped losses of PPO.
 
-Shape letters: B responses, T positions, M drawn tokens.
+Shape letters: B responses, T positions, M sampled tokens of all responses.
 """
 
 from __future__ import annotations
@@ -11,89 +11,126 @@ from torch import Tensor
 
 from trivium.data.batch import Bools, Floats
 
-# Added to the deviation of a group, which may be 0.
-_LEAST_DEVIATION = 1e-4
+# Added to the standard deviation of the rewards of a group, which may be 0.
+_STD_EPSILON = 1e-4
 # Added to the variance of advantages.
-_LEAST_VARIANCE = 1e-8
+_VARIANCE_EPSILON = 1e-8
 
 
-def leave_one_out(rewards: Floats, group: int) -> Floats:
-    """Each reward less the mean of the others of its group, [B]: the exact gradient on average.
+def leave_one_out(rewards: Floats, group_size: int) -> Floats:
+    """Return the RLOO advantages [B]: each reward minus the mean of the other rewards in its group.
+
+    These advantages give an unbiased estimate of the policy gradient.
+
+    Args:
+        rewards: the rewards of the responses, [B], group by group.
+        group_size: the number of responses per prompt.
 
     Source: Ahmadian et al. 2024 (RLOO), equation 6.
     """
-    grouped = rewards.reshape(-1, group)
+    grouped = rewards.reshape(-1, group_size)
     centred = grouped - grouped.mean(axis=1, keepdims=True)
-    return (centred * group / (group - 1)).ravel()  # the mean of the others is further off
+    # The factor turns the mean of the group into the mean of the other responses.
+    return (centred * group_size / (group_size - 1)).ravel()
 
 
-def group_normalized(rewards: Floats, group: int) -> Floats:
-    """Each reward less the mean of its group, divided by the group's deviation, [B].
+def group_normalized(rewards: Floats, group_size: int) -> Floats:
+    """Return the GRPO advantages [B]: rewards normalised to mean 0 and deviation 1 in each group.
+
+    Args:
+        rewards: the rewards of the responses, [B], group by group.
+        group_size: the number of responses per prompt.
 
     Source: Shao et al. 2024 (GRPO), section 4.1.2.
     """
-    grouped = rewards.reshape(-1, group)
+    grouped = rewards.reshape(-1, group_size)
     centred = grouped - grouped.mean(axis=1, keepdims=True)
     deviation = grouped.std(axis=1, ddof=1, keepdims=True)
-    return (centred / (deviation + _LEAST_DEVIATION)).ravel()
+    return (centred / (deviation + _STD_EPSILON)).ravel()
 
 
-def have_equal_rewards(rewards: Floats, group: int) -> Bools:
-    """Return for each response whether all rewards of its group are equal, [B].
+def have_equal_rewards(rewards: Floats, group_size: int) -> Bools:
+    """Return for each response whether all rewards of its group are equal, bool [B].
 
-    Then no response is better than another. Advantages that are divided by their deviation are set
-    to 0, since they would consist of rounding errors of the divergence. A group of one has no
-    other response to compare with, and is never equal.
+    In such a group no response is better than another, so that normalised advantages should be 0.
+    They would otherwise amplify tiny differences of the KL penalty. The result is False for groups
+    of one response, since there is no other response to compare with.
     """
-    equal = (np.ptp(rewards.reshape(-1, group), axis=1) < 1e-9) & (group > 1)
-    return np.repeat(equal, group)
+    equal = (np.ptp(rewards.reshape(-1, group_size), axis=1) < 1e-9) & (group_size > 1)
+    return np.repeat(equal, group_size)
 
 
 def generalized_advantages(
     rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 ) -> Floats:
-    """GAE, [B, T]: A_t = d_t + gamma lambda A_(t+1), where d_t = r_t + gamma V_(t+1) - V_t.
+    """Return the advantages of generalized advantage estimation (GAE), [B, T].
 
-    r and V are 0 after a response. With lambda = gamma = 1 A is the sum of the rewards to come
-    less V, with lambda = 0 it is d.
+    A_t = d_t + gamma lambda A_(t+1), where d_t = r_t + gamma V_(t+1) - V_t
+
+    Here r_t is the reward and V_t the value of position t, and d_t is the TD error. For
+    lambda = gamma = 1, A_t is the sum of the rewards from t on, minus V_t. For lambda = 0, A_t is
+    d_t.
+
+    Args:
+        rewards: r, [B, T], 0 after the end of a response.
+        values: V, [B, T], 0 after the end of a response.
+        gamma: the discount factor.
+        gae_lambda: lambda.
 
     Source: Schulman et al. 2016, equations 11, 12 and 16.
     """
     advantages = np.zeros_like(values)
     advantage = value = np.zeros(len(values))
     for t in reversed(range(values.shape[1])):
-        change = rewards[:, t] + gamma * value - values[:, t]
-        advantages[:, t] = advantage = change + gamma * gae_lambda * advantage
+        td_error = rewards[:, t] + gamma * value - values[:, t]
+        advantages[:, t] = advantage = td_error + gamma * gae_lambda * advantage
         value = values[:, t]
     return advantages
 
 
-def whitened(advantages: Floats, real: Bools) -> Floats:
-    """Scale advantages to mean 0 and variance 1 over the real tokens, 0 elsewhere: [B, T]."""
-    some = advantages[real]
-    if len(some) < 2:
+def whitened(advantages: Floats, mask: Bools) -> Floats:
+    """Scale advantages [B, T] to mean 0 and variance 1 over the positions where `mask` is True.
+
+    Returns 0 at all other positions, and everywhere if `mask` has fewer than two positions.
+    """
+    selected = advantages[mask]
+    if len(selected) < 2:
         return np.zeros_like(advantages)
-    scale = (some.var(ddof=1) + _LEAST_VARIANCE) ** -0.5
-    return np.where(real, (advantages - some.mean()) * scale, 0.0)
+    scale = (selected.var(ddof=1) + _VARIANCE_EPSILON) ** -0.5
+    return np.where(mask, (advantages - selected.mean()) * scale, 0.0)
 
 
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """- min(r A, clamp(r, 1 - clip, 1 + clip) A) of every token, and where the bound holds: [M].
+    """Return the clipped policy loss of PPO for every token, and where it is clipped: [M] each.
 
-    r = exp(log ratio) is the probability now over that when the token was drawn.
+    loss = - min(r A, clamp(r, 1 - clip, 1 + clip) A)
+
+    Args:
+        log_ratio: log r, [M]: the log-probability of each token now, minus its log-probability
+            when the token was sampled.
+        advantage: A, [M].
+        clip: the maximum distance of r from 1.
 
     Source: Schulman et al. 2017 (PPO), equation 7.
     """
     ratio = log_ratio.exp()
-    free = ratio * advantage
-    bound = ratio.clamp(1 - clip, 1 + clip) * advantage
-    return -torch.minimum(free, bound), bound < free
+    unclipped = ratio * advantage
+    clipped = ratio.clamp(1 - clip, 1 + clip) * advantage
+    return -torch.minimum(unclipped, clipped), clipped < unclipped
 
 
-def clipped_value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """1/2 max((V - R)^2, (V' - R)^2) of every token, V' within `clip` of V before: [M].
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """Return the clipped value loss of PPO for every token, [M].
 
-    Source: the released code of Schulman et al. 2017, which their paper does not mention.
+    loss = 1/2 max((V - R)^2, (V' - R)^2), where V' is V, limited to V_old - clip ... V_old + clip
+
+    Args:
+        values: V, [M], the values now.
+        old_values: V_old, [M], the values when the tokens were sampled.
+        returns: R, [M].
+        clip: the maximum distance of V' from V_old.
+
+    Source: the code released with Schulman et al. 2017. The paper does not mention it.
     """
-    bound = before + (values - before).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - returns) ** 2, (bound - returns) ** 2)
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)

@@ -1,6 +1,7 @@
-"""What suits each kind of objective where a recipe leaves it open, and what messages say of it.
+"""Defaults and messages for each kind of objective.
 
-An objective works without an entry. A kind without one has that of the kind that it extends.
+The defaults apply to recipe keys that are not set. An entry in `ADVICE` is optional: a kind without
+an entry uses the entry of its base class, or else the defaults of `Advice`.
 """
 
 from __future__ import annotations
@@ -10,34 +11,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_READ_ONE_WAY = "is for decoders, n-gram models and RNNs that read one way"
-_ANY_STATES = "an encoder (bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)"
+_LEFT_TO_RIGHT = "is for decoders, n-gram models and RNNs that read one way"
+_WITH_STATES = "an encoder (bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)"
 _SEQ2SEQ = 'transformer-mini, t5-mini, bart-mini or a Marian model; "chat" is for a decoder'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Defaults and messages of a kind of objective.
+    """Defaults and messages for one kind of objective.
 
     Args:
-        purpose: what the objective is for or needs. The message on models that do not fit contains
-            it after the name of the objective. By default it follows from the family.
-        suggested: models that fit, and an objective for others, for the same message.
-        mask: the mask in examples of commands; only for objectives whose models fill masks.
-        fast: keys that have another default with `defaults = "fast"`.
-        multi_epoch_decay: whether small new models need faster weight decay from the second epoch.
-        unigram_offset: nats to add to the unigram baseline to compare the baseline with the loss;
-            None: the two are not compared.
+        purpose: the part of the error message for unsupported models that follows the name of the
+            objective, such as "is for models that generate text". By default it is derived from
+            `supported_family`.
+        suggested: the models that the same message recommends. It may also recommend another
+            objective.
+        mask: the mask token in the example command after training; only for objectives whose models
+            fill masks.
+        fast: objective keys whose defaults differ with `defaults = "fast"`, with these defaults.
+        multi_epoch_decay: whether small new models need stronger weight decay from the second
+            epoch.
+        unigram_offset: nats added to the unigram baseline before it is compared with the loss;
+            None: the baseline and the loss cannot be compared.
+        steps_to_beat_unigram: the number of steps after the warm-up within which the loss should be
+            clearly below the unigram baseline. The default is about three times the number that
+            `benchmarks/loss_bands.py` measures for the slowest models, which are encoders and
+            post-norm decoders.
         reads_case: whether the labels depend on upper and lower case.
-        batch_examples: examples per step unless the recipe sets `train.batch_examples`.
-        lr_factor: what the default learning rate of fine-tuning is multiplied by.
-        lr_range: the lowest and the highest default learning rate; a LoRA adapter has ten times
-            these.
-        dropout: dropout of fine-tuning unless the recipe sets `model.dropout`.
-        epochs: epochs unless the recipe sets a budget; None: chosen by the number of examples.
-        longest: the largest number of tokens of an example that are read at once, unless the recipe
-            sets `data.length` or the model has fewer positions. A row of this length is a
-            micro-batch on a CPU.
+        batch_examples: the number of examples per step if the recipe does not set
+            `train.batch_examples`.
+        lr_factor: the factor by which the default learning rate of fine-tuning is multiplied.
+        lr_range: the minimum and the maximum of the default learning rate. Both are ten times as
+            large for a LoRA adapter.
+        dropout: the dropout of fine-tuning if the recipe does not set `model.dropout`.
+        epochs: the number of epochs if the recipe does not set a budget; None: it depends on the
+            number of examples.
+        longest: the default of `data.length`, the maximum number of tokens per row. The model may
+            have fewer positions. On a CPU a row of this length is one micro-batch.
     """
 
     purpose: str = ""
@@ -46,6 +56,7 @@ class Advice:
     fast: Mapping[str, Any] = field(default_factory=dict)
     multi_epoch_decay: bool = False
     unigram_offset: float | None = 0.0
+    steps_to_beat_unigram: float = 700.0
     reads_case: bool = False
     batch_examples: int = 32
     lr_factor: float = 1.0
@@ -69,7 +80,7 @@ ADVICE: Mapping[str, Advice] = {
         '"two-dimensional"',
         suggested="glm-mini",
     ),
-    "causal": Advice(purpose=_READ_ONE_WAY, suggested="gpt2-mini", multi_epoch_decay=True),
+    "causal": Advice(purpose=_LEFT_TO_RIGHT, suggested="gpt2-mini", multi_epoch_decay=True),
     "denoising": Advice(suggested="t5-mini or bart-mini", mask="<mask>"),
     "masked": Advice(mask="[MASK]", fast={"probability": 0.3}),
     "permutation": Advice(
@@ -77,9 +88,11 @@ ADVICE: Mapping[str, Advice] = {
         suggested="xlnet-mini",
         mask="[MASK]",
     ),
-    "prefix-lm": Advice(purpose=_READ_ONE_WAY, suggested="gpt2-mini"),
+    "prefix-lm": Advice(purpose=_LEFT_TO_RIGHT, suggested="gpt2-mini"),
     "replaced-token": Advice(mask="[MASK]", unigram_offset=None),
-    "sentence-pairs": Advice(mask="[MASK]", unigram_offset=math.log(2.0)),
+    "sentence-pairs": Advice(
+        mask="[MASK]", unigram_offset=math.log(2.0), steps_to_beat_unigram=math.inf
+    ),
     "seq2seq-prefix-lm": Advice(suggested="t5-mini or bart-mini"),
     "similar-words": Advice(mask="[MASK]"),
     "span-corruption": Advice(suggested="t5-mini or bart-mini", mask="<extra_id_0>"),
@@ -88,10 +101,10 @@ ADVICE: Mapping[str, Advice] = {
         batch_examples=16,
     ),
     "classification": Advice(
-        purpose="needs a head of its own, which this model cannot have", suggested=_ANY_STATES
+        purpose="needs a classifier head, which this model cannot have", suggested=_WITH_STATES
     ),
     "contrastive": Advice(
-        purpose="needs one vector of a text", suggested=_ANY_STATES, batch_examples=64
+        purpose="needs one vector of a text", suggested=_WITH_STATES, batch_examples=64
     ),
     "kto": replace(_ALIGNMENT, lr_factor=1 / 300, lr_range=(5e-7, 5e-6)),
     "policy": replace(
@@ -101,11 +114,11 @@ ADVICE: Mapping[str, Advice] = {
     "qa": Advice(
         suggested='bert-mini; an encoder-decoder generates answers by "text-to-text"', longest=512
     ),
-    "reward": Advice(purpose="needs one vector of a text", suggested=_ANY_STATES, lr_factor=0.2),
+    "reward": Advice(purpose="needs one vector of a text", suggested=_WITH_STATES, lr_factor=0.2),
     "summarization": Advice(suggested=_SEQ2SEQ, batch_examples=16),
     "tagging": Advice(
         purpose="reads a hidden state of every word",
-        suggested=_ANY_STATES,
+        suggested=_WITH_STATES,
         reads_case=True,
         longest=512,
     ),
@@ -113,4 +126,4 @@ ADVICE: Mapping[str, Advice] = {
     "translation": Advice(suggested=_SEQ2SEQ, batch_examples=128, multi_epoch_decay=True),
     "tsdae": Advice(batch_examples=64),
 }
-"""The advice for every kind that has other values than the defaults."""
+"""The advice for each kind whose values differ from the defaults of `Advice`."""

@@ -1,4 +1,4 @@
-"""Bidirectional language modelling (ELMo): predict every token from the left and from the right."""
+"""Bidirectional language modelling (ELMo): predict each token from the left and from the right."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ from trivium.text.vocabulary import Vocabulary
 
 
 class BidirectionalLM(Objective):
-    """L = - sum_t log P(x_t | x_1 ... x_(t-1)) + log P(x_t | x_(t+1) ... x_T).
+    """The bidirectional language modelling objective of ELMo.
+
+    L = - sum_t [log P(x_t | x_1 ... x_(t-1)) + log P(x_t | x_(t+1) ... x_T)]
 
         input_ids  once  upon  a     time
         labels     upon  a     time  -100    from the left
                    -100  once  upon  a       from the right
 
-    Labels are [B, 2, T]. The mean is over both directions, in nats per token as of a causal
-    language model. Source: Peters et al. 2018, section 3.1, where the two are added.
+    Labels are [B, 2, T] for B rows, 2 directions and T positions. The loss is averaged over both
+    directions, so that it is in nats per token, like the loss of a causal language model.
+
+    Source: Peters et al. 2018, section 3.1. There the losses of both directions are added.
     """
 
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an RNN of two directions."""
+        """Return whether the model is a bidirectional language model (biLM)."""
         return spec.is_bilm
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model is an RNN of two directions."""
+        """Return whether the model is a bidirectional language model (biLM)."""
         return spec.is_bilm
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Shift by one to each side: int64 [B, T] -> input_ids [B, T] and labels [B, 2, T]."""
+        """Return the next and the previous token of each position as labels, int64 [B, 2, T]."""
         forward = next_tokens(rows)
         backward = np.full_like(forward, IGNORE_INDEX)
-        # Where a token predicts the next one, the next one predicts it.
-        paired = forward[:, :-1] != IGNORE_INDEX
-        backward[:, 1:][paired] = rows.input_ids[:, :-1][paired]
+        # If token t predicts token t + 1, then token t + 1 also predicts token t.
+        has_next = forward[:, :-1] != IGNORE_INDEX
+        backward[:, 1:][has_next] = rows.input_ids[:, :-1][has_next]
         labels = np.stack((forward, backward), axis=1)
         return Batch(input_ids=rows.input_ids, labels=labels, **row_inputs(rows))
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of every token, predicted from the left and from the right."""
+        """Return the sum of the cross-entropy losses of both directions, in nats."""
         assert isinstance(model, RecurrentModel)
         hidden = model.two_ways(**batch.inputs)
         hidden = hidden.flatten(0, 2).index_select(0, batch.label_positions)

@@ -1,4 +1,4 @@
-"""Autoregressive blank filling (GLM): spans are taken out of a text and generated after it."""
+"""Autoregressive blank filling (GLM): spans are removed from a text and generated after it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,39 @@ from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
 _KIND, _LENGTH, _GAP, _ORDER = range(4)
-# Of spans; the chance of a longer one is below 1e-6 for any mean up to 20.
-_LONGEST = 48
+# The maximum length of a span. The probability of a longer span is below 1e-6 for means up to 20.
+_MAX_SPAN = 48
 
 
 @dataclass(frozen=True)
-class Blanks:
-    """One row with its blanks.
+class BlankFilledRow:
+    """One training row of GLM: part A (the text with masks), followed by part B (the spans).
 
     Args:
-        input_ids: int64 [T], part A and part B.
-        labels: int64 [T], those of part B.
-        positions: int64 [T, 2], see `TwoDimensional`.
-        given: tokens of part A.
+        input_ids: the tokens of part A and part B, int64 [T].
+        labels: the labels, int64 [T], -100 for part A.
+        positions: the position in the text and the position in the span of each token,
+            int64 [T, 2]; see `TwoDimensional`.
+        prefix_length: the number of tokens of part A.
     """
 
     input_ids: Ints
     labels: Ints
     positions: Ints
-    given: int
+    prefix_length: int
 
 
 class BlankFilling(LeftToRight):
-    """L = - sum over spans, in a random order, of log P(span | the rest, spans before it).
+    """The autoregressive blank-filling objective of GLM.
 
-    A row becomes part A, its text with one mask for each span, and part B, the spans in a random
-    order, each after a start token and predicted up to an end token. Part A sees all of part A;
-    part B sees part A and what is before it in part B. With <m> the mask, <s> the start:
+    L = - sum_i log P(s_i | c, s_1 ... s_(i-1)) for spans s_1, s_2, ... of a row in a random order,
+    where c is the rest of the row.
+
+    The model input consists of two parts. Part A is the text in which each span is replaced with
+    one mask token. Part B contains the spans in the random order, each after a start token. Every
+    span is predicted up to an end token. Tokens of part A attend to all of part A. Tokens of part B
+    attend to part A and to earlier tokens of part B. In this example `<m>` is the mask token and
+    `<s>` the start token:
 
         row        thank you  for  inviting me
         input_ids  thank <m>  inviting <m>  <s> me   <s> you  for
@@ -52,136 +58,153 @@ class BlankFilling(LeftToRight):
         in span    0     0    0        0    1   2    1   2    3
         labels     -100  -100 -100     -100 me  </s> you for  </s>
 
-    Rows are drawn anew whenever they are seen, each in one of three ways:
+    Each time a row is used, one of three kinds of spans is sampled for it:
 
-    - with spans of Poisson length, never 0, until a share of `probability` is taken out;
-    - a share of `document_share` with one span, the last half of the row or more, as texts are
-      continued ("document-level");
-    - a share of `whole_share` is part B alone, without mask, start and end, as prompts are
-      continued that a model reads from the left to the right (`trivium generate`).
+    - Several spans whose lengths have a Poisson distribution without 0. Together they contain a
+      fraction `probability` of the tokens.
+    - One span at the end of the row, with at least half of its tokens ("document-level"). It trains
+      the model to continue a text. A fraction `document_share` of the rows is of this kind.
+    - The whole row as part B, without mask, start and end tokens. It trains the model to continue a
+      prompt that is read from left to right (`trivium generate`). A fraction `whole_share` of the
+      rows is of this kind.
+
+    Two tokens are added to a row for each span. End-of-document tokens inside a row are masked and
+    predicted like other tokens.
 
     Source: Du et al. 2022, sections 2.1 and 2.2 (15 %, mean 3, half of the rows document-level).
-    Where we differ: the last span is cut where the share is reached, spans never touch, the span of
-    a document-level row is at its end, and the third way is our own. Rows grow by two tokens for
-    every span. Ends of documents inside a row are tokens like others.
+    Differences: the last span is shortened to match `probability` exactly, spans are never
+    adjacent, the span of a document-level row is always at the end of the row, and the third kind
+    is not in the paper.
     """
 
     separates_documents: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"
-    probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in blanks")
-    mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a blank")
+    probability: float = Field(0.15, gt=0, lt=1, description="fraction of tokens in blanks")
+    mean_span: float = Field(3.0, ge=1, le=20, description="mean number of tokens per blank")
     document_share: float = Field(
-        0.25, ge=0, le=1, description="share of rows whose last half, or more, is one blank"
+        0.25, ge=0, le=1, description="fraction of rows whose last half, or more, is one blank"
     )
     whole_share: float = Field(
-        0.25, ge=0, le=1, description="share of rows that are generated from their first token on"
+        0.25, ge=0, le=1, description="fraction of rows predicted from their first token on"
     )
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _check_shares(self) -> Self:
+        """Raise ValueError if `document_share` and `whole_share` add up to more than 1."""
         if self.document_share + self.whole_share > 1.0:
-            raise ValueError("document_share and whole_share are shares of all rows: at most 1")
+            raise ValueError("document_share and whole_share are fractions of all rows: at most 1")
         return self
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is a decoder whose positions are two numbers."""
+        """Return whether the model is a decoder with two-dimensional positions, as in GLM."""
         return is_causal(spec) and spec.fills_blanks
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return byte-level BPE, which reproduces a generated text exactly."""
+        """Return byte-level BPE, whose decoded text is exact, and the special tokens of GLM."""
         return {"kind": "byte-bpe", "special_tokens": ("<s>", "<pad>", "</s>", "<mask>")}
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model is a Transformer with such positions."""
+        """Return whether the model is a Transformer decoder with two-dimensional positions."""
         return self.is_default_for(spec) and spec.attention_only
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Take spans out: int64 [B, T] -> input_ids and labels [B, U], position_ids [B, U, 2]."""
+        """Move spans to part B: rows [B, T] -> input_ids and labels [B, U], position_ids [B, U, 2].
+
+        U is the number of tokens of the longest row, including its start and end tokens.
+        """
         width = rows.input_ids.shape[1]
         kinds, lengths, gaps, orders = (
             rng.uniform(columns, channel)
             for columns, channel in ((1, _KIND), (width, _LENGTH), (width, _GAP), (width, _ORDER))
         )
-        made = []
+        built = []
         for i, length in enumerate(rows.lengths.tolist()):
             ids, kind = rows.input_ids[i, :length], kinds[i, 0]
             if kind < self.whole_share or length < 2:
-                made.append(_whole(ids))
+                built.append(_as_single_span(ids))
                 continue
-            spans = self._spans(length, lengths[i], gaps[i])
+            spans = self._sample_spans(length, lengths[i], gaps[i])
             if kind < self.whole_share + self.document_share:
                 spans = [(int(length * (1.0 - lengths[i, 0]) / 2.0), length)]
-            made.append(
-                with_blanks(ids, spans, orders[i, : len(spans)].argsort().tolist(), vocabulary)
+            built.append(
+                blank_out_spans(ids, spans, orders[i, : len(spans)].argsort().tolist(), vocabulary)
             )
-        columns = max(len(row.input_ids) for row in made)
-        shape = len(made), padded_length(columns)
+        columns = max(len(row.input_ids) for row in built)
+        shape = len(built), padded_length(columns)
         input_ids = np.zeros(shape, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         positions = np.zeros((*shape, 2), dtype=np.int64)
-        # Padding is on the right, where causality alone hides it.
-        for i, row in enumerate(made):
+        # Padding is on the right, so that the causal mask hides it.
+        for i, row in enumerate(built):
             here = slice(len(row.input_ids))
             input_ids[i, here], labels[i, here] = row.input_ids, row.labels
             positions[i, here] = row.positions
-        given = np.array([row.given for row in made])
+        prefixes = np.array([row.prefix_length for row in built])
         return Batch(
-            input_ids=input_ids, labels=labels, position_ids=positions, prefix_lengths=given
+            input_ids=input_ids, labels=labels, position_ids=positions, prefix_lengths=prefixes
         )
 
-    def _spans(self, length: int, lengths: Floats, gaps: Floats) -> list[tuple[int, int]]:
-        """Where spans of a row begin and end, in their order, with a token between any two."""
+    def _sample_spans(self, length: int, lengths: Floats, gaps: Floats) -> list[tuple[int, int]]:
+        """Return the start and end positions of the spans of a row, from left to right.
+
+        At least one token stays between two spans.
+
+        Args:
+            length: the number of tokens of the row.
+            lengths: uniform random numbers in [0, 1) that determine the lengths of the spans.
+            gaps: uniform random numbers in [0, 1) that determine the positions of the spans.
+        """
         size = max(round(length * self.probability), 1)
-        sizes = 1 + np.searchsorted(self._chances(), lengths[:size], side="right")
+        sizes = 1 + np.searchsorted(self._span_length_cdf(), lengths[:size], side="right")
         sizes = sizes[: 1 + np.searchsorted(sizes.cumsum(), size)]
         sizes = sizes[: length - size + 1]
         sizes[-1] = min(sizes[-1], size - sizes[:-1].sum())
-        # Tokens that stay before each span, of which all spans have another number.
+        # The number of remaining tokens before each span. It is different for all spans.
         before = np.sort(gaps[: length - sizes.sum() + 1].argsort()[: len(sizes)])
         stops = before + sizes.cumsum()
         return [*zip((stops - sizes).tolist(), stops.tolist(), strict=True)]
 
-    def _chances(self) -> Floats:
-        """Return P(length <= n), n = 1 ..., for Poisson lengths that are never 0."""
-        chances = poisson_chances(self.mean_span, range(1, _LONGEST))
+    def _span_length_cdf(self) -> Floats:
+        """Return P(length <= n) for n = 1, 2, ... under a Poisson distribution without 0."""
+        chances = poisson_chances(self.mean_span, range(1, _MAX_SPAN))
         return np.cumsum(chances / chances.sum())[:-1]
 
 
-def with_blanks(
+def blank_out_spans(
     ids: Ints, spans: Sequence[tuple[int, int]], order: Sequence[int], vocabulary: Vocabulary
-) -> Blanks:
-    """A row without its spans, and the spans after it in an order.
+) -> BlankFilledRow:
+    """Build the model input of a row whose spans are moved from the text to part B.
 
     Args:
-        ids: int64 [T].
-        spans: where each begins and ends, in their order in the row.
-        order: which span comes first, second, ... in part B.
-        vocabulary: with a mask, a start and an end.
+        ids: the tokens of the row, int64 [T].
+        spans: the start and end position of each span, from left to right.
+        order: the indices of the spans in the order of part B.
+        vocabulary: a vocabulary with a mask token, a start token and an end token.
     """
     mask, start, end = (
-        [each] for each in (vocabulary.mask_id, vocabulary.start_id, vocabulary.end_id)
+        [token] for token in (vocabulary.mask_id, vocabulary.start_id, vocabulary.end_id)
     )
-    given, masks, stop = [], [], 0
+    part_a, masks, stop = [], [], 0
     for begin, next_stop in spans:
-        given += [*ids[stop:begin], *mask]
-        masks.append(len(given) - 1)
+        part_a += [*ids[stop:begin], *mask]
+        masks.append(len(part_a) - 1)
         stop = next_stop
-    given += [*ids[stop:]]
-    input_ids, labels = [*given], [IGNORE_INDEX] * len(given)
-    positions = [(place, 0) for place in range(len(given))]
+    part_a += [*ids[stop:]]
+    input_ids, labels = [*part_a], [IGNORE_INDEX] * len(part_a)
+    positions = [(place, 0) for place in range(len(part_a))]
     for i in order:
         span = ids[slice(*spans[i])]
         input_ids += [*start, *span]
         labels += [*span, *end]
         positions += [(masks[i], place) for place in range(1, len(span) + 2)]
-    return Blanks(*map(np.array, (input_ids, labels, positions)), given=len(given))
+    return BlankFilledRow(*map(np.array, (input_ids, labels, positions)), prefix_length=len(part_a))
 
 
-def _whole(ids: Ints) -> Blanks:
-    """Return the row as one span without any given token."""
+def _as_single_span(ids: Ints) -> BlankFilledRow:
+    """Return a row in which all tokens are predicted, as one span without a part A."""
     places = np.arange(1, len(ids) + 1)
     positions = np.stack((np.zeros_like(places), places), axis=1)
-    return Blanks(ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, given=0)
+    return BlankFilledRow(ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, 0)

@@ -1,6 +1,7 @@
-"""How far the probabilities of predicted classes can be trusted: coverage, calibration, threshold.
+"""Calibration of a classifier: the calibration error, accuracy by coverage, and a threshold.
 
-Coverage is the share of examples whose prediction is kept, which are those at or above a threshold.
+A prediction is kept if its probability is at least a threshold. Coverage is the fraction of kept
+predictions.
 """
 
 from __future__ import annotations
@@ -14,29 +15,30 @@ from trivium.messages import translated
 
 _BINS = 15
 _MAX_POINTS = 100
-_LEAST_KEPT, _LEAST_COVERAGE = 10, 0.1
+_MIN_KEPT, _MIN_COVERAGE = 10, 0.1
 _RULE = (
-    "the lowest threshold that halves the share of wrong predictions and keeps at least a tenth of "
-    "the examples and at least ten"
+    "the lowest threshold that halves the error rate and keeps at least a tenth of the examples, "
+    "and at least ten"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Accuracy by coverage, the expected calibration error, and a suggested threshold.
+    """The expected calibration error, accuracy by coverage, and a suggested threshold.
 
     Source: Guo et al. 2017, equation 3, for the expected calibration error.
 
     Args:
-        calibration_error: the mean difference of accuracy and probability over equal-width bins of
-            the probability, weighted by the number of examples; from 0 to 1.
-        points: (threshold, coverage, accuracy) from the most certain predictions to all, at most a
-            hundred.
-        threshold: the threshold of `rule`; None where no threshold fulfils it.
-        coverage: the coverage of `threshold`.
-        accuracy: the accuracy of the predictions that `threshold` keeps.
+        calibration_error: the expected calibration error, from 0 to 1: the mean absolute difference
+            between accuracy and probability over equal-width bins of the probability, weighted by
+            the number of examples in each bin.
+        points: at most 100 tuples (threshold, coverage, accuracy), from the highest threshold to
+            the lowest, which keeps all predictions.
+        threshold: the threshold that `rule` chooses; None if no threshold satisfies the rule.
+        coverage: the coverage at `threshold`.
+        accuracy: the accuracy of the predictions that are kept at `threshold`.
         bins: the number of bins of the calibration error.
-        rule: how the threshold is chosen.
+        rule: a description of how the threshold is chosen.
     """
 
     calibration_error: float
@@ -48,49 +50,50 @@ class Calibration:
     rule: str = _RULE
 
     def lines(self) -> list[str]:
-        """Return two or three lines for the user, in the reader's language."""
-        shares = (1.0, 0.75, 0.5, 0.25)
-        chosen = (next(one for one in self.points if one[1] >= share) for share in shares)
+        """Return two or three lines of text about the calibration, in the user's language."""
+        targets = (1.0, 0.75, 0.5, 0.25)
+        chosen = (next(point for point in self.points if point[1] >= target) for target in targets)
         known = {coverage: accuracy for _, coverage, accuracy in chosen}
-        points = ", ".join(f"{one:.0%} {accuracy:.4f}" for one, accuracy in known.items())
-        facts = asdict(self) | {"points": points}
+        points = ", ".join(f"{coverage:.0%} {accuracy:.4f}" for coverage, accuracy in known.items())
+        values = asdict(self) | {"points": points}
         names = ["coverage", "error", *(["threshold"] if self.threshold is not None else [])]
-        return [translated(f"calibration.{name}", **facts) for name in names]
+        return [translated(f"calibration.{name}", **values) for name in names]
 
 
-def calibration_of(right: ArrayLike, probabilities: ArrayLike) -> Calibration:
-    """Return the calibration of one or more predictions.
+def compute_calibration(is_correct: ArrayLike, probabilities: ArrayLike) -> Calibration:
+    """Compute the calibration of N >= 1 predictions.
 
     Args:
-        right: whether each prediction is right, [N].
+        is_correct: whether each prediction is correct, bool [N].
         probabilities: the probability of each predicted class, [N].
     """
     scores = np.asarray(probabilities, dtype=np.float64)
     order = np.argsort(-scores, kind="stable")
-    scores, correct = scores[order], np.asarray(right, dtype=bool)[order]
+    scores, correct = scores[order], np.asarray(is_correct, dtype=bool)[order]
     total = len(scores)
     edges = np.linspace(0.0, 1.0, _BINS + 1)[1:-1]
-    bins = np.digitize(scores, edges, right=True)  # a bin contains its upper edge
+    bins = np.digitize(scores, edges, right=True)  # each bin contains its upper edge
     gaps = np.bincount(bins, weights=correct - scores)
-    last = np.flatnonzero(np.append(scores[:-1] != scores[1:], True))  # equal ones stay together
+    last = np.flatnonzero(np.append(scores[:-1] != scores[1:], True))  # keep all ties
     thresholds, kept, num_right = scores[last], last + 1, np.cumsum(correct)[last]
     wrong, errors = kept - num_right, total - int(num_right[-1])
     halved = 2 * wrong * total <= errors * kept
-    best = np.flatnonzero(
-        halved & (errors > 0) & (kept >= max(_LEAST_KEPT, _LEAST_COVERAGE * total))
-    )
+    best = np.flatnonzero(halved & (errors > 0) & (kept >= max(_MIN_KEPT, _MIN_COVERAGE * total)))
     columns = np.stack([thresholds, kept / total, num_right / kept], axis=1)
     shown = np.linspace(0, len(last) - 1, min(len(last), _MAX_POINTS)).round().astype(int)
-    points = tuple((one, coverage, accuracy) for one, coverage, accuracy in columns[shown].tolist())
+    points = tuple((low, coverage, accuracy) for low, coverage, accuracy in columns[shown].tolist())
     result = Calibration(float(np.abs(gaps).sum()) / total, points)
     if not len(best):
         return result
-    threshold = _shortest_between(*thresholds[[best[-1] + 1, best[-1]]].tolist())
+    threshold = _round_midpoint(*thresholds[[best[-1] + 1, best[-1]]].tolist())
     _, coverage, accuracy = columns[best[-1]].tolist()
     return Calibration(result.calibration_error, points, threshold, coverage, accuracy)
 
 
-def _shortest_between(low: float, high: float) -> float:
-    """Return a number in (low, high] near the middle, with few decimals."""
+def _round_midpoint(low: float, high: float) -> float:
+    """Round the midpoint of `low` and `high` to as few decimals as possible within (low, high].
+
+    The result has at least two decimals. Returns `high` if no rounded value is in the interval.
+    """
     rounded = (round((low + high) / 2, digits) for digits in range(2, 17))
-    return next((one for one in rounded if low < one <= high), high)
+    return next((value for value in rounded if low < value <= high), high)

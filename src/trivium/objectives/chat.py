@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a decoder on prompts with responses, and on conversations."""
+"""Supervised fine-tuning (SFT) of a decoder on prompts with responses, or on conversations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trivium.objectives.task_metrics import Metrics, perplexity_of
 from trivium.objectives.tensor_batch import to_device, token_losses
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
-# What a prompt and a response are called; `input` and `context` belong to an instruction.
+# Usual columns of a prompt and its response; `input` and `context` belong to an instruction.
 PAIR = Fields(
     "prompt response input?",
     (("prompt", "response"), ("prompt", "completion")),
@@ -45,36 +45,42 @@ PAIR = Fields(
             for response in ("output", "response", "completion", "answer")
             for more in ((), ("input",), ("context",))
         ),
-        *((one, name) for one in ("question", "query") for name in ("answer", "response")),
+        *((question, a) for question in ("question", "query") for a in ("answer", "response")),
         ("problem", "solution"),
         *(("input", "output"), ("input", "target"), ("inputs", "targets")),
     ),
 )
-_ANSWERED = 16  # held-out conversations that are answered at the end of a run
+_NUM_GENERATIONS = 16  # validation conversations that are answered at the end of a run
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages {"role", "content"} in turn, at least one of them the assistant's."""
+    """A list of messages {"role", "content"}. At least one message is by the assistant."""
 
     messages: tuple[Message, ...]
     where: str
 
     @property
     def group(self) -> str:
-        """Conversations with the same beginning share a side of the validation split."""
+        """The text before the first response, by which examples are grouped for the split.
+
+        Conversations of the same group are never in different splits (training and validation).
+        """
         roles = [message["role"] for message in self.messages]
         first = max(1, roles.index("assistant"))
         return "\n".join(message["content"] for message in self.messages[:first])
 
 
 class Chat(LabelledObjective):
-    """L = - sum_t log P(y_t | y_1 ... y_(t-1)) over the tokens of the responses.
+    """Supervised fine-tuning: L = - sum_t log P(y_t | y_1 ... y_(t-1)).
+
+    The sum is over the tokens y_t of the responses:
 
         input_ids  User : how are you ? Assistant : fine </s>
         labels     -100 ...                    fine </s> -100
 
-    The chat template decides which tokens are a response, the end of the turn included.
+    The chat template defines which tokens belong to a response. The end-of-turn token is one of
+    them.
 
     Source: Radford et al. 2018, equation 1; Ouyang et al. 2022, section 3.5 (SFT).
     """
@@ -84,27 +90,29 @@ class Chat(LabelledObjective):
     fields: ClassVar[Sequence[Slot]] = (("conversation", (MESSAGES, PAIR)), SYSTEM)
     messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(
-        None, description="column of the prompt, where there are no messages; default: usual names"
+        None, description="column of the prompt if there are no messages; default: usual names"
     )
     response_field: str | None = Field(None, description="column of the response")
-    responses_only: bool = Field(True, description="loss on what the assistant says only")
+    responses_only: bool = Field(True, description="loss on messages of the assistant only")
 
     def example(self, record: Record) -> Conversation:
-        """A record with a list of messages, or with a prompt and a response.
+        """Read a conversation from a record with a list of messages, or a prompt and a response.
 
-        `instruction` is followed by an `input` that is not blank; `system` is the first message.
-        Messages of the assistant with a `weight` of 0 are not trained.
+        An `input` column that is not blank is appended to the instruction. A `system` column
+        becomes the first message. Messages of the assistant with `weight` 0 do not count for the
+        loss.
 
         Raises:
-            DataError: with file and line, for a blank part, an unknown role, or no response.
+            DataError: a message is blank, a role is unknown, or there is no response. The message
+                contains the file and the line.
         """
         columns = record.columns
         if "messages" in columns:
-            turn = tuple(read_messages(record, columns["messages"], weighted=True))
+            response = tuple(read_messages(record, columns["messages"], weighted=True))
         else:
-            turn = read_turn(record, "response", weighted=True)
-        messages = conversation(record, read_prompt(record), turn)
-        trained = [one.get("weight") != 0 for one in messages if one["role"] == "assistant"]
+            response = read_turn(record, "response", weighted=True)
+        messages = conversation(record, read_prompt(record), response)
+        trained = [turn.get("weight") != 0 for turn in messages if turn["role"] == "assistant"]
         if not any(trained):
             raise DataError(
                 f"{record.where}: all messages of the assistant have weight 0."
@@ -114,37 +122,43 @@ class Chat(LabelledObjective):
         return Conversation(messages, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
-        """Return the settings with a chat template: the model's own, or a plain one."""
+        """Return the settings with a chat template: that of the model, or else a plain template."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
-        """Return one row per conversation, with labels at the responses."""
+        """Return one row per conversation, with labels for the tokens of the responses."""
         template = chat_template(lm)
-        _warn_of_names(template, examples)
-        sequences, truncations = by_field([self._row(one, template, lm) for one in examples])
+        _warn_about_names(template, examples)
+        sequences, truncations = by_field([self._build_row(one, template, lm) for one in examples])
         return EncodedExamples.with_targets(sequences, truncations, pad_id=lm.text_tokenizer.pad_id)
 
-    def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
-        text, spans = template.responses(one.messages)
-        answers = [message for message in one.messages if message["role"] == "assistant"]
-        left_out = [span for span, given in zip(spans, answers) if given.get("weight") == 0]
+    def _build_row(
+        self, example: Conversation, template: ChatTemplate, lm: LanguageModel
+    ) -> LabelledRow:
+        """Return the token ids of one conversation, with labels for the tokens of responses."""
+        text, spans = template.responses(example.messages)
+        answers = [message for message in example.messages if message["role"] == "assistant"]
+        excluded = [span for span, message in zip(spans, answers) if message.get("weight") == 0]
         if self.responses_only:
-            spans = [span for span in spans if span not in left_out]
+            spans = [span for span in spans if span not in excluded]
         else:
-            starts, stops = zip(*[(-1, -1), *left_out, (len(text), len(text))])
+            starts, stops = zip(*[(-1, -1), *excluded, (len(text), len(text))])
             spans = list(zip(stops, starts[1:]))
         return labelled_row(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
-        """Return the content of all messages."""
+        """Return the contents of all messages."""
         return (message["content"] for one in examples for message in one.messages)
 
     @torch.no_grad()
     def predict(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
-        """Return the nats and the number of tokens of the responses of every batch."""
+        """Return the loss in nats and the number of labelled tokens of each batch of examples.
+
+        Both are summed over the batch.
+        """
         sums = []
         for _, rows in batches_by_length(self.encode(examples, lm)):
             batch = rows.to_batch()
@@ -156,39 +170,43 @@ class Chat(LabelledObjective):
     def compute_metrics(
         self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
     ) -> Metrics:
-        """Return the perplexity of the responses: e to the nats per token."""
-        sums = [sum(each) for each in zip(*answers)] or [0.0, 0]
+        """Return the perplexity of the responses: exp of the loss in nats per token."""
+        sums = [sum(column) for column in zip(*answers)] or [0.0, 0]
         values = {"perplexity": perplexity_of(*sums)}
-        return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
+        return Metrics(values).with_examples({"messages": list(x.messages)} for x in examples)
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
-        """Add the model's own last answer to the first conversations, as `predicted`."""
+        """Return the metrics with a generated response in the first few examples.
+
+        The response replies to the messages before the last response, and is stored as
+        `predicted`.
+        """
         requests: dict[int, GenerationRequest] = {}
-        for number, row in enumerate(metrics.predictions[:_ANSWERED]):
+        for index, row in enumerate(metrics.predictions[:_NUM_GENERATIONS]):
             last = max(i for i, one in enumerate(row["messages"]) if one["role"] == "assistant")
-            if not last:  # an answer to nothing
+            if not last:  # nothing before the response
                 continue
             ids = lm.conversation_ids(row["messages"][:last])
             if lm.max_length is None or len(ids) < lm.max_length:
                 params = lm.sampling_params(ids, {"temperature": 0.0})
-                requests[number] = GenerationRequest(ids, params, answers=True)
-        lm.run_requests([*requests.values()], slots=_ANSWERED)
+                requests[index] = GenerationRequest(ids, params, answers=True)
+        lm.run_requests([*requests.values()], slots=_NUM_GENERATIONS)
         rows = [
-            {**row, "predicted": requests[number].text} if number in requests else row
-            for number, row in enumerate(metrics.predictions)
+            {**row, "predicted": requests[index].text} if index in requests else row
+            for index, row in enumerate(metrics.predictions)
         ]
         return metrics.with_examples(rows)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return the command that starts a conversation in the terminal."""
+        """Return the command that starts a chat, without the leading `trivium`."""
         return f"chat {run}"
 
 
-def _warn_of_names(template: ChatTemplate, examples: Sequence[Conversation]) -> None:
-    """Warn where the template does not show the names that messages have."""
+def _warn_about_names(template: ChatTemplate, examples: Sequence[Conversation]) -> None:
+    """Warn if messages have names that the chat template does not render."""
     named = [one for one in examples if any("name" in message for message in one.messages)]
-    without = [{**message, "name": ""} for one in named[:1] for message in one.messages]
-    if named and template.render(named[0].messages) == template.render(without):
+    nameless = [{**message, "name": ""} for one in named[:1] for message in one.messages]
+    if named and template.render(named[0].messages) == template.render(nameless):
         warnings.warn(
             f"{len(named):,} conversations have messages with a name, which the chat template does "
             "not show.",
@@ -197,21 +215,24 @@ def _warn_of_names(template: ChatTemplate, examples: Sequence[Conversation]) -> 
 
 
 def chat_template(lm: LanguageModel) -> ChatTemplate:
-    """Return the model's own chat template, or a plain one."""
+    """Return the chat template of the model, or a plain template if the model has none."""
     return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 
 LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
-"""The ids of a text, its labels, and what is cut of it (`EncodedExamples.truncations`)."""
+"""The token ids of a text, its labels, and its three counts in `EncodedExamples.truncations`."""
 
 
 def labelled_row(
     lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
 ) -> LabelledRow:
-    """The ids of a text with its next tokens as labels, where these are in spans of characters.
+    """Encode a text with labels only for some spans of it.
 
-    `end` are ids that follow the text, with labels too. The end of what is longer than
-    `lm.max_length` tokens is cut.
+    Args:
+        lm: the model. The row is truncated at the end to `lm.max_length` tokens.
+        text: the text.
+        spans: the start and stop character offsets of the spans whose tokens have labels.
+        end: token ids that are appended to the text. They have labels, too.
     """
     tokenizer, limit = lm.text_tokenizer, lm.max_length
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -219,17 +240,17 @@ def labelled_row(
     response = np.zeros(len(ids), dtype=bool)
     for start, stop in spans:
         response |= (ends > start) & (ends <= stop)
-    whole = [*prepend_bos(tokenizer, ids), *end]
-    response = np.pad(response, (len(whole) - len(ids) - len(end), 0))
+    row = [*prepend_bos(tokenizer, ids), *end]
+    response = np.pad(response, (len(row) - len(ids) - len(end), 0))
     response = np.pad(response, (0, len(end)), constant_values=True)
     # The label of position t is token t + 1.
-    labels = [*np.where(response, whole, IGNORE_INDEX)[1:].tolist(), IGNORE_INDEX]
-    beyond = [] if limit is None else labels[limit:]
-    num_targets, num_cut = (len(x) - x.count(IGNORE_INDEX) for x in (labels, beyond))
-    return whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut)
+    labels = [*np.where(response, row, IGNORE_INDEX)[1:].tolist(), IGNORE_INDEX]
+    removed = [] if limit is None else labels[limit:]
+    num_targets, num_removed = (len(x) - x.count(IGNORE_INDEX) for x in (labels, removed))
+    return row[:limit], labels[:limit], (len(removed), num_targets, num_removed)
 
 
 def by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
-    """Return the fields of labelled rows by name, and what is cut of each row."""
+    """Return the ids and labels of rows as lists by field name, and their truncation counts."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

@@ -1,4 +1,4 @@
-"""Text classification: one label of a text or a pair, several labels, or a number (regression)."""
+"""Classification of texts and text pairs: classes, multi-label classification, or regression."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import ClassifierPooling
-from trivium.objectives.calibration import calibration_of
+from trivium.objectives.calibration import compute_calibration
 from trivium.objectives.labelled import column_key, encode_texts, field_option, next_tokens
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
@@ -70,15 +70,16 @@ LABEL = Fields(
 )
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "nil", "missing", "unknown", "?", "-"}
-_UNLABELLED = "unsup"  # IMDB's folder of texts without a label
+_UNLABELLED = "unsup"  # the folder of unlabelled texts in IMDB
 _LM_WEIGHT = 0.5  # Radford et al. 2018, section 4.1
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text, the second text of a pair if there is one, and its label or list of labels.
+    """A text or text pair, with its label or labels.
 
-    A number is a string too, and whole ones have no point: "3" and "2.5".
+    `label` is a string, or a tuple of strings for several labels. Numbers are also stored as
+    strings. Whole numbers have no decimal point: "3", but "2.5".
     """
 
     text: str
@@ -88,27 +89,33 @@ class LabelledText:
 
     @property
     def group(self) -> str:
-        """Examples with the same (first) text share a side of the validation split."""
+        """The (first) text, by which examples are grouped for the validation split.
+
+        Examples of the same group are never in different splits.
+        """
         return self.text
 
     @property
     def texts(self) -> dict[str, str]:
-        """Return the text and its pair, by name."""
+        """The text and, if there is one, the second text, by the names `text` and `pair`."""
         return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
 
     @property
     def joined(self) -> str:
-        """Return the text, followed by a space and its pair."""
+        """The text and, if there is one, the second text, joined by a space."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
 
 class TextClassification(ReadsStates):
-    """L = L_label + lambda L_LM, the second term for decoders only.
+    """Text classification: L = L_label + lambda L_LM.
+
+    The language modelling loss L_LM is only for decoders. L_label depends on the kind of labels,
+    for B texts and N labels:
 
         input_ids        [CLS] a dull film [SEP]
         sequence_labels  0            classes [B]: softmax cross-entropy
-                         [1, 0, 1]    multi-label [B, L]: the mean of L binary cross-entropies
-                         2.5          numbers [B]: squared error of standardised numbers
+                         [1, 0, 1]    multi-label [B, N]: mean of N binary cross-entropies
+                         2.5          regression [B]: squared error of the standardised number
 
     An encoder-decoder generates the name of the class instead:
 
@@ -129,37 +136,45 @@ class TextClassification(ReadsStates):
     )
     label_field: str | None = column_key("column of the label", LABEL)
     label_kind: LabelKind | None = Field(
-        None, description="classes, multi-label or numbers; default: derived from the data"
+        None, description="classes, multi-label or regression; default: derived from the data"
     )
     label_separator: str = Field(
-        ",", min_length=1, description="separates several labels in one cell of a table"
+        ",", min_length=1, description="separator of several labels in one table cell"
     )
     pooling: ClassifierPooling | None = Field(
         None,
-        description="what is classified; concat: last, max and mean (ULMFiT); default: first, of "
-        "decoders and XLNet last, of ELMo mean",
+        description="pooling of the hidden states; concat: last, max and mean (ULMFiT); default: "
+        "first, for decoders and XLNet last, for ELMo mean",
     )
     lm_weight: float | None = Field(
-        None, ge=0, le=1, description="weight of a decoder's LM loss; default: 0.5"
+        None, ge=0, le=1, description="weight lambda of the LM loss of a decoder; default: 0.5"
     )
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
-        "none", description="weight of each class: balanced is N / (L * count), or a list"
+        "none",
+        description="loss weight of each class: balanced (inverse class frequency) or a list",
     )
-    prefix: str = Field("", description="text before every input of an encoder-decoder")
+    prefix: str = Field("", description="task prefix before each input of an encoder-decoder")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
-        """JSON lines, CSV, TSV or parquet; or folders with a sub-folder of .txt for each class."""
+        """Yield the records of JSON Lines, CSV, TSV or Parquet files, or of folders of texts.
+
+        A folder of texts has one sub-folder of .txt files for each class.
+        """
         folders = [path for path in paths if _is_class_folder(Path(path))]
         names = self.text_field or "text", self.label_field or "label"
         for folder in folders:
-            for path, *values in _read_folder(Path(folder), options):
+            for path, *values in _read_class_folders(Path(folder), options):
                 yield Record(dict(zip(names, values)), path)
         files = [path for path in paths if path not in folders]
         if files:
             yield from read_records(files, options)
 
     def example(self, record: Record) -> LabelledText:
-        """Return the text, or the pair, and the label of a record; none may be missing or blank."""
+        """Read the text or text pair and the label of a record.
+
+        Raises DataError if one of them is missing or blank. A record may only lack labels if
+        `label_kind` is "multi-label".
+        """
         columns = record.columns
         is_number = self.label_kind == "regression"
         value = (record.value if is_number else record.named)(columns["label"])
@@ -172,7 +187,11 @@ class TextClassification(ReadsStates):
         )
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
-        """Return the text, or the pair, of a record. Neither may be blank."""
+        """Read the text or text pair of a record without its label.
+
+        Raises DataError if a text is blank, or if the model was trained on pairs and the record is
+        one text (or the reverse).
+        """
         columns, is_pair = record.columns, "pair" in record.columns
         if lm.settings.reads_pairs not in (None, is_pair):
             raise DataError(
@@ -183,32 +202,45 @@ class TextClassification(ReadsStates):
         return LabelledText(record.text(columns["text"]), pair, "", record.where)
 
     def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
-        """Return the label and the next best one with their probabilities; or only a number."""
+        """Return the names of the columns that `trivium predict` adds.
+
+        They contain the two most probable labels with their probabilities. For regression and for
+        models with only one label there is only the column `prediction`.
+        """
         if lm.settings.label_kind == "regression" or label_count(lm.spec, "classifier") == 1:
             return ("prediction",)
         return "prediction", "score", "runner_up", "runner_up_score"
 
     def predicted(self, answer: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the label or the list of labels, its probability, and the most probable other."""
+        """Return the values of `predicted_columns`.
+
+        They are the label or labels, their probability, the most probable other label and its
+        probability; for regression, only the number. If `in_cell`, several labels are joined into
+        one string.
+        """
         if not answer.scores:
             return (answer.score,)
-        chosen = (answer.label,) if isinstance(answer.label, str) else answer.label
-        others = (pair for pair in answer.scores.items() if pair[0] not in chosen)
-        several = self.label_separator.join(chosen) if in_cell else list(chosen)
+        labels = (answer.label,) if isinstance(answer.label, str) else answer.label
+        others = (pair for pair in answer.scores.items() if pair[0] not in labels)
+        several = self.label_separator.join(labels) if in_cell else list(labels)
         label = answer.label if isinstance(answer.label, str) else several
         return label, answer.score, *next(others, (None, None))
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
-        """Return the objective with the kind of the labels, and the weight of the LM loss."""
+        """Return the objective with `label_kind` and `lm_weight` set.
+
+        Warns if the labels of the examples are probably not meant as classes. Raises RecipeError
+        if a key does not fit the model or the kind of labels.
+        """
         kind = self.label_kind or label_kind(examples)
         if kind == "classes" and self.label_kind is None:
-            for notice in label_notices(self.label_names(examples)):
-                warnings.warn(notice, stacklevel=2)
+            for problem in find_label_problems(self.label_names(examples)):
+                warnings.warn(problem, stacklevel=2)
         weights = self.class_weights
         if spec.family == "encoder-decoder" and kind != "classes":
             raise RecipeError(
                 f'an encoder-decoder generates the name of one class, not labels of kind "{kind}": '
-                "take an encoder or a decoder."
+                "use an encoder or a decoder."
             )
         if weights != "none" and (kind != "classes" or spec.family == "encoder-decoder"):
             raise RecipeError(
@@ -222,25 +254,33 @@ class TextClassification(ReadsStates):
         return self.replace(label_kind=kind, lm_weight=lm_weight)
 
     def continuing(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
-        """Return the objective with the label kind of the model, if labels could be classes."""
+        """Return the objective with the label kind of a classifier that is fine-tuned further.
+
+        This applies if the labels of the examples look like classes, but also fit a multi-label or
+        a regression model. Otherwise the objective is returned unchanged.
+        """
         known, kind = settings.labels, settings.label_kind
         if not known or self.label_kind or settings.task not in (None, self.kind):
             return self
         if kind == "classes" or label_kind(examples) != "classes":
             return self
-        own = self.replace(label_kind="multi-label")
-        fits = all(_as_number(one.label) is not None for one in examples)
+        multi_label = self.replace(label_kind="multi-label")
+        fits = all(_parse_number(one.label) is not None for one in examples)
         if kind == "multi-label":
-            fits = not {*own.label_names(examples)}.isdisjoint(known)
+            fits = not {*multi_label.label_names(examples)}.isdisjoint(known)
         return self.replace(label_kind=kind) if fits else self
 
     def with_labels(self, labels: Sequence[str], examples: Sequence[LabelledText]) -> Self:
-        """The weights of the classes, in their order; 1 for a class without an example."""
+        """Return the objective with `class_weights` as numbers, in the order of `labels`.
+
+        A class without examples has weight 1. Raises RecipeError if the number of weights is not
+        the number of classes.
+        """
         weights = self.class_weights
         if weights == "balanced":
             counts = Counter(one.label for one in examples if isinstance(one.label, str))
-            even = len(examples) / len(counts)
-            weights = tuple(even / counts[name] if counts[name] else 1.0 for name in labels)
+            mean = len(examples) / len(counts)
+            weights = tuple(mean / counts[name] if counts[name] else 1.0 for name in labels)
         if isinstance(weights, tuple) and len(weights) != len(labels):
             raise RecipeError(
                 f"objective.class_weights has {len(weights)} numbers for {len(labels)} classes: "
@@ -249,36 +289,43 @@ class TextClassification(ReadsStates):
         return self.replace(class_weights=weights)
 
     def with_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
-        """The mean and the standard deviation of numbers, by which they are standardised."""
+        """Return the settings with the mean and the standard deviation of regression labels.
+
+        Labels are standardised with them. Other kinds of labels have no statistics.
+        """
         if settings.label_kind != "regression":
             return settings
-        numbers = self._label_array(train, settings)
+        numbers = self._encode_labels(train, settings)
         mean = float(numbers.mean())
         deviation = float(numbers.std()) if np.ptp(numbers) > 0 else abs(mean) or 1.0
         return settings.with_label_scale(mean, deviation)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
-        """Return the names of the classes, or one name for a number."""
+        """Return the names of all classes or labels in the examples; for regression, one name."""
         kind = self.label_kind or label_kind(examples)
         if kind == "regression":
             return ("value",)
-        return natural_order(name for one in examples for name in self._names(one, kind))
+        return natural_order(name for one in examples for name in self._labels_of(one, kind))
 
-    def weighs_classes(self, examples: Sequence[LabelledText]) -> bool:
-        """Whether each example has one class."""
+    def supports_class_weights(self, examples: Sequence[LabelledText]) -> bool:
+        """Return whether `class_weights` can be used: each example has exactly one class."""
         return (self.label_kind or label_kind(examples)) == "classes"
 
     def input_of(self, example: LabelledText) -> str:
-        """Return the text with its pair."""
+        """Return the text or, joined by a space, the texts of a pair."""
         return example.joined
 
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
-        """Return the classes of every example; none for numbers."""
+        """Return the labels of each example; for regression, no labels."""
         kind = self.label_kind or label_kind(examples)
-        return [() if kind == "regression" else self._names(one, kind) for one in examples]
+        return [() if kind == "regression" else self._labels_of(one, kind) for one in examples]
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
-        """Return the settings with the names and the kind of the labels."""
+        """Return the settings with the names and the kind of labels, and the task options.
+
+        Raises DataError if there is only one class, or if there are implausibly many classes for
+        the number of examples.
+        """
         kind, names = self.label_kind or label_kind(examples), self.label_names(examples)
         if kind == "classes" and len(names) < 2:
             raise DataError(
@@ -294,16 +341,20 @@ class TextClassification(ReadsStates):
                 f"them with {field_option('text')} {field_option('label')}. Numbers are predicted "
                 "with --set objective.label_kind=regression."
             )
-        paired = {one.pair is not None for one in examples}
+        are_pairs = {one.pair is not None for one in examples}
         options = {
             "prefix": self.prefix,
             "label_separator": self.label_separator,
-            "pairs": paired.pop() if len(paired) == 1 else None,
+            "pairs": are_pairs.pop() if len(are_pairs) == 1 else None,
         }
         return settings.with_labels(names, kind).with_task("classification", **options)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """A classifier; a decoder keeps its LM head, an encoder-decoder has that alone."""
+        """Return a classifier head with one output per label.
+
+        A decoder with the pooling "last" keeps its LM head. An encoder-decoder has only its LM
+        head. Raises RecipeError if a key does not fit the model.
+        """
         self.require_fit(spec)
         lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.is_bilm)
         if spec.family == "encoder-decoder":
@@ -317,12 +368,16 @@ class TextClassification(ReadsStates):
         return *lm, classifier_head(spec, len(labels), pooling)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has hidden states of a text."""
+        """Return whether the model has hidden states that a task head can read."""
         return spec.supports_task_heads
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
-        """Return texts with their labels; for a decoder also with the next tokens."""
-        labels = self._label_array(examples, lm.settings)
+        """Return the token ids of the texts, with their labels.
+
+        For a model with an LM head the next tokens are labels, too. For an encoder-decoder the
+        target is the name of the class.
+        """
+        labels = self._encode_labels(examples, lm.settings)
         if lm.settings.label_kind == "regression":
             mean, deviation = lm.settings.label_scale
             labels = ((labels - mean) / deviation).astype(np.float32)
@@ -339,17 +394,24 @@ class TextClassification(ReadsStates):
         )
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""
+        """Return the number of labels per loss term.
+
+        "task" counts texts and "lm" next tokens. Models with only one loss term, "loss", count
+        texts, or the tokens of class names (encoder-decoders).
+        """
         if batch.sequence_labels is None or batch.labels is None:
             return super().label_counts(batch)
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:
-        """Return lambda, the weight of the LM loss."""
+        """Return the weight of the LM loss (lambda)."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of the labels (or squared errors), and of the next tokens."""
+        """Return the loss of the labels and, for a model with an LM head, the LM loss.
+
+        Both are summed. Cross-entropies are in nats.
+        """
         labels = batch.sequence_labels
         if labels is None:
             return token_losses(model, batch)
@@ -357,8 +419,8 @@ class TextClassification(ReadsStates):
         mask = batch.inputs.get("attention_mask")
         logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
         if labels.ndim == 2:
-            each = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none")
-            total = each.mean(-1).sum()
+            losses = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none")
+            total = losses.mean(-1).sum()
         elif labels.is_floating_point():
             total = F.mse_loss(logits[:, 0], labels.float(), reduction="sum")
         else:
@@ -373,7 +435,7 @@ class TextClassification(ReadsStates):
         return {"task": total, "lm": nats, **terms}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Return texts and pairs, after the prefix."""
+        """Return the texts and text pairs, each after the task prefix."""
         return (self.prefix + one.joined for one in examples)
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
@@ -381,101 +443,115 @@ class TextClassification(ReadsStates):
         return (one.label for one in examples if isinstance(one.label, str))
 
     def predict(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
-        """Return what `lm.classify` answers."""
+        """Return the predictions of `lm.classify` for the texts."""
         return lm.classify([(one.text, one.pair) for one in examples])
 
     def compute_metrics(
         self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
-        """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
+        """Return the metrics that suit the kind of labels, with predictions and worst mistakes.
+
+        They are accuracy, F1 and Matthews correlation for classes, F1 scores for multi-label
+        examples, and correlations for regression.
+        """
         names, kind = lm.settings.labels, lm.settings.label_kind
         if kind == "regression":
-            gold = self._label_array(examples, lm.settings)
-            return _number_metrics(examples, gold, [answer.score for answer in answers])
+            gold = self._encode_labels(examples, lm.settings)
+            return _compute_regression_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
-        more, notes = unknown_labels([self._names(one, kind) for one in examples], names)
+        more, notes = unknown_labels([self._labels_of(one, kind) for one in examples], names)
         names = (*names, *more)
         probabilities = np.pad(probabilities.reshape(len(answers), -1), ((0, 0), (0, len(more))))
-        gold = self._label_array(examples, lm.settings.with_labels(names, kind))
+        gold = self._encode_labels(examples, lm.settings.with_labels(names, kind))
         if kind == "multi-label":
             chosen = probabilities > 0.5
             metrics = multi_label_metrics(gold, chosen, names)
             expected, predicted = (
-                [[name for name, applies in zip(names, row) if applies] for row in side]
-                for side in (gold, chosen)
+                [[name for name, applies in zip(names, row) if applies] for row in rows]
+                for rows in (gold, chosen)
             )
         else:
             best = probabilities.argmax(-1)
             metrics = class_metrics(gold, best, names)
             scores = np.array([answer.score for answer in answers])
             if np.isfinite(scores).all():
-                known = calibration_of(gold == best, scores)
-                metrics = dataclasses.replace(metrics, calibration=known)
-            expected, predicted = ([names[i] for i in side] for side in (gold, best))
+                calibration = compute_calibration(gold == best, scores)
+                metrics = dataclasses.replace(metrics, calibration=calibration)
+            expected, predicted = ([names[i] for i in indices] for indices in (gold, best))
         rows = [
             {**one.texts, "label": right, "predicted": label, "score": answer.score}
             for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
-            Mistake(one.where, one.joined, _shown(right), _shown(label), answer.score)
+            Mistake(one.where, one.joined, _format_label(right), _format_label(label), answer.score)
             for one, right, label, answer in zip(examples, expected, predicted, answers)
             if right != label
         )
         return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `classify` with a held-out text."""
+        """Return a `classify` command for a validation example, without the leading `trivium`."""
         example = first_prediction(run)
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
         return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
 
-    def _names(self, one: LabelledText, kind: str) -> Sequence[str]:
-        """Return the class of an example, or its classes."""
-        if kind == "classes" and isinstance(one.label, str):
-            return (one.label,)
-        names = one.label
+    def _labels_of(self, example: LabelledText, kind: str) -> Sequence[str]:
+        """Return the class or the labels of an example as a sequence.
+
+        Several labels in one string are split at `label_separator`. Raises DataError if a label
+        occurs twice, or if `kind` is "classes" and there are several labels.
+        """
+        if kind == "classes" and isinstance(example.label, str):
+            return (example.label,)
+        names = example.label
         if isinstance(names, str):
             parts = names.split(self.label_separator)
-            names = tuple(_label_name(part, one.where) for part in parts if part.strip())
+            names = tuple(_normalize_label(part, example.where) for part in parts if part.strip())
         if kind == "classes" or len(set(names)) < len(names):
             raise DataError(
-                f"{one.where} has the labels {', '.join(names)}: name each class that applies "
+                f"{example.where} has the labels {', '.join(names)}: name each class that applies "
                 "once, not 0 or 1 for each class."
             )
         return names
 
-    def _label_array(self, examples: Sequence[LabelledText], settings: Settings) -> NDArray[Any]:
-        """Class indices int64 [N], indicators float32 [N, L], or numbers float64 [N].
+    def _encode_labels(self, examples: Sequence[LabelledText], settings: Settings) -> NDArray[Any]:
+        """Return the labels of N examples as an array, for a model with L label names.
 
-        Raises DataError, with file and line, for a label the model does not know.
+        The array has class indices (int64 [N]), 0 or 1 for each label of multi-label examples
+        (float32 [N, L]), or numbers for regression (float64 [N]).
+
+        Raises DataError, with file and line, for a label that is not a label of the model or, for
+        regression, not a number.
         """
         kind = settings.label_kind
         if kind == "regression":
-            values = [_as_number(one.label) for one in examples]
+            values = [_parse_number(one.label) for one in examples]
             for one, value in zip(examples, values):
                 if value is None:
                     raise DataError(f'the label of {one.where} is "{one.label}", not a number.')
             return np.array(values, dtype=np.float64)
         ids = {name: i for i, name in enumerate(settings.labels)}
-        chosen = [
-            [label_id(name, ids, one.where) for name in self._names(one, kind)] for one in examples
+        indices = [
+            [label_id(name, ids, one.where) for name in self._labels_of(one, kind)]
+            for one in examples
         ]
         if kind == "classes":
-            return np.array([row[0] for row in chosen], dtype=np.int64)
+            return np.array([row[0] for row in indices], dtype=np.int64)
         array = np.zeros((len(examples), len(ids)), dtype=np.float32)
-        for row, columns in zip(array, chosen):
+        for row, columns in zip(array, indices):
             row[columns] = 1.0
         return array
 
 
-def _shown(label: str | list[str]) -> str:
+def _format_label(label: str | list[str]) -> str:
+    """Return a label, or a list of labels separated by commas, as one string."""
     return label if isinstance(label, str) else ", ".join(label)
 
 
-def _number_metrics(
+def _compute_regression_metrics(
     examples: Sequence[LabelledText], gold: NDArray[np.float64], predicted: Sequence[float]
 ) -> Metrics:
-    """Return the metrics of numbers, with the largest errors as mistakes."""
+    """Compute the metrics of regression. The predictions with the largest errors are `mistakes`."""
     rows = [
         {**one.texts, "label": label, "predicted": number}
         for one, label, number in zip(examples, gold.tolist(), predicted)
@@ -491,11 +567,14 @@ def _number_metrics(
 
 
 def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
-    """Return the kind of raw labels: lists are multi-label, numbers with a fraction are numbers.
+    """Infer the kind of labels from the labels of the examples.
+
+    Lists are "multi-label". Numbers are "regression" if at least one of them is not a whole number.
+    All other labels are "classes".
 
     Raises:
-        DataError: there is no example, lists are mixed with other labels, or among numbers is a
-            label that is not a finite number or has a decimal comma.
+        DataError: there are no examples, only some labels are lists, a label among numbers is
+            missing or not finite, or numbers have a decimal comma.
     """
     if not examples:
         raise DataError("there is no labelled example.")
@@ -508,7 +587,7 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
                 "lists of classes, or numbers."
             )
         return "multi-label"
-    numbers = [_as_number(one.label) for one in examples]
+    numbers = [_parse_number(one.label) for one in examples]
     fractions = any(number is not None and number % 1 for number in numbers)
     others = [one for one, number in zip(examples, numbers) if number is None]
     names = {str(one.label).lower() for one in others}
@@ -528,52 +607,63 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     return "regression" if fractions and not others else "classes"
 
 
-def label_notices(names: Sequence[str]) -> list[str]:
-    """Return what to tell of the names of classes: a rating, or a class of missing labels."""
-    notices = []
+def find_label_problems(names: Sequence[str]) -> list[str]:
+    """Return warnings about class names that are probably not classes.
+
+    Names such as "n/a" may mean a missing label. Whole numbers may be a rating or an amount.
+    """
+    problems = []
     missing = [name for name in names if name.lower() in _MISSING]
     if missing:
-        notices.append(
-            f"the label {listing(missing)} is a class like the others. Where it means that the "
+        problems.append(
+            f"the label {listing(missing)} is a class like the others. If it means that the "
             "label is missing, remove these examples."
         )
-    numbers = [_as_number(name) for name in names]
-    whole = [number for number in numbers if number is not None]
-    # 0, 1, 2 and long lists from 0 on are more often the ids of classes.
-    are_ids = whole == list(range(len(whole))) and not 3 < len(whole) < 12
-    if len(whole) == len(names) > 2 and not are_ids:
-        notices.append(
+    numbers = [_parse_number(name) for name in names]
+    known = [number for number in numbers if number is not None]
+    # 0, 1, 2 and long ranges from 0 on are usually class ids.
+    are_ids = known == list(range(len(known))) and not 3 < len(known) < 12
+    if len(known) == len(names) > 2 and not are_ids:
+        problems.append(
             f"the labels are {len(names)} whole numbers from {names[0]} to {names[-1]}, read as "
-            "classes without an order. Where they are a rating or an amount, "
+            "classes without an order. If they are a rating or an amount, "
             "objective.label_kind=regression (regression) predicts it as a number."
         )
-    return notices
+    return problems
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The different names, sorted, with numbers in them by value.
+    """Sort names in natural order, so that "a9" precedes "a10". Duplicates are removed.
 
     >>> natural_order(["a10", "b", "a9", "b"]), natural_order(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 
-    def key(name: str) -> tuple[float, str, str]:
-        number = _as_number(name)
+    def sort_key(name: str) -> tuple[float, str, str]:
+        """Return a key that sorts numbers first, by value, and pads the numbers inside names."""
+        number = _parse_number(name)
         padded = re.sub("[0-9]+", lambda digits: digits[0].zfill(20), name)
         return (-math.inf, padded, name) if number is None else (number, "", name)
 
-    return tuple(sorted(set(names), key=key))
+    return tuple(sorted(set(names), key=sort_key))
 
 
 def as_label(value: Any, where: str) -> str | tuple[str, ...]:
-    """A label of a file as a name, or a list as names. Raises DataError where it is neither."""
+    """Convert a label in a file to its normalised name, or a list of labels to a tuple of names.
+
+    Raises DataError for values that cannot be labels, such as null or an object.
+    """
     if isinstance(value, list):
-        return tuple(_label_name(one, where) for one in value)
-    return _label_name(value, where)
+        return tuple(_normalize_label(item, where) for item in value)
+    return _normalize_label(value, where)
 
 
-def _label_name(value: Any, where: str) -> str:
-    """Return the name of a label; true and True have the same name, and so do 1 and 1.0."""
+def _normalize_label(value: Any, where: str) -> str:
+    """Convert the value of a label in a file to its normalised name.
+
+    Equal values have equal names: true and True are "true", and 1 and 1.0 are "1". Raises DataError
+    at the place `where` if the value is not a string, a number or a truth value.
+    """
     value = float(value) if isinstance(value, Decimal) else value
     kind = json_type(value)
     if kind not in ("a string", "a number", "true or false"):
@@ -587,8 +677,8 @@ def _label_name(value: Any, where: str) -> str:
     return str(int(whole[1])) if whole else name
 
 
-def _as_number(label: object) -> float | None:
-    """Return a label as a finite number; None where the label is not a number."""
+def _parse_number(label: object) -> float | None:
+    """Parse a label as a finite number. Returns None if it is not a finite number."""
     try:
         number = float(label) if isinstance(label, str) and "_" not in label else math.nan
     except ValueError:
@@ -597,16 +687,16 @@ def _as_number(label: object) -> float | None:
 
 
 def _is_class_folder(folder: Path) -> bool:
-    """Whether a folder has texts, in sub-folders of classes or as one class, and no records."""
+    """Return whether a folder or its sub-folders contain .txt files, but no files of records."""
     formats = {file_format(path.name) for path in (*folder.glob("*"), *folder.glob("*/*"))}
     return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
-def _read_folder(folder: Path, options: RecordOptions) -> Iterator[tuple[str, str, str]]:
-    """Path, text and label for each .txt file, whose folder is the label.
+def _read_class_folders(folder: Path, options: RecordOptions) -> Iterator[tuple[str, str, str]]:
+    """Yield path, text and label of each .txt file. The label is the name of the file's folder.
 
-    Where there are sub-folders, files beside them are none (IMDB's `urls_pos.txt`), nor are those
-    of its folder `unsup`.
+    If there are sub-folders, files outside of them are skipped (such as `urls_pos.txt` of IMDB).
+    The folder `unsup` of IMDB is skipped, too. Raises DataError for deeper folders.
     """
     paths = [Path(path) for path in walk_files(folder) if path.endswith(".txt")]
     for path in [path for path in paths if path.parent != folder] or paths:

@@ -1,4 +1,4 @@
-"""Contrastive learning: vectors of texts that belong together are near each other."""
+"""Contrastive learning of text embeddings: matching texts get similar embeddings."""
 
 from __future__ import annotations
 
@@ -42,28 +42,35 @@ PAIR = Fields(
 )
 NEGATIVE = Fields("negative?", ("negative",), ("hard_negative", "negatives"))
 _ANCHOR, _POSITIVE, _NEGATIVE = range(3)
-_SENTENCE, _KEPT = range(2)  # channels of noise
-_KEPT_SHARE = 0.1  # Lee et al. 2019, section 4
+_SENTENCE, _KEPT = range(2)  # channels of random numbers
+_KEPT_FRACTION = 0.1  # Lee et al. 2019, section 4
 
 
 class Contrastive(ReadsStates, TextPairs):
-    """L_i = - log exp(cos(a_i, p_i) / T) / sum_c exp(cos(a_i, c) / T), over the vectors of a step.
+    """The contrastive loss with in-batch negatives (InfoNCE).
 
-    The candidates c are the positives and hard negatives of all examples of the step (in-batch
-    negatives), but for texts that equal a_i or p_i and what belongs to a text that equals a_i.
-    A vector is the mean, the first or the last of the hidden states of a text:
+    L_i = - log(exp(cos(a_i, p_i) / T) / sum_c exp(cos(a_i, c) / T))
+
+    a_i and p_i are the embeddings of the anchor and the positive of example i, and T is the
+    temperature. The sum is over the embeddings c of the positives and the hard negatives of all
+    examples in the step. Other texts that equal the anchor or the positive of example i are
+    excluded, and so are the positives of other examples with the same anchor. The embedding of a
+    text is the mean, the first or the last of its hidden states:
 
         anchor    [CLS] who wrote it [SEP]
         positive  [CLS] Ada wrote the first program [SEP]
         negative  [CLS] Grace wrote the first compiler [SEP]
 
-    A text without another makes its own pair, anew in every epoch. "cloze": one of its sentences,
-    drawn at random, and the others, which in a tenth of the pairs keep it. "dropout": twice the
-    text, under two masks of dropout; so is a text of one sentence.
+    If the data are single texts, each text is made into a pair, differently in every epoch. With
+    `pairs` = "cloze" the anchor is a random sentence of the text, and the positive is the rest of
+    the text. In a tenth of the pairs the positive keeps the sentence. With "dropout" the anchor and
+    the positive are the same text with two different dropout masks. A text of one sentence is
+    always treated as with "dropout".
 
-    The whole step has one loss, whatever passes through the model at a time: the vectors of all
-    texts are computed without keeping activations, and each part again for its gradient, under the
-    same dropout. Of several processes each computes some parts, and the loss from all vectors.
+    The loss is computed over the whole step, independent of the micro-batch size (GradCache).
+    First all texts are embedded without storing activations. Then each micro-batch slice is
+    computed again for its gradient, with the same dropout masks. Several processes share this work,
+    and each computes the loss from all embeddings.
 
     Source: van den Oord et al. 2018, equation 4; Gao, Yao and Chen 2021 (SimCSE), equations 1, 4
     and 5; Lee et al. 2019 (inverse cloze task), section 4; Gao et al. 2021 (GradCache), section 3.
@@ -74,45 +81,49 @@ class Contrastive(ReadsStates, TextPairs):
     fields: ClassVar[Sequence[Slot]] = (PAIR, NEGATIVE)
     pair_field: str | None = Field(
         None,
-        description="column of the text that belongs to it; default: usual pairs such as question, "
-        "context",
+        description="column of the matching text; default: usual pairs such as question, context",
     )
-    negative_field: str | None = column_key("column of a text that does not belong to it", NEGATIVE)
+    negative_field: str | None = column_key("column of a text that does not match", NEGATIVE)
     pairs: Literal["cloze", "dropout"] = Field(
-        "cloze", description="of texts alone: a sentence and its text, or twice the text"
+        "cloze",
+        description="pairs made from single texts: a sentence and its text, or the same text twice",
     )
-    temperature: float = Field(0.05, gt=0, description="T, which cosines are divided by")
+    temperature: float = Field(0.05, gt=0, description="temperature T; cosines are divided by it")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return no head: the vectors are hidden states."""
+        """Return no heads, since the embeddings are hidden states.
+
+        Raises RecipeError for a model that does not fit.
+        """
         self.require_fit(spec)
         return ()
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
-        """The texts of an example one after the other, which `document_ids` number from 1.
+        """Return one row per example: its anchor, positive and hard negative, one after the other.
 
-        Those of a text alone are its sentences, and 0 are the special tokens around it.
-        `sequence_labels` [N, 3] are hashes of the texts, 0 where there is none.
+        `document_ids` are 1, 2 and 3 for these texts. If an example is a single text,
+        `document_ids` number its sentences from 1 and are 0 for special tokens. `sequence_labels`
+        [N, 3] are hashes of the three texts of each of the N examples, 0 for a missing text.
         """
         tokenizer = lm.source_tokenizer
         ends, pairs = tokenizer.vocabulary.ends_sentence, [(t, None) for t in self.texts(examples)]
         encoded = iter(encode_inputs(tokenizer, pairs, max_length=lm.max_length))
-        rows, types, numbers, truncations = [], [], [], []
+        rows, types, text_ids, truncations = [], [], [], []
         for one in examples:
             parts = [next(encoded) for _ in one.texts]
             ids = [part.ids for part in parts]
             truncations.append((sum(part.cut for part in parts), 1, 0))
             if one.pair is None:
-                real = np.array([text is not None for text in parts[0].texts])
-                ended = ends[ids[0]] & real
-                numbers.append(((1 + np.cumsum(ended) - ended) * real).tolist())
+                is_text = np.array([text is not None for text in parts[0].texts])
+                is_end = ends[ids[0]] & is_text
+                text_ids.append(((1 + np.cumsum(is_end) - is_end) * is_text).tolist())
             else:
-                numbers.append([n for n, part in enumerate(ids, start=1) for _ in part])
+                text_ids.append([n for n, part in enumerate(ids, start=1) for _ in part])
             rows.append([token for part in ids for token in part])
             types.append([kind for part in parts for kind in part.type_ids])
         texts = [(one.text, one.pair, one.negative) for one in examples]
-        hashes = [[0 if text is None else text_digest(text) for text in each] for each in texts]
-        sequences = {"input_ids": rows, "document_ids": numbers}
+        hashes = [[0 if text is None else text_digest(text) for text in three] for three in texts]
+        sequences = {"input_ids": rows, "document_ids": text_ids}
         if lm.spec.num_token_types > 1:
             sequences["token_type_ids"] = types
         return EncodedExamples(
@@ -123,25 +134,25 @@ class Contrastive(ReadsStates, TextPairs):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """One text a row, the longest first: input_ids, and sequence_labels int64 [R, 3].
+        """Return a batch with one text per row, the longest texts first.
 
-        These are the number of the example, 0 for the anchor, 1 for the positive, 2 for a hard
-        negative, and the hash of the text.
+        `sequence_labels` [R, 3] contain for each of the R texts the index of its example, its role
+        (0: anchor, 1: positive, 2: hard negative) and the hash of the text.
         """
-        texts, numbers = rows.sequence_labels, rows.document_ids
+        texts, text_ids = rows.sequence_labels, rows.document_ids
         assert texts is not None
-        assert numbers is not None
-        real = real_tokens(rows)
-        paired, has_negative = texts[:, _POSITIVE] != 0, texts[:, _NEGATIVE] != 0
-        anchor, positive = self._own_pairs(numbers, real, rng)
-        anchor = np.where(paired[:, None], numbers == 1, anchor)
-        positive = np.where(paired[:, None], numbers == 2, positive)
-        hashes = np.where(paired, texts[:, _POSITIVE], texts[:, _ANCHOR])
-        every = np.arange(len(texts))
-        example = np.concatenate((every, every, every[has_negative]))
-        part = np.repeat(range(3), (len(every), len(every), has_negative.sum()))
+        assert text_ids is not None
+        is_token = real_tokens(rows)
+        has_pair, has_negative = texts[:, _POSITIVE] != 0, texts[:, _NEGATIVE] != 0
+        anchor, positive = self._sample_pairs(text_ids, is_token, rng)
+        anchor = np.where(has_pair[:, None], text_ids == 1, anchor)
+        positive = np.where(has_pair[:, None], text_ids == 2, positive)
+        hashes = np.where(has_pair, texts[:, _POSITIVE], texts[:, _ANCHOR])
+        indices = np.arange(len(texts))
+        example = np.concatenate((indices, indices, indices[has_negative]))
+        role = np.repeat(range(3), (len(texts), len(texts), has_negative.sum()))
         text = np.concatenate((texts[:, _ANCHOR], hashes, texts[has_negative, _NEGATIVE]))
-        keep = np.concatenate((anchor, positive, (numbers == 3)[has_negative]))
+        keep = np.concatenate((anchor, positive, (text_ids == 3)[has_negative]))
         ids, sizes = left_pack(rows.input_ids[example], keep, vocabulary.pad_id or 0)
         order, types = np.argsort(-sizes, kind="stable"), rows.token_type_ids
         if types is not None:
@@ -150,35 +161,38 @@ class Contrastive(ReadsStates, TextPairs):
             input_ids=ids[order],
             token_type_ids=types,
             attention_mask=length_mask(sizes[order], ids.shape[1]),
-            sequence_labels=np.stack((example, part, text), axis=1)[order],
+            sequence_labels=np.stack((example, role, text), axis=1)[order],
         )
 
-    def _own_pairs(self, numbers: Any, real: Any, rng: RowRandom) -> tuple[Any, Any]:
-        """Draw the tokens of anchor and positive for texts without a pair: bool [B, T] each."""
+    def _sample_pairs(self, sentence_ids: Any, is_token: Any, rng: RowRandom) -> tuple[Any, Any]:
+        """Select the tokens of anchor and positive at random for rows that are single texts.
+
+        Returns two masks, bool [B, T]. `sentence_ids` [B, T] number the sentences of a text from 1.
+        """
         if self.pairs == "dropout":
-            return real, real
-        count = numbers.max(axis=1)
-        drawn = 1 + (rng.uniform(1, _SENTENCE)[:, 0] * count).astype(np.int64)
-        several, sentence = (count > 1)[:, None], numbers == drawn[:, None]
-        special = real & (numbers == 0)
-        kept = rng.uniform(1, _KEPT) < _KEPT_SHARE
-        anchor = np.where(several, special | sentence, real)
-        return anchor, np.where(several, real & (kept | ~sentence), real)
+            return is_token, is_token
+        count = sentence_ids.max(axis=1)
+        sampled = 1 + (rng.uniform(1, _SENTENCE)[:, 0] * count).astype(np.int64)
+        several, sentence = (count > 1)[:, None], sentence_ids == sampled[:, None]
+        special = is_token & (sentence_ids == 0)
+        kept = rng.uniform(1, _KEPT) < _KEPT_FRACTION
+        anchor = np.where(several, special | sentence, is_token)
+        return anchor, np.where(several, is_token & (kept | ~sentence), is_token)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of examples."""
+        """Return the number of loss terms L_i: one per example."""
         assert batch.sequence_labels is not None
         return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of the positives among the candidates, summed over the examples."""
+        """Return the contrastive loss of the step in nats, summed over the examples."""
         assert batch.sequence_labels is not None
         vectors, terms = batch.compute_rows(partial(self._embed, model), batch.parts())
         loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
-        """Return vectors of length 1: [B, T] -> [B, D]."""
+        """Return the normalised embeddings [B, D] of B texts, and auxiliary losses of the model."""
         hidden, terms = read(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
@@ -187,17 +201,17 @@ class Contrastive(ReadsStates, TextPairs):
 
 
 def contrastive_loss(vectors: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """The sum of L_i over the examples; see `Contrastive`.
+    """Return the sum of the contrastive loss L_i over all examples; see `Contrastive`.
 
     Args:
-        vectors: of length 1, [R, D].
-        labels: int64 [R, 3]: the number of the example from 0, 0 for its anchor, 1 for its
-            positive, 2 for its hard negative, and a number of the text.
+        vectors: the normalised embeddings of R texts, [R, D].
+        labels: for each text the index of its example, its role (0: anchor, 1: positive, 2: hard
+            negative) and the hash of the text, int64 [R, 3].
         temperature: T.
     """
-    example, part, text = labels.unbind(1)
-    order = torch.argsort(part * len(labels) + example)
-    sizes = torch.bincount(part, minlength=3).tolist()
+    example, role, text = labels.unbind(1)
+    order = torch.argsort(role * len(labels) + example)
+    sizes = torch.bincount(role, minlength=3).tolist()
     vectors, (anchors, positives, _) = vectors[order], text[order].split(sizes)
     count = len(anchors)
     queries, candidates = vectors[:count], vectors[count:]

@@ -1,4 +1,4 @@
-"""Prompts, responses and messages: how all tasks on them read their records alike."""
+"""Read prompts, responses and lists of messages from records, for all tasks that use them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trivium.text.symbols import is_unspaced
 
 MESSAGES = Fields("messages", ("messages",), ("conversations", "conversation"))
 SYSTEM = Fields("system?", ("system",), ("system_prompt",))
-# In Alpaca's records `input` is part of the prompt; in Dolly's it is called `context`.
+# In Alpaca `input` is part of the prompt. In Dolly this column is called `context`.
 PROMPTS: Sequence[Sequence[Usual]] = (
     ("prompt",),
     (
@@ -22,29 +22,35 @@ PROMPTS: Sequence[Sequence[Usual]] = (
     ("input",),
 )
 ROLES = ("system", "user", "assistant", "tool")
-# OpenAI's "developer", and what ShareGPT's messages {"from": ..., "value": ...} call the roles.
+# Other names of roles: OpenAI's "developer", and the roles of ShareGPT {"from": ..., "value": ...}.
 _OTHER_ROLES = {
     "developer": "system",
     "human": "user",
     **dict.fromkeys(("gpt", "bot", "model", "chatgpt"), "assistant"),
     **dict.fromkeys(("function", "observation", "ipython"), "tool"),
 }
-_CALLS_ALONE = "data.tool_calls_alone"
-_OWN_SYSTEM = "data.own_system_message"
+_ONLY_TOOL_CALLS = "data.tool_calls_alone"
+_SYSTEM_TWICE = "data.own_system_message"
 _NO_SPACE = "data.no_space_after_prompt"
 
 Message = dict[str, Any]
 Turn = str | tuple[Message, ...]
-"""A text, or messages {"role", "content"}, some with a "name"."""
+"""A text, or messages {"role", "content"}. Some messages also have a "name" or a "weight"."""
 
 
 def read_messages(record: Record, column: str, *, weighted: bool = False) -> list[Message]:
-    """Return the messages in a column, without those that have nothing but tool calls.
+    """Read the list of messages in a column. Messages with only tool calls are left out.
 
-    One message may stand without a list around it. `weighted` keeps a "weight" of 0, which
-    OpenAI's format gives to messages that are not trained.
+    The column may also contain a single message instead of a list.
 
-    Raises DataError for a blank message or an unknown role.
+    Args:
+        record: the record.
+        column: the name of the column.
+        weighted: whether to keep "weight": 0 in messages. In OpenAI's format, messages with this
+            weight do not count for the loss.
+
+    Raises:
+        DataError: a message is blank, or its role is unknown.
     """
     value: Any = record.value(column)
     if isinstance(value, dict) and {"role", "from"} & value.keys():
@@ -53,30 +59,31 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
         kind = "empty" if value == [] else json_type(value)
         raise DataError(f'"{column}" of {record.where} is {kind}, not a list of messages.')
     messages: list[Message] = []
-    for number, one in enumerate(value, start=1):
+    for number, item in enumerate(value, start=1):
         where = f"{record.where}, message {number}"
-        if not isinstance(one, dict):
-            raise DataError(f"{where} is {json_type(one)}, not an object with role and content.")
-        message = Record(one, where)
+        if not isinstance(item, dict):
+            raise DataError(f"{where} is {json_type(item)}, not an object with role and content.")
+        message = Record(item, where)
         role, content = ("from", "value") if "from" in message else ("role", "content")
-        known = _role(message, role)
-        read = {role, content, "name", *(["weight"] if weighted else [])}
-        extra = [name for name, given in one.items() if name not in read and given]
+        known_role = _read_role(message, role)
+        used = {role, content, "name", *(["weight"] if weighted else [])}
+        extra = [name for name, field in item.items() if name not in used and field]
         if record.report is not None:
             record.report.unused.update(extra)
-        has_text = not (one.get(content) is None or str(one[content]).strip() == "")
+        has_text = not (item.get(content) is None or str(item[content]).strip() == "")
         if not has_text and {"tool_calls", "function_call"} & {*extra}:
-            record.note(_CALLS_ALONE)
-        elif has_text or known != "system":
-            messages.append({"role": known, "content": message.text(content)})
-            if isinstance(one.get("name"), str) and one["name"].strip():
-                messages[-1]["name"] = one["name"]
-            if weighted and _weight(message) == 0:
+            record.note(_ONLY_TOOL_CALLS)
+        elif has_text or known_role != "system":
+            messages.append({"role": known_role, "content": message.text(content)})
+            if isinstance(item.get("name"), str) and item["name"].strip():
+                messages[-1]["name"] = item["name"]
+            if weighted and _read_weight(message) == 0:
                 messages[-1]["weight"] = 0
     return messages
 
 
-def _role(message: Record, column: str) -> str:
+def _read_role(message: Record, column: str) -> str:
+    """Return the role of a message. Raises DataError if the role is unknown."""
     name = message.text(column)
     known = _OTHER_ROLES.get(name, name)
     if known not in ROLES:
@@ -87,7 +94,8 @@ def _role(message: Record, column: str) -> str:
     return known
 
 
-def _weight(message: Record) -> float:
+def _read_weight(message: Record) -> float:
+    """Return the loss weight of a message, by default 1. Raises DataError if it is not 0 or 1."""
     weight = message.get("weight")
     if weight is not None and weight not in (0, 1):
         raise DataError(f'"weight" of {message.where} is {weight!r}: give 0 or 1.')
@@ -95,7 +103,7 @@ def _weight(message: Record) -> float:
 
 
 def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
-    """Return the text or the messages of a field."""
+    """Return the content of a field of a record: a text, or messages (see `read_messages`)."""
     column = record.columns[field]
     if isinstance(record.value(column), str):
         return record.text(column)
@@ -103,7 +111,7 @@ def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
 
 
 def read_prompt(record: Record) -> Turn | None:
-    """Return the prompt of a record, if it has one; a text with its input."""
+    """Return the prompt of a record, or None. `input` is appended to a prompt that is a text."""
     if "prompt" not in record.columns:
         return None
     turn = read_turn(record, "prompt")
@@ -111,25 +119,29 @@ def read_prompt(record: Record) -> Turn | None:
 
 
 def with_input(record: Record, text: str) -> str:
-    """Return an instruction, followed by its input where that is not blank, as Alpaca has them."""
+    """Return an instruction, followed by the `input` column if it is not blank, as in Alpaca."""
     more = record.optional_text("input")
     return text if more is None else f"{text}\n\n{more}"
 
 
 def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
-    """Return the system message of a record, its prompt and a response as one conversation."""
+    """Return the system message of a record, a prompt and a response as one list of messages."""
     messages = with_prompt(prompt, response)
     system = record.optional_text("system")
     if system is None or not messages:
         return messages
     if messages[0]["role"] == "system":
-        record.note(_OWN_SYSTEM)
+        record.note(_SYSTEM_TWICE)
         return messages
     return ({"role": "system", "content": system}, *messages)
 
 
 def with_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
-    """Return the response after its prompt, with which a whole conversation begins already."""
+    """Return a prompt and its response as one list of messages.
+
+    If the response is a list of messages that does not begin with the assistant, it is already a
+    whole conversation and is returned without the prompt.
+    """
     if isinstance(response, str):
         response = ({"role": "assistant", "content": response},)
     if isinstance(prompt, str):
@@ -140,22 +152,23 @@ def with_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
 
 
 def are_texts(record: Record, *turns: Turn | None) -> bool:
-    """Return whether no turn of a record consists of messages, its system message included."""
-    return "system" not in record.columns and not any(isinstance(one, tuple) for one in turns)
+    """Return whether a record has only texts: no lists of messages and no system message."""
+    return "system" not in record.columns and not any(isinstance(turn, tuple) for turn in turns)
 
 
 def plain(turn: Turn) -> str:
-    """Return a text, or the contents of messages, a line each."""
-    return turn if isinstance(turn, str) else "\n".join(one["content"] for one in turn)
+    """Return a text unchanged, or the contents of messages, separated by line breaks."""
+    return turn if isinstance(turn, str) else "\n".join(message["content"] for message in turn)
 
 
 def join_note(record: Record, prompt: str, responses: Sequence[str]) -> None:
-    """Note where a response follows its prompt without a space that one might expect.
+    """Add a note to the read report if a space is probably missing between prompt and response.
 
-    Texts are joined as they are, as in trl: code and Chinese have no spaces there.
+    A prompt and its response are concatenated without a space, as in trl, because code and Chinese
+    need none.
     """
     for text in responses:
         ends = prompt[-1:].isalnum() or prompt[-1:] in {*".,:;?!"}
-        touches = ends and text[0].isalnum() and not any(map(is_unspaced, (prompt[-1], text[0])))
-        if touches and not text.startswith(prompt):
+        lacks = ends and text[0].isalnum() and not any(map(is_unspaced, (prompt[-1], text[0])))
+        if lacks and not text.startswith(prompt):
             record.note(_NO_SPACE)

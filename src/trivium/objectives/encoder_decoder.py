@@ -1,4 +1,4 @@
-"""Pretraining of encoder-decoders: the encoder reads part of a text, the decoder generates text."""
+"""Base class for pretraining encoder-decoders: inputs and targets are made from the same text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from trivium.objectives.row_arrays import left_pack
 from trivium.text.vocabulary import Vocabulary
 
 Padded = tuple[Ints, Ints]
-"""Rows of ids, padded on the right, [B, T], and the real tokens of each, [B]."""
+"""Rows of token ids [B, T], padded on the right, and the number of tokens in each row, [B]."""
 PaddedPair = tuple[Padded, Padded]
+"""The rows of the encoder and the rows of the decoder."""
 
 
 class EncoderDecoderObjective(Objective):
-    """L = - sum_t log P(y_t | y_1 ... y_(t-1), x) for x and y made of the same row of text.
+    """Base class of pretraining objectives for encoder-decoders.
 
-    Encoder and decoder attend to the whole row, whatever documents it is packed of.
+    L = - sum_t log P(y_t | y_1 ... y_(t-1), x)
+
+    The encoder input x and the target y are made from the same row of text. Attention covers the
+    whole row, even if several documents are packed into it.
     """
 
     separates_documents: ClassVar[bool] = False
@@ -29,43 +33,50 @@ class EncoderDecoderObjective(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the model's own start token, or else `default_start`."""
+        """Return the id of the first decoder input: that of the vocabulary, or `default_start`."""
         start = vocabulary.decoder_start_id
         return self.default_start(vocabulary) if start is None else start
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Padding, as in T5."""
+        """Return the id of the padding token as the first decoder input, as in T5."""
         return vocabulary.pad_id
 
     @abstractmethod
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Return what the encoder reads of each row, and what the decoder generates."""
+        """Return the encoder inputs and the decoder targets of rows of text."""
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U]."""
+        """Return the batch of corrupted rows, for B rows of text.
+
+        It contains `input_ids` [B, S] with S encoder positions, and `decoder_input_ids` and
+        `labels` [B, U] with U decoder positions.
+        """
         start = self.decoder_start(vocabulary)
         assert start is not None
         (input_ids, lengths), (targets, target_lengths) = self.corrupt(rows, rng, vocabulary)
-        labelled = np.arange(targets.shape[1]) < target_lengths[:, None]
+        has_label = np.arange(targets.shape[1]) < target_lengths[:, None]
         return Batch(
             input_ids=input_ids,
             attention_mask=length_mask(lengths, input_ids.shape[1]),
             decoder_input_ids=shift_right(targets, start),
-            labels=np.where(labelled, targets, IGNORE_INDEX),
+            labels=np.where(has_label, targets, IGNORE_INDEX),
         )
 
 
 def keep_and_end(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
-    """Return the kept ids of every row with an end token and padding, and their lengths."""
+    """Return the ids of each row where `keep` is True, followed by the end token and padding.
+
+    The number of tokens in each row is returned, too.
+    """
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None
-    one_more = ((0, 0), (0, 1))
-    ids = np.pad(ids, one_more, constant_values=vocabulary.end_id)
-    return left_pack(ids, np.pad(keep, one_more, constant_values=True), vocabulary.pad_id)
+    one_column = ((0, 0), (0, 1))
+    ids = np.pad(ids, one_column, constant_values=vocabulary.end_id)
+    return left_pack(ids, np.pad(keep, one_column, constant_values=True), vocabulary.pad_id)
 
 
 def shift_right(targets: Ints, start_id: int) -> Ints:
-    """Decoder inputs for `targets`: the start, then all targets but the last.
+    """Return the decoder inputs for `targets`: the start token, then all targets except the last.
 
     >>> shift_right(np.array([[11, 12, 1]]), 0).tolist()
     [[0, 11, 12]]

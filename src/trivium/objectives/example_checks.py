@@ -1,4 +1,4 @@
-"""What is often wrong with labelled examples, counted."""
+"""Checks that count common problems of labelled examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.objectives.example_split import read_examples
 from trivium.objectives.labelled import LabelledObjective
 from trivium.text import Tokenizer
 
-_RARE_SHARE = 0.02  # of the labels; of many labels, half of an even share
+_RARE_FRACTION = 0.02  # of all labels; with many labels, half of the mean fraction
 
 
 def check_examples(
@@ -26,22 +26,34 @@ def check_examples(
     tokenizer: Tokenizer | None = None,
     report: ReadReport | None = None,
 ) -> list[Finding]:
-    """Check the examples of a task, which are read and split as a run would.
+    """Check the examples of a task. Returns the finding of each check.
 
-    The columns that are read are noted in `report`. Raises DataError where none can be read.
+    The examples are read and split as for training.
+
+    Args:
+        objective: the task.
+        paths: the files to read.
+        validation: the fraction of the examples for validation, or the paths of validation files.
+        encoding: the encoding of the files.
+        errors: how encoding errors are handled, as in `open`.
+        tokenizer: the tokenizer for checks that count tokens; None: they count words.
+        report: the report to which the names of the columns that are read are added.
+
+    Raises:
+        DataError: no example can be read.
     """
     bad = BadRecords()
     options = RecordOptions(errors=errors, encoding=encoding, bad=bad, report=report)
     train, validation = read_examples(objective, paths, validation, options)
     examples = [*train, *validation]
-    keys, wholes, words = Repeats(), Repeats(), Words(tokenizer)
+    inputs, wholes, words = Repeats(), Repeats(), Words(tokenizer)
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
     answers: dict[str, dict[tuple[str, ...], str]] = {}
     where: dict[str, str] = {}
-    for number, labels in enumerate(objective.labels_of(examples)):
-        one, names = examples[number], tuple(labels)
-        split, text = TRAIN if number < len(train) else VALIDATION, objective.input_of(one)
-        keys.add(hash(text), split, text)
+    for index, labels in enumerate(objective.labels_of(examples)):
+        one, names = examples[index], tuple(labels)
+        split, text = TRAIN if index < len(train) else VALIDATION, objective.input_of(one)
+        inputs.add(hash(text), split, text)
         fields = {**dataclasses.asdict(one), "where": None, "id": None}
         wholes.add(hash(repr(fields)), split, text)
         counts[split].update(names)
@@ -52,13 +64,13 @@ def check_examples(
     if objective.generates:
         words.count_tokens([*objective.target_texts(examples)])
     findings = [
-        _bad_records(bad, len(examples)),
+        _find_bad_records(bad, len(examples)),
         wholes.finding("repeated_examples", None, "count_again"),
     ]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
-        findings.append(_disputed(answers))
-        findings.append(_alike(known))
+        findings.append(_find_disputed_labels(answers))
+        findings.append(_find_case_variants(known))
         for split in (TRAIN, VALIDATION) if validation else ():
             missing = Cases(label for label in known if not counts[split][label])
             advice = "give_examples" if split == TRAIN else "hold_out_more"
@@ -69,40 +81,46 @@ def check_examples(
             if counts[TRAIN][label] == 1:
                 once.add(f"{label} ({where[label]})", MESSAGE_LENGTH)
         findings.append(once.finding("labels_of_one_example", len(known), 0, "give_more"))
-        findings.append(_rare(counts[TRAIN], weighs=objective.weighs_classes(examples)))
+        findings.append(
+            _find_rare_labels(counts[TRAIN], objective.supports_class_weights(examples))
+        )
     findings += objective.findings(examples)
     if validation:
-        findings.append(keys.overlap("texts_in_both", 0))
+        findings.append(inputs.overlap("texts_in_both", 0))
     return [*findings, *words.findings("short_examples")]
 
 
-def _bad_records(bad: BadRecords, num_examples: int) -> Finding:
-    """Return a finding of records that are not examples, with a sample of every kind."""
+def _find_bad_records(bad: BadRecords, num_examples: int) -> Finding:
+    """Return the finding about records that cannot be read as examples, with sample messages."""
     total = bad.count + num_examples
     return Finding.of("bad_records", bad.count, total, 0, "skip_bad_records", bad.lines)
 
 
-def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
-    """Return a finding of texts with different labels, each with the places of its labels."""
+def _find_disputed_labels(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
+    """Return the finding about texts that occur with different labels.
+
+    `answers` contains, for each text, the place (file and line) of the first example with each of
+    its labels.
+    """
     cases = Cases()
-    for text, by_labels in answers.items():
-        if len(by_labels) > 1:
-            labels = (f"{', '.join(names)} ({where})" for names, where in by_labels.items())
+    for text, place_by_labels in answers.items():
+        if len(place_by_labels) > 1:
+            labels = (f"{', '.join(names)} ({where})" for names, where in place_by_labels.items())
             cases.add(f"{sample_of(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
     return cases.finding("disputed_labels", len(answers), 0, "correct")
 
 
-def _rare(counts: Counter[str], *, weighs: bool) -> Finding:
-    """Labels of few examples, which a model that is often right need never predict."""
-    share = min(_RARE_SHARE, 0.5 / max(1, len(counts)))
+def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
+    """Return the finding about rare labels, which a model may never predict."""
+    share = min(_RARE_FRACTION, 0.5 / max(1, len(counts)))
     limit = share * counts.total()
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
-    advice = "weigh_labels" if weighs else "give_more_of_rare"
+    advice = "weigh_labels" if has_class_weights else "give_more_of_rare"
     return rare.finding("rare_labels", len(counts), 0, advice, share=100 * share)
 
 
-def _alike(labels: Sequence[str]) -> Finding:
-    """Return a finding of labels that differ in upper and lower case only."""
+def _find_case_variants(labels: Sequence[str]) -> Finding:
+    """Return the finding about labels that differ only in upper and lower case."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(label.casefold(), []).append(label)

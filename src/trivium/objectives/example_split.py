@@ -1,4 +1,4 @@
-"""Training and validation examples of a fine-tuning task."""
+"""Split the examples of a fine-tuning task into training and validation examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 def group_of(example: Any) -> int:
-    """Return a hash of the example's group; white space and Unicode form do not change it."""
+    """Return a hash of the group of an example, which decides its split.
+
+    White space and the Unicode normalisation form do not change the hash.
+    """
     return text_digest(" ".join(example.group.split()))
 
 
@@ -23,16 +26,17 @@ def read_examples(
     validation: float | Sequence[str],
     options: RecordOptions,
 ) -> tuple[list[Any], list[Any]]:
-    """Read the examples of files, and return those for training and those for validation.
+    """Read the examples of files. Returns the training and the validation examples.
 
     Args:
         objective: the task.
         paths: the files to read.
-        validation: a share of the examples to hold out, or the paths of validation files. These
-            files may be among `paths`, too: their examples are then in both lists.
-        options: options for reading records.
+        validation: the fraction of examples for validation, or the paths of validation files. If
+            such a file is also in `paths`, its examples are in both lists.
+        options: the options for reading records.
 
-    Raises DataError if there are no examples.
+    Raises:
+        DataError: there are no examples.
     """
     examples = list(objective.read(paths, options))
     if not examples:
@@ -46,19 +50,21 @@ def read_examples(
 def split_examples(
     examples: Sequence[Any], validation: float, labels: Sequence[Sequence[str]] | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Split the examples of any task into training and validation, each in their order.
+    """Split examples into training and validation examples. Both keep the order of the examples.
 
-    Examples of equal `group` are on one side. A group is held out if its hash is in the share
-    `validation` of all hashes, so that nothing but the example decides; the seed has no influence.
-    Two exceptions make sure that every label can be learned and measured. The group with the
-    highest hash of a label stays in training, and so does the only group of a label. A label
-    without a held-out group gives the one with its lowest hash. One more example moves at most one
-    other example of each of its labels.
+    Examples with the same `group` are always in the same split. A group is a validation group if
+    its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
+    depends only on the examples, and not on a seed.
+
+    Two exceptions make sure that every label can be learned and measured. For each label, the group
+    with the highest hash is always a training group. If a label has no validation group, its other
+    group with the lowest hash becomes one, if there is another group. An added example therefore
+    moves at most one other group of each of its labels to the other split.
 
     Args:
-        examples: the examples.
-        validation: the share of the groups to hold out.
-        labels: the labels of every example; None for a task without labels.
+        examples: the examples of any task.
+        validation: the fraction of groups for validation.
+        labels: the labels of each example; None for a task without labels.
 
     Raises:
         DataError: `validation` is not in [0, 1), or all examples are in one group.
@@ -79,10 +85,9 @@ def split_examples(
             f"{len(examples)} examples with the same text cannot be split into training and "
             "validation: give more examples, or a file of validation examples."
         )
-    kept = {max(groups) for groups in by_label.values()}
-    validation_hashes = {hashed for hashed in hashes if hashed < round(validation * 2**64)} - kept
-    lacking = [groups - kept for groups in by_label.values() if not groups & validation_hashes]
+    fixed = {max(groups) for groups in by_label.values()}
+    validation_hashes = {hashed for hashed in hashes if hashed < round(validation * 2**64)} - fixed
+    lacking = [groups - fixed for groups in by_label.values() if not groups & validation_hashes]
     validation_hashes |= {min(groups) for groups in lacking if groups}
     train = [one for one, hashed in zip(examples, hashes) if hashed not in validation_hashes]
-    valid = [one for one, hashed in zip(examples, hashes) if hashed in validation_hashes]
-    return train, valid
+    return train, [one for one, hashed in zip(examples, hashes) if hashed in validation_hashes]

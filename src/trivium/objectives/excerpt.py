@@ -1,4 +1,4 @@
-"""Beginnings of texts in any language, for samples and for the command shown after a run."""
+"""Short excerpts of texts in any language, for samples and for the example command after a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trivium.language_model import LanguageModel
 from trivium.text.inputs import join_words
 from trivium.text.symbols import UNSPACED, WORD
 
-_CONTINUATION = 40  # tokens
+_CONTINUATION = 40  # tokens that are generated
 
-# After a Chinese character a full stop of ASCII ends a heading of the bundled text.
+# In the bundled text an ASCII full stop after a Chinese character ends a heading, not a sentence.
 _SENTENCE = re.compile(
     rf"[^\n\u3002\uff01\uff1f]+?(?:[\u3002\uff01\uff1f]|(?<!{UNSPACED.pattern})[.!?](?=\s|$))"
 )
-_FEWEST, _MOST = 5, 30  # words of a sentence that is shown
+_MIN_WORDS, _MAX_WORDS = 5, 30  # in a sentence that is shown
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, Chinese and Japanese characters one by one.
+    """Split a text into words. Each Chinese or Japanese character is a word of its own.
 
     >>> split_words("to be \u4f60\u597d!")
     ['to', 'be', '\u4f60', '\u597d', '!']
@@ -30,37 +30,43 @@ def split_words(text: str) -> list[str]:
 
 
 def beginning(text: str, count: int) -> str:
-    """Return the first words of a text's first sentence."""
-    text = _first_sentence(text)
-    return text[: max((word.end() for word in _first_words(text, count)), default=0)]
+    """Return the first `count` words of the first sentence of a text."""
+    text = _find_sentence(text)
+    return text[: max((word.end() for word in _match_words(text, count)), default=0)]
 
 
 def mask_middle(
-    text: str, mask: str, *, words: int = _MOST, span: int = 1
+    text: str, mask: str, *, words: int = _MAX_WORDS, span: int = 1
 ) -> tuple[str, str] | None:
-    """The first sentence of a text with the words in its middle masked, and these words.
+    """Mask the `span` words in the middle of the first sentence of a text.
 
-    None where it has too few words.
+    Returns the sentence with the mask, limited to its first `words` words, and the masked words.
+    Returns None if the sentence has too few words.
 
     >>> mask_middle("it was a dark and stormy night", "[MASK]")
     ('it was a [MASK] and stormy night', 'dark')
     """
-    text = _first_sentence(text)
-    shown = _first_words(text, words)
-    if len(shown) < span + 2:
+    text = _find_sentence(text)
+    matches = _match_words(text, words)
+    if len(matches) < span + 2:
         return None
-    middle = (len(shown) + 1 - span) // 2
-    # No punctuation mark, if there is something else to predict.
-    lettered = (i for i in range(middle, len(shown) - span) if shown[i][0][0].isalnum())
-    first = next(lettered, middle)
-    start, stop = shown[first].start(), shown[first + span - 1].end()
-    return text[:start] + mask + text[stop : shown[-1].end()], text[start:stop]
+    middle = (len(matches) + 1 - span) // 2
+    # Mask a punctuation mark only if nothing else is left.
+    not_marks = (i for i in range(middle, len(matches) - span) if matches[i][0][0].isalnum())
+    first = next(not_marks, middle)
+    start, stop = matches[first].start(), matches[first + span - 1].end()
+    return text[:start] + mask + text[stop : matches[-1].end()], text[start:stop]
 
 
 def continue_beginning(
     lm: LanguageModel, text: str, words: int, **options: Any
 ) -> tuple[str, str] | None:
-    """The first words of a text, and how the model goes on within the length it was trained on."""
+    """Return the first `words` words of a text, and a continuation that the model generates.
+
+    The prompt and the continuation together are not longer than the sequences on which the model
+    was trained. Returns None if the prompt alone is too long. `options` are passed to
+    `lm.generate`.
+    """
     prompt = beginning(text, words)
     limit = (lm.trained_length or 1 << 30) - len(prompt_ids(lm, prompt))
     if limit < 1:
@@ -68,22 +74,25 @@ def continue_beginning(
     return prompt, lm.generate(prompt, max_new_tokens=min(_CONTINUATION, limit), **options)
 
 
-def _first_sentence(text: str) -> str:
-    """The first sentence within a line, no heading and if possible short; else the whole text.
+def _find_sentence(text: str) -> str:
+    """Return the first sentence of ordinary length, which is neither a heading nor very long.
 
-    >>> _first_sentence("Spring\\nMeng Haoran\\nI slept and did not know it was dawn. Birds sang.")
+    If there is none, returns the first longer sentence, or else the whole text.
+
+    >>> _find_sentence("Spring\\nMeng Haoran\\nI slept and did not know it was dawn. Birds sang.")
     'I slept and did not know it was dawn.'
     """
-    sentences = [_on_one_line(match[0]) for match in _SENTENCE.finditer(text)]
-    sizes = {one: len(split_words(one)) for one in sentences}
-    long = next((one for one in sentences if sizes[one] > _MOST), _on_one_line(text))
-    return next((one for one in sentences if _FEWEST <= sizes[one] <= _MOST), long)
+    sentences = [_normalize_spaces(match[0]) for match in _SENTENCE.finditer(text)]
+    sizes = {sentence: len(split_words(sentence)) for sentence in sentences}
+    long = next((s for s in sentences if sizes[s] > _MAX_WORDS), _normalize_spaces(text))
+    return next((s for s in sentences if _MIN_WORDS <= sizes[s] <= _MAX_WORDS), long)
 
 
-def _on_one_line(text: str) -> str:
-    """The text with single spaces; none between Chinese characters, where decoding puts them."""
+def _normalize_spaces(text: str) -> str:
+    """Return the text on one line, with single spaces and no spaces between Chinese characters."""
     return join_words(text.split())[0]
 
 
-def _first_words(text: str, count: int) -> list[re.Match[str]]:
+def _match_words(text: str, count: int) -> list[re.Match[str]]:
+    """Return the matches of the first `count` words of a text."""
     return list(itertools.islice(WORD.finditer(text), count))

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization: a model learns from responses that were judged one by one."""
+"""Kahneman-Tversky optimization (KTO): learning from responses that are labelled one by one."""
 
 from __future__ import annotations
 
@@ -48,36 +48,46 @@ _DESIRABLE, _UNDESIRABLE = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-
 
 @dataclass(frozen=True, slots=True)
 class UnpairedPreference:
-    """A response to a prompt, and whether it is good."""
+    """A prompt, a response, and whether the response is desirable."""
 
     prompt: Turn
     response: Turn
-    good: bool
+    is_desirable: bool
     where: str
 
     @property
     def group(self) -> str:
-        """Judgements of a prompt share a side of the validation split."""
+        """The text of the prompt, by which examples are grouped for the validation split.
+
+        Without a prompt, the text of the response. Examples of the same group are never in
+        different splits.
+        """
         return plain(self.prompt) or plain(self.response)
 
 
 class KTO(AgainstReference):
-    """L = w (1 - sigmoid(s beta (r - z))) for r = log (p(y) / q(y)), z = max(0, E log (p / q)).
+    """The loss of Kahneman-Tversky optimization for a response y to a prompt.
 
-    p is the model, q the reference: the model as it is when the run begins, whose log q is computed
-    once. s is 1 and w is `desirable_weight` for desirable responses; s is -1 and w is
-    `undesirable_weight` for undesirable responses. z is the reference point: its mean is over
-    responses to other prompts, one after each prompt of the step, and it has no gradient.
+    L = w (1 - sigmoid(s beta (r - z))), where r = log(p(y) / q(y)) and z = max(0, E[log(p / q)])
+
+    p is the probability under the model, and q is the probability under the reference, which is the
+    model at the start of the run. log q is computed once. Desirable responses have s = 1 and w =
+    `desirable_weight`. Undesirable responses have s = -1 and w = `undesirable_weight`.
+
+    z is the reference point, which has no gradient. Its expectation is estimated by pairing each
+    prompt of the step with a response to another prompt:
 
         prompt    who wrote it ?
         response  Ada did . </s>     label  true
-        other     a rose is red . </s>      of another prompt, for z
+        other     a rose is red . </s>      response to another prompt, for z
 
-    z needs all examples of a step, which pass through the model part by part.
+    Since z depends on all examples of a step, the loss is computed over the whole step, independent
+    of the micro-batch size.
 
-    Shown beside the loss: `good` and `bad`, r of both in nats, and `divergence`, z before the max.
+    Metrics in addition to the loss: `desirable` and `undesirable` are the mean r of these
+    responses in nats, and `divergence` is z before it is clamped at 0.
 
-    The default learning rate is between 5e-7 and 5e-6, as trl's documentation recommends.
+    The default learning rate is between 5e-7 and 5e-6, as recommended in the documentation of trl.
 
     Source: Ethayarajh et al. 2024, equations 7 and 8, section 4.1 for z.
     """
@@ -87,23 +97,22 @@ class KTO(AgainstReference):
     responses: ClassVar[Sequence[str]] = ("response",)
     fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, RESPONSE, LABEL, SYSTEM)
     response_field: str | None = column_key("column of the response", RESPONSE)
-    label_field: str | None = column_key("column of true or false, 1 or 0", LABEL)
-    beta: float = Field(0.1, gt=0, description="how strongly the reference holds the model")
-    desirable_weight: float = Field(
-        1.0, ge=0, description="weight of the loss of desirable responses"
-    )
-    undesirable_weight: float = Field(
-        1.0, ge=0, description="weight of the loss of undesirable responses"
-    )
+    label_field: str | None = column_key("column of the label: true or false, 1 or 0", LABEL)
+    beta: float = Field(0.1, gt=0, description="strength of the pull towards the reference model")
+    desirable_weight: float = Field(1.0, ge=0, description="loss weight of desirable responses")
+    undesirable_weight: float = Field(1.0, ge=0, description="loss weight of undesirable responses")
 
     def example(self, record: Record) -> UnpairedPreference:
-        """Return the response of a record, its label and usually its prompt."""
+        """Read a response, its label and, if there is one, its prompt from a record.
+
+        Raises DataError if the label is not true or false.
+        """
         label = record.columns["label"]
         value = str(record.value(label)).strip().lower()
         if value not in (*_DESIRABLE, *_UNDESIRABLE):
             raise DataError(
-                f'{record.name(label)} is "{shorten(value)}": give true or 1 for a good response, '
-                "false or 0 for a bad one."
+                f'{record.name(label)} is "{shorten(value)}": give true or 1 for a desirable '
+                "response, false or 0 for an undesirable response."
             )
         prompt, turn = read_prompt(record), read_turn(record, "response")
         if are_texts(record, prompt, turn):
@@ -113,27 +122,29 @@ class KTO(AgainstReference):
         return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
 
     def resolve(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
-        """Return the objective. Raises DataError where all responses are good, or all are bad."""
-        if len({one.good for one in examples}) == 1:
+        """Return the objective. Raises DataError if all examples have the same label."""
+        if len({one.is_desirable for one in examples}) == 1:
+            kind = "desirable" if examples[0].is_desirable else "undesirable"
             raise DataError(
-                f"all {len(examples)} responses are {'good' if examples[0].good else 'bad'}, and "
-                "KTO compares both kinds: add the others."
+                f"all {len(examples)} responses are {kind}, and KTO compares both kinds: add the "
+                "other kind."
             )
         return self
 
     def rows(
         self, examples: Sequence[UnpairedPreference], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
-        """Every response, and that of the example half of them further, after the same prompt.
+        """Return pairs of responses to each prompt: its own response and a mismatched response.
 
-        What is cut is that of the first response.
+        The mismatched response is the response of the example that is half the data set further
+        on. The truncation counts are those of the own response.
         """
-        far = len(examples) // 2
-        others = [*examples[far:], *examples[:far]]
+        half = len(examples) // 2
+        others = [*examples[half:], *examples[:half]]
         pairs = [
-            (one.prompt, each.response)
-            for one, other in zip(examples, others)
-            for each in (one, other)
+            (example.prompt, source.response)
+            for example, other in zip(examples, others)
+            for source in (example, other)
         ]
         rows, truncations = response_rows(lm, pairs)
         return pair_up(rows), truncations[::2]
@@ -141,59 +152,60 @@ class KTO(AgainstReference):
     def labels_of_rows(
         self, examples: Sequence[UnpairedPreference], logq: np.ndarray
     ) -> np.ndarray:
-        """Return log q of both responses, and whether the first one is good, [N, 3]."""
-        return np.column_stack((logq, [one.good for one in examples]))
+        """Return the log q of both responses, and 1 if the first response is desirable: [N, 3]."""
+        return np.column_stack((logq, [one.is_desirable for one in examples]))
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return both responses, [B, 2, U], the longest rows first."""
+        """Return the batch with both responses of each row, [B, 2, U], the longest rows first."""
         batch = super().prepare(rows, rng, vocabulary)
         order = np.argsort(-rows.lengths.reshape(rows.num_rows, -1).sum(axis=1), kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of responses, and how many are good and bad."""
+        """Return the number of labels per loss term: all, desirable or undesirable responses."""
         assert batch.sequence_labels is not None
-        good = int(batch.sequence_labels[:, 2].sum())
+        is_desirable = int(batch.sequence_labels[:, 2].sum())
         both = dict.fromkeys(("kto", "divergence"), batch.num_rows)
-        return {**both, "desirable": good, "undesirable": batch.num_rows - good}
+        return {**both, "desirable": is_desirable, "undesirable": batch.num_rows - is_desirable}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight 0 for the terms that are only shown."""
+        """Return weight 0 for the terms that are metrics and not part of the loss."""
         return dict.fromkeys(("divergence", "desirable", "undesirable"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the losses of responses, and the terms that are only shown."""
+        """Return the KTO loss of the step and the terms that are metrics, summed over responses."""
         assert batch.sequence_labels is not None
 
-        def log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
+        def compute_log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
+            """Return log p of both responses of a micro-batch slice, and auxiliary losses."""
             sums, _, terms = log_probabilities(model, part)
             return sums, terms
 
-        sums, terms = batch.compute_rows(log_p, _parts(batch))
-        reference, good = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
+        sums, terms = batch.compute_rows(compute_log_p, _split_by_slice(batch))
+        reference, is_desirable = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
         ratio, other = (sums - reference).unbind(1)
-        fact, other = ratio.detach(), other.detach()
+        metric, other = ratio.detach(), other.detach()
         return {
-            "kto": self.losses(ratio, other, good).sum(),
+            "kto": self.losses(ratio, other, is_desirable).sum(),
             "divergence": other.sum(),
-            "desirable": fact[good].sum(),
-            "undesirable": fact[~good].sum(),
+            "desirable": metric[is_desirable].sum(),
+            "undesirable": metric[~is_desirable].sum(),
             **terms,
         }
 
-    def losses(self, ratio: Tensor, other: Tensor, good: Tensor) -> Tensor:
-        """The loss of every response, [B].
+    def losses(self, ratio: Tensor, other: Tensor, is_desirable: Tensor) -> Tensor:
+        """Return the loss of each response, [B].
 
         Args:
-            ratio: r of responses, [B].
-            other: log (p / q) of responses to other prompts, whose mean is z, [B].
-            good: which are good, bool [B].
+            ratio: r of the responses, [B].
+            other: log(p / q) of mismatched responses, whose mean is z before the clamp, [B].
+            is_desirable: whether each response is desirable, bool [B].
         """
-        gain = self.beta * (ratio - other.mean().clamp(min=0))
+        reward = self.beta * (ratio - other.mean().clamp(min=0))
         return torch.where(
-            good,
-            self.desirable_weight * (1 - gain.sigmoid()),
-            self.undesirable_weight * (1 - (-gain).sigmoid()),
+            is_desirable,
+            self.desirable_weight * (1 - reward.sigmoid()),
+            self.undesirable_weight * (1 - (-reward).sigmoid()),
         )
 
     def compute_metrics(
@@ -202,31 +214,36 @@ class KTO(AgainstReference):
         examples: Sequence[UnpairedPreference],
         lm: LanguageModel,
     ) -> Metrics:
-        """Return the AUC without the reference, and the perplexity of good responses."""
-        sums, counts = (np.array(each, dtype=float)[:, 0] for each in zip(*answers))
-        good = np.array([one.good for one in examples])
+        """Return the AUC and the perplexity of desirable responses.
+
+        The AUC ranks responses by mean log p per token, without the reference.
+        """
+        sums, counts = (np.array(column, dtype=float)[:, 0] for column in zip(*answers))
+        is_desirable = np.array([one.is_desirable for one in examples])
         means = sums / np.maximum(counts, 1)
-        bad = np.sort(means[~good])
-        below = np.searchsorted(bad, means[good]) / max(1, len(bad))
-        values = {"auc": math.nan, "perplexity": math.nan}  # undefined without both kinds
-        if counts[good].sum():
-            values["perplexity"] = perplexity_of(-sums[good].sum(), counts[good].sum())
-        if good.any() and len(bad):
+        undesirable = np.sort(means[~is_desirable])
+        below = np.searchsorted(undesirable, means[is_desirable]) / max(1, len(undesirable))
+        values = {"auc": math.nan, "perplexity": math.nan}  # NaN if one kind is missing
+        if counts[is_desirable].sum():
+            values["perplexity"] = perplexity_of(
+                -sums[is_desirable].sum(), counts[is_desirable].sum()
+            )
+        if is_desirable.any() and len(undesirable):
             values["auc"] = float(below.mean())
         rows = [
-            {**self.texts_of(one), "label": one.good, "log_probability": total}
+            {**self.texts_of(one), "label": one.is_desirable, "log_probability": total}
             for one, total in zip(examples, sums.tolist())
         ]
         notes = english("note.auc"), english("note.perplexity_of_good")
         return Metrics(values, notes=notes).with_examples(rows)
 
 
-def _parts(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
-    """Yield the pairs that pass through the model together, only as wide as the longest of them."""
+def _split_by_slice(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
+    """Yield the pairs of responses in each micro-batch slice, padded to the longest of them."""
     name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
     columns = batch.inputs[name].shape[2]
     row, column = batch.label_positions // columns, batch.label_positions % columns
-    for cut, inputs in batch.parts():
-        inside = (row >= 2 * cut.start) & (row < 2 * cut.stop)
-        positions = (row - 2 * cut.start) * inputs[name].shape[2] + column
-        yield cut, TensorBatch(inputs, positions[inside], batch.targets[inside])
+    for part, inputs in batch.parts():
+        inside = (row >= 2 * part.start) & (row < 2 * part.stop)
+        positions = (row - 2 * part.start) * inputs[name].shape[2] + column
+        yield part, TensorBatch(inputs, positions[inside], batch.targets[inside])

@@ -1,4 +1,4 @@
-"""The protocol of fine-tuning tasks: objectives on labelled examples."""
+"""The base class of fine-tuning tasks, which are objectives on labelled examples."""
 
 from __future__ import annotations
 
@@ -27,31 +27,33 @@ from trivium.objectives.task_metrics import Metrics
 from trivium.text.inputs import TextInput, encode_inputs
 from trivium.text.vocabulary import Vocabulary
 
-_BATCH = 16  # examples that pass through a model together for metrics
+_BATCH = 16  # examples per batch when metrics are computed
 
 
 class LabelledObjective(Objective):
-    """A fine-tuning task: an objective on labelled examples, with the metric of its field.
+    """A fine-tuning task: an objective on labelled examples, with the usual metrics of the task.
 
-    Examples are the task's own small dataclass.
+    Each task defines a small dataclass for its examples.
     """
 
     labelled: ClassVar[bool] = True
     metric_libraries: ClassVar[Sequence[str]] = ()
-    """Optional modules that compute the metrics."""
+    """The names of optional Python modules that are needed for the metrics."""
     generates: ClassVar[bool] = False
-    """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
+    """Whether metrics need generated text. Since generation is slow, evaluations during training
+    use fewer examples."""
     measures_cut_answers: ClassVar[bool] = False
-    """Whether examples count in metrics of whose target nothing is left: as wrong answers."""
+    """Whether metrics count an example as wrong if truncation has removed its whole target."""
     fields: ClassVar[Sequence[Slot]] = ()
-    """What is read of a record. The key `NAME_field`, if any, sets the column of NAME."""
+    """The fields of a record. The recipe key `NAME_field` sets the column of the field NAME."""
 
     inputs: ClassVar[Sequence[Fields]] = ()
-    """The fields of a record without its labels; empty for tasks that `predict` does not do."""
+    """The fields of a record except labels. Empty for tasks that `trivium predict` does not
+    support."""
 
     @property
     def record_schema(self) -> Schema:
-        """Return the fields of the task, with the columns that keys of the recipe set."""
+        """The fields of labelled records, with the columns that recipe keys set."""
         keys = {
             name.removesuffix("_field"): getattr(self, name)
             for name in type(self).model_fields
@@ -62,42 +64,42 @@ class LabelledObjective(Objective):
 
     @property
     def input_schema(self) -> Schema:
-        """Return the fields of records without labels, with the columns that keys set."""
-        whole, names = self.record_schema, {name for one in self.inputs for name in one.names}
-        chosen = {name: column for name, column in whole.chosen.items() if name in names}
-        return replace(whole, slots=self.inputs, chosen=chosen)
+        """The fields of records without labels, with the columns that recipe keys set."""
+        schema, names = self.record_schema, {name for each in self.inputs for name in each.names}
+        chosen = {name: column for name, column in schema.chosen.items() if name in names}
+        return replace(schema, slots=self.inputs, chosen=chosen)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> Any:
-        """Return the example of a record, whose labels are not read, for `answers`.
+        """Read an example without labels from a record, to make a prediction for it.
 
-        The fields of `inputs` are in `record.columns`. Raises DataError, with file and line, where
-        the model cannot read the record.
+        `record.columns` contains the columns of the fields in `inputs`. Raises DataError, with file
+        and line, if the record does not fit the model.
         """
         raise NotImplementedError
 
     def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
-        """Return the columns that `predict` adds, whose values `predicted` returns."""
+        """Return the names of the columns that `trivium predict` adds to the records."""
         return "prediction", "score"
 
     def predicted(self, answer: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of `predicted_columns` for one of the `answers`.
+        """Return the values of `predicted_columns` for one prediction of the model.
 
-        `in_cell`: several labels are one string, as a cell of a table has them.
+        `in_cell`: whether to join several labels into one string for a table cell.
         """
         raise NotImplementedError
 
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
-        """Return the examples of some files.
+        """Return an iterator over the examples in files.
 
-        Raises DataError at a bad one, unless `options` count it.
+        Raises DataError for a bad record, unless `options` are set to skip and count bad records.
         """
         options = options or RecordOptions()
         return self.examples(self.records(paths, options), options)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records, whose columns the schema decides.
+        """Yield the examples of records. The record schema defines which columns are read.
 
-        Items that are not records are examples already.
+        Items that are not records are already examples and are yielded unchanged.
         """
         schema = self.record_schema
         for record in records:
@@ -108,112 +110,141 @@ class LabelledObjective(Objective):
                 yield record
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
-        """Yield the records of some files, to be made into examples, or examples themselves."""
+        """Return an iterator over the records in files. A task may also yield finished examples."""
         return read_records(paths, options)
 
     @abstractmethod
     def example(self, record: Record) -> Any:
-        """Return the example of a record, whose fields are in `record.columns`.
+        """Read an example from a record. `record.columns` contains the column of each field.
 
-        Raises DataError, with file and line, for a bad one.
+        Raises DataError, with file and line, for a bad record.
         """
 
     def input_of(self, example: Any) -> str:
-        """Return the input of an example. Examples with equal inputs are duplicates (`check`)."""
+        """Return the input text of an example. Examples with equal inputs are duplicates."""
         return example.group
 
     def findings(self, examples: Sequence[Any]) -> list[Finding]:
-        """Return the findings of `check` that only this task has."""
+        """Return the findings of additional checks for this task (`trivium check`)."""
         return []
 
-    def weighs_classes(self, examples: Sequence[Any]) -> bool:
-        """Return whether `objective.class_weights` helps labels of few examples."""
+    def supports_class_weights(self, examples: Sequence[Any]) -> bool:
+        """Return whether `objective.class_weights` can be set to give rare labels more weight."""
         return False
 
     def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
-        """Return the labels of every example, by which the split is stratified; mostly none."""
+        """Return the labels of each example, by default none.
+
+        They stratify the split into training and validation examples.
+        """
         return [() for _ in examples]
 
     def continuing(self, settings: Settings, examples: Sequence[Any]) -> Self:
-        """Return the objective with what it takes over from a model trained for the same task."""
+        """Return the objective adapted to a model that was already fine-tuned for the same task.
+
+        `settings` are the settings of the model. By default the objective is unchanged.
+        """
         return self
 
     def with_labels(self, labels: Sequence[str], examples: Sequence[Any]) -> Self:
-        """Return the objective with keys that follow from the labels of the model."""
+        """Return the objective with the keys that depend on the labels of the model.
+
+        By default the objective is unchanged.
+        """
         return self
 
     def with_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
-        """Return the settings with statistics of the training examples."""
+        """Return the settings with statistics of the training examples, by default unchanged."""
         return settings
 
     def resolve(self, spec: Spec, examples: Sequence[Any]) -> Self:
-        """The objective with keys that follow from the examples of a run (kind of labels)."""
+        """Return the objective with keys that depend on the examples, such as the kind of labels.
+
+        By default the objective is unchanged.
+        """
         return self
 
     def label_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """The labels of some examples in the order of the head; none for tasks without labels."""
+        """Return the label names of examples, in the order of the outputs of the head.
+
+        Returns an empty tuple for tasks without labels.
+        """
         return ()
 
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
-        """Return what is saved with the model to perform the task: label names, task options.
+        """Return the settings that are saved with the model, such as label names and task options.
 
-        By default that is only the name of the task.
+        By default only the name of the task is added.
         """
         return settings.with_task(self.kind)
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Examples as token ids and labels, truncated to what `lm` reads.
+        """Return the token ids and labels of examples, truncated to the maximum length of `lm`.
 
-        `EncodedExamples.truncations` says what is cut.
+        `EncodedExamples.truncations` contains the number of removed tokens.
         """
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Return the texts that an encoder reads; for models without an encoder, all texts."""
+        """Return the texts that the encoder reads. For other models, returns all texts."""
         return map(self.input_of, examples)
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield the texts that the decoder of an encoder-decoder generates."""
+        """Yield the target texts of the decoder of an encoder-decoder, by default none."""
         yield from ()
 
     def texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield all texts of the examples, to train a tokenizer on."""
+        """Yield all texts of the examples, on which a tokenizer can be trained."""
         yield from self.source_texts(examples)
         yield from self.target_texts(examples)
 
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
-        """Return the metrics of the model's answers."""
+        """Predict all examples and return the metrics of the predictions."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm)
 
     @abstractmethod
     def predict(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
-        """The model's answers in order, as users get them; those of processes are joined."""
+        """Return the prediction for each example, in order, as users would see it.
+
+        Distributed processes predict different examples. Their lists are concatenated afterwards.
+        """
 
     @abstractmethod
     def compute_metrics(
         self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
     ) -> Metrics:
-        """Return the metrics of the answers to examples."""
+        """Return the metrics of the predictions (`answers`) for examples."""
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
-        """The metrics at the end of a run, with answers of the model that they do not need."""
+        """Return the metrics with generated texts added to the predictions, by default unchanged.
+
+        This is called once, at the end of a run. The generated texts are shown in the report.
+        """
         return metrics
 
     def check_metrics(self) -> None:
-        """Raise MissingExtraError where a library of the metrics is missing, before training."""
+        """Raise MissingExtraError if a library in `metric_libraries` is not installed.
+
+        This is called before training.
+        """
         missing = [name for name in self.metric_libraries if not importlib.util.find_spec(name)]
         if missing:
             raise MissingExtraError(f"measuring {self.kind} ({', '.join(missing)})", "metrics")
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Encoded examples have their labels already."""
+        """Return the batch of encoded examples, which already contain labels."""
         return rows.to_batch()
 
 
 def column_key(description: str, fields: Fields, name: str = "") -> Any:
-    """Return a key that sets the column of a field: of `name`, or of the first of the fields.
+    """Return the pydantic field of a recipe key that sets the column of a record field.
 
-    Unless the key is set, the column is looked for by its usual names.
+    The description of the key lists the usual names of the column, which are used by default.
+
+    Args:
+        description: the beginning of the description, such as "column of the text".
+        fields: the group of record fields to which the field belongs.
+        name: the name of the record field; empty: the first of `fields`.
     """
     name = name or fields.names[0]
     usual = ", ".join(fields.usual_of(name))
@@ -222,24 +253,31 @@ def column_key(description: str, fields: Fields, name: str = "") -> Any:
 
 
 def field_option(name: str) -> str:
-    """The option that chooses a column, for messages; "{}" for that of anything."""
+    """Return the command-line option that sets the column of a field, for messages.
+
+    The name may be the placeholder "{}".
+    """
     return f"--set objective.{name}_field=NAME"
 
 
 def batches_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
-    """Yield the rows of some examples at a time, the longest first, after their numbers [B]."""
+    """Yield batches of encoded examples, the longest examples first.
+
+    Each batch consists of the indices of its B examples, int64 [B], and their rows.
+    """
     order = np.argsort(-encoded.lengths, kind="stable")
     for start in range(0, len(order), _BATCH):
-        some = order[start : start + _BATCH]
-        yield some, encoded.take(some)
+        indices = order[start : start + _BATCH]
+        yield indices, encoded.take(indices)
 
 
 def encode_texts(
     lm: LanguageModel, texts: Sequence[tuple[str, str | None]]
 ) -> tuple[list[TextInput], dict[str, list[list[int]]]]:
-    """Encode texts, or pairs of texts, as `classify` reads them.
+    """Encode texts or text pairs in the same way as `LanguageModel.classify`.
 
-    Returns the encoded texts, and their rows by the field of `RowBatch`.
+    Returns the encoded texts, and lists of their token ids (and token type ids) by the field name
+    in `RowBatch`.
     """
     inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
     rows = {"input_ids": [one.ids for one in inputs]}
@@ -248,17 +286,18 @@ def encode_texts(
     return inputs, rows
 
 
-def next_tokens(one: TextInput) -> list[int]:
-    """Return the next token of every position as its label.
+def next_tokens(encoded: TextInput) -> list[int]:
+    """Return the next token of each position as its label.
 
-    If the text is cut, special tokens are not labels: the model would learn to stop in mid-text.
+    If the text is truncated, special tokens are not labels. Otherwise the model would learn to stop
+    in the middle of a text.
     """
-    is_text = [text is not None or not one.cut for text in one.texts]
-    ids = [token if kept else IGNORE_INDEX for token, kept in zip(one.ids, is_text)]
+    is_label = [text is not None or not encoded.cut for text in encoded.texts]
+    ids = [token if kept else IGNORE_INDEX for token, kept in zip(encoded.ids, is_label)]
     return [*ids[1:], IGNORE_INDEX]
 
 
 def check_example_ids(examples: EncodedExamples, spec: Spec) -> None:
-    """Raise SpecError for an example with an id that the model does not have."""
+    """Raise SpecError if examples contain a token id outside the vocabulary of the model."""
     check_ids([examples.largest_id("input_ids")], spec.input_vocab_size, "an example")
     check_ids([examples.largest_id("decoder_input_ids")], spec.vocab_size, "an example")

@@ -1,7 +1,10 @@
-"""The protocol of objectives: rows -> `Batch` on the host, `Batch` -> sums of losses on the device.
+"""The base class of objectives.
 
-An objective is a configuration class: its fields are its recipe keys. To add one, write one module
-with one class that has a `kind`.
+On the host, `prepare` makes a `Batch` of inputs and labels from rows of tokens. On the device,
+`loss` computes the loss terms of the batch.
+
+An objective is a configuration class whose fields are its recipe keys. To add an objective, write a
+module with one class that has a `kind`.
 """
 
 from __future__ import annotations
@@ -32,84 +35,84 @@ from trivium.text.vocabulary import Vocabulary
 
 
 class Objective(Choice, Config, ABC):
-    """How a model learns from one kind of data.
+    """A training objective for one kind of data.
 
-    A subclass has `kind: Literal["name"] = "name"`, which recipes and commands call it by, and one
-    field with a description for every recipe key.
+    A subclass has a field `kind: Literal["name"] = "name"`, which is the name of the objective in
+    recipes and commands. It also has one field with a description for each recipe key.
     """
 
     labelled: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ()
-    """Names of the special tokens that it needs, its own or those of roles: `[MASK]` also stands
-    for a `<mask>`. New tokenizers have them, and `vocabulary.id_of` gives their ids in `prepare`.
-    In the text of a run the names of its own ones are control tokens.
+    """The names of the special tokens that the objective needs. New tokenizers contain them.
+
+    A name such as `[MASK]` stands for a role, so that a tokenizer with `<mask>` also has this
+    token. `vocabulary.id_of` returns the ids. See `control_tokens` for names without a role.
     """
     separates_documents: ClassVar[bool] = True
     """Whether `data.separate_documents` has an effect."""
     needs_documents: ClassVar[bool] = False
-    """Whether rows must be taken with `document_ids`."""
+    """Whether `prepare` needs rows with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
-    """Whether what becomes of a row depends on the other rows of its step."""
+    """Whether `prepare` needs all rows of a step, because the rows affect each other."""
     needs_whole_step: ClassVar[bool] = False
-    """Whether `loss` compares all rows of a step, such as in-batch negatives. They pass through the
-    model in parts, each process some of them (`TensorBatch.compute_rows`); the longest comes first.
+    """Whether `loss` compares all rows of a step, as with in-batch negatives.
+
+    The rows still pass through the model in micro-batch slices, which are distributed over the
+    processes (`TensorBatch.compute_rows`). The longest rows must come first.
     """
     rolls_out: ClassVar[bool] = False
-    """Whether a step learns from the model's own samples (`PolicyGradient`)."""
+    """Whether each step trains on samples of the model itself (`PolicyGradient`)."""
     trains_one_model: ClassVar[bool] = True
-    """Whether the module that it builds is one model, whose layers are one above the other."""
+    """Whether `build` returns a single model, and not several models in one module."""
     tensor_parallel: ClassVar[bool] = True
-    """Whether `loss` works where processes share the head over the vocabulary."""
+    """Whether `loss` supports tensor parallelism, in which the LM head is sharded."""
     supported_family: ClassVar[str | None] = None
-    """The only family of models that it trains; None: several."""
+    """The only model family that the objective can train; None: several families."""
     head: ClassVar[str] = "lm"
-    """The kind of the head that is trained, which the model must have."""
-    steps_to_beat_unigram: ClassVar[float] = 700
-    """Steps after the warm-up until a loss is clearly below the unigram baseline: about three times
-    what `benchmarks/loss_bands.py` measures of the slowest, encoders and post-norm decoders."""
+    """The kind of head that is trained. The model must have a head of this kind."""
 
     @classmethod
     def advice(cls) -> Advice:
-        """Return the defaults and messages for this kind, or for the kind that it extends."""
+        """Return the defaults and messages for this kind of objective, or for its base class."""
         bases = (base for base in cls.__mro__ if issubclass(base, Objective))
         kinds = (base.model_fields["kind"].default for base in bases)
         return next((ADVICE[kind] for kind in kinds if kind in ADVICE), Advice())
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Whether models of this form were published with this objective."""
+        """Return whether models of this architecture were published with this objective."""
         return False
 
     @property
     def carries_state(self) -> bool:
-        """Whether rows are read in order, each with the state that the row before has left."""
+        """Whether each row starts with the final state of the row before it."""
         return False
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The heads the model must have; called before any data is read.
+        """Return the heads that the model must have. This is called before any data is read.
 
         Raises:
-            RecipeError: a model of this form cannot be trained with this objective.
+            RecipeError: the model cannot be trained with this objective.
         """
         self.require_fit(spec)
         return (self.require_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether this objective can train models of this form, apart from their heads."""
+        """Return whether the objective can train this model, without regard to its heads."""
         return self.supported_family in (None, spec.family)
 
     def require_fit(self, spec: Spec) -> None:
-        """Raise RecipeError for a model that does not fit."""
+        """Raise RecipeError if the objective cannot train this model."""
         if not self.fits(spec):
             advice = self.advice()
             purpose = advice.purpose or f"trains {self.supported_family} models"
             raise RecipeError(
-                f'objective.kind = "{self.kind}" {purpose}: take {advice.suggested}; this model is '
+                f'objective.kind = "{self.kind}" {purpose}: use {advice.suggested}; this model is '
                 f'of kind "{spec.kind}", {spec.family}.'
             )
 
     def require_head(self, spec: Spec) -> Head:
-        """Return the model's head that is trained. Raises RecipeError where there is none."""
+        """Return the head of the model that is trained. Raises RecipeError if there is none."""
         for head in spec.heads:
             if head.kind == self.head:
                 return head
@@ -120,7 +123,7 @@ class Objective(Choice, Config, ABC):
         )
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
-        """Raise RecipeError where the vocabulary lacks a special token."""
+        """Raise RecipeError if the vocabulary lacks one of `special_tokens`."""
         missing = [name for name in self.special_tokens if vocabulary.find(name) is None]
         if missing:
             raise RecipeError(
@@ -132,15 +135,21 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The special tokens of its own, whose names in the text of a run are control tokens."""
+        """The names in `special_tokens` that are neither a role, such as mask, nor a T5 sentinel.
+
+        In training texts these names are control tokens.
+        """
         return [
             name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
         ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError where it does not read rows that are made so, by keys of `[data]`.
+        """Raise RecipeError if the objective does not support how the rows are made.
 
-        `is_mixed`: there are several sources.
+        Args:
+            packing: the recipe key `data.packing`.
+            separate_documents: the recipe key `data.separate_documents`.
+            is_mixed: whether the recipe has several data sources (`[[mix]]`).
         """
         if separate_documents and not self.separates_documents:
             raise RecipeError(
@@ -151,11 +160,11 @@ class Objective(Choice, Config, ABC):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Keys of `[tokenizer]` that differ from the defaults: its kind and special tokens."""
+        """Return the defaults of `[tokenizer]` for this objective, such as special tokens."""
         return {}
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
-        """Return the specs of all models that are trained, for estimates of memory and FLOPs."""
+        """Return the specs of all models that are trained, to estimate memory and FLOPs."""
         return (spec,)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
@@ -163,48 +172,55 @@ class Objective(Choice, Config, ABC):
         return build(spec, seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the models that a run saves, by subfolder; "" is the run folder itself."""
+        """Return the models that a run saves, by subfolder of the run folder.
+
+        The key "" stands for the run folder itself.
+        """
         return {"": module}  # type: ignore[dict-item]
 
     def untie_weights(self, module: nn.Module) -> None:
-        """Make each of `models` whole, to be loaded and saved, where they share weights."""
+        """Give each of `models` its own copy of shared weights, before loading or saving."""
 
     def tie_weights(self, module: nn.Module) -> None:
-        """Let them share weights again, to be trained."""
+        """Share weights between `models` again, before training."""
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """The first decoder input of an encoder-decoder trained so; None for other models."""
+        """Return the id of the first decoder input of an encoder-decoder; None for other models."""
         return None
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """Return the objective fitted to the training text, before the first step."""
+        """Return the objective fitted to the training text, by default unchanged.
+
+        This is called before the first step, for objectives that need statistics of the text.
+        """
         return self
 
     @abstractmethod
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return inputs and labels of rows of a step: a pure function of its arguments."""
+        """Return the model inputs and labels for rows of a step. This is a pure function."""
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of labels of every term of the loss, by which its sum is divided."""
+        """Return the number of labels per loss term. The sum of each term is divided by it."""
         return {"loss": batch.num_labels}
 
     def term_weights(self) -> Mapping[str, float]:
-        """The weight of every term in the loss that is minimised; 1 where a term is left out."""
+        """Return the weight of each loss term in the total loss; 1 for terms that are left out."""
         return {}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats summed over the labels of the batch, term by term; `label_counts` has their number.
+        """Return the loss terms in nats, each summed over the labels of the batch.
 
-        What layers add is one more term (`read`).
-
-        In evaluation mode (`model.training` is False) without label smoothing.
+        `label_counts` returns the number of labels. Auxiliary losses of layers are a term of their
+        own; see `read`. Label smoothing is not applied in evaluation mode (`model.training` is
+        False).
         """
         return token_losses(model, batch)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """A prompt made of a held-out text and the model's output, for the report.
+        """Return a prompt made from a validation text and the output of the model, for the report.
 
-        Here: the beginning of the text with its middle word masked, and predictions for it.
+        By default the prompt is the first sentence with a masked word, and the output is the most
+        probable words. Returns None if the model cannot fill masks or the text is too short.
         """
         fills_masks = self.advice().mask and "fill_mask" in lm.capabilities
         tokenizer = lm.tokenizer if fills_masks else None
@@ -218,7 +234,10 @@ class Objective(Choice, Config, ABC):
         return f"{masked[0]} (hidden: {masked[1]})", ", ".join(words)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """The command shown at the end of a run, after `trivium`; `text` is a held-out one."""
+        """Return the command that is suggested at the end of a run, without the leading `trivium`.
+
+        `text` is a validation text from which the command takes its input.
+        """
         mask = self.advice().mask
         if mask is None:
             return f"generate {run} {shlex.quote(beginning(text, 6) or 'Once upon a time')}"

@@ -10,7 +10,7 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, PAD_TO_MULTIPLE_OF, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
-from trivium.objectives.causal import Carrying
+from trivium.objectives.causal import StatefulObjective
 from trivium.objectives.masked import MaskSelection
 from trivium.objectives.row_arrays import left_pack, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
@@ -19,7 +19,7 @@ from trivium.text.vocabulary import Vocabulary
 _ORDER = 4
 
 
-class Permutation(Carrying, MaskSelection):
+class Permutation(StatefulObjective, MaskSelection):
     """L = - sum over targets t of log P(x_t | what is known before t in a random order).
 
         row        the  cat  sat  on  it

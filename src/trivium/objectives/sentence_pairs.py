@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -56,7 +55,6 @@ class SentencePairs(Masking):
     prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
     # The label of a pair without any knowledge is a coin toss.
     # Healthy runs stay near the baseline for thousands of steps.
-    steps_to_beat_unigram: ClassVar[float] = math.inf
     kind: Literal["sentence-pairs"] = "sentence-pairs"
     pairs: Literal["nsp", "order"] = Field(
         "nsp", description='negatives: a segment of another document ("nsp") or swapped ("order")'

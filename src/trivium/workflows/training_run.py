@@ -273,7 +273,7 @@ def _callbacks(
 ) -> list[Callback]:
     """Return the callbacks of the first process, in the order in which they are called."""
     run, line, recipe = context.run, context.line, trainer.recipe
-    patience = max(objective.steps_to_beat_unigram for objective in recipe.objectives)
+    patience = max(one.advice().steps_to_beat_unigram for one in recipe.objectives)
     history = RunHistory(recipe.objectives[0], metadata.get("unigram_loss"), patience)
     return [
         StoreMicroBatchSize(run, line, trainer.loader),
