@@ -1,4 +1,4 @@
-"""The HTML pages: figures of run folders for the templates."""
+"""HTML pages with the results of runs, made from the templates in `templates/`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ from trivium.report.summary import summarize, text_summary
 from trivium.text import Tokenizer
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MAX_POINTS = 500  # of a curve
-_MAX_LABELS = 60  # of a confusion matrix
+_MAX_POINTS = 500  # per curve
+_MAX_LABELS = 60  # per confusion matrix
 _NUM_EXAMPLE_TOKENS = 36
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run, finished or not, to `out` or `report.html` in its folder.
+    """Write the report of a run as an HTML page. Returns the path of the page.
+
+    The run may be unfinished.
+
+    Args:
+        run_folder: the folder of the run.
+        out: the path of the page; default: `report.html` in the folder.
 
     Raises:
-        CheckpointError: there is no run in the folder, or nothing measured yet.
+        CheckpointError: there is no run in the folder, or it has no records yet.
     """
     run = read_run(run_folder)
     summary = summarize(run)
@@ -81,10 +87,12 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write a page that compares runs over steps, tokens and time, and ranks them.
+    """Write an HTML page that compares and ranks runs. Returns the path of the page.
+
+    The charts show the losses over steps, tokens and time.
 
     Raises:
-        CheckpointError: fewer than two runs, or a folder without one.
+        CheckpointError: fewer than two runs, or a folder without a run.
     """
     if len(run_folders) < 2:
         raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
@@ -95,6 +103,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     def chart(
         title: str, key: str, over: str, levels: dict[str, float], only: str | None = None
     ) -> dict[str, Any] | None:
+        """Return a chart with a curve per run; `only` selects the runs with an objective."""
         chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
         series = {name: run.series(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
@@ -106,7 +115,8 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     metrics = {run.metric for run in runs}
     if len(metrics) == 1 and (metric := metrics.pop()) is not None:
         charts.append(chart(metric, f"valid_{metric}", "step", {}))
-    for objective in dict.fromkeys(run.objective for run in runs):  # losses do not compare
+    # Losses of different objectives do not compare, so each objective has its own charts.
+    for objective in dict.fromkeys(run.objective for run in runs):
         for over in ("tokens", "seconds", "step"):
             charts.append(
                 chart(translated("report.validation_loss"), "valid_loss", over, levels, objective)
@@ -128,7 +138,10 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
 
 
 def text_report(run_folders: Sequence[str | Path]) -> str:
-    """Return the summary of a run as plain text; of several, their verdicts and rankings."""
+    """Return a report as plain text: the summary of one run, or a comparison of several runs.
+
+    The comparison contains the verdict on each run, and the rankings.
+    """
     runs = [read_run(folder) for folder in run_folders]
     if len(runs) == 1:
         return text_summary(runs[0])
@@ -139,7 +152,7 @@ def text_report(run_folders: Sequence[str | Path]) -> str:
 
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
-    """The metric of a task, or accuracies beside the terms of a loss."""
+    """Return the chart of a task's main metric, or of the accuracies logged with loss terms."""
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
@@ -155,6 +168,7 @@ def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _shown(value: Any) -> str:
+    """Format a value for a table; numbers get thousands separators."""
     value_number = number(value)
     if value_number is None:
         return str(value)
@@ -169,13 +183,16 @@ def line_chart(
     levels: Mapping[str, float] | None = None,
     from_zero: bool = False,
 ) -> dict[str, Any] | None:
-    """A chart that `templates/charts.js` draws with uPlot; None where there is nothing to draw.
+    """Return the data of a line chart, which `templates/charts.js` draws with uPlot.
+
+    Returns None if there are no points.
 
     Args:
-        title: names the vertical axis with its unit.
-        series: name -> (x, y) points; empty ones are left out.
-        levels: name -> y of horizontal lines to compare with.
-        from_zero: begin the vertical axis at 0.
+        title: the name of the vertical axis with its unit.
+        series: name -> (x, y) points of a curve. Empty curves are left out.
+        x_label: the quantity on the horizontal axis, such as "step".
+        levels: name -> y value of a horizontal line for comparison.
+        from_zero: whether the vertical axis starts at 0.
     """
     lines = []
     for color, (name, points) in enumerate(series.items()):
@@ -194,19 +211,25 @@ def line_chart(
 
 
 def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
-    """At most about `most` points: means over equal runs of them; both ends stay as they are.
+    """Reduce a curve to at most `most` points. The first and the last point are unchanged.
+
+    The other points are averaged in groups of (almost) equal size.
 
     >>> thin([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
     [(0, 1), (1.5, 3.0), (3, 5)]
     """
     if len(points) <= most:
         return list(points)
-    runs = np.array_split(np.array(points[1:-1]), most - 2)
-    return [points[0], *(tuple(run.mean(axis=0).tolist()) for run in runs), points[-1]]
+    groups = np.array_split(np.array(points[1:-1]), most - 2)
+    return [points[0], *(tuple(group.mean(axis=0).tolist()) for group in groups), points[-1]]
 
 
 def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
-    """Labels and rows of (count, share of the row), the most frequent labels where many."""
+    """Return the confusion matrix for the template; None if the evaluation has none.
+
+    Each cell is a tuple: the count, the fraction of the row's total, and whether the cell is on the
+    diagonal. If there are more than 60 labels, only the most frequent ones are included.
+    """
     labels, counts = evaluation.get("labels") or [], evaluation.get("confusion") or []
     if not counts or len(labels) != len(counts):
         return None
@@ -222,7 +245,7 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Heading -> statistics of each tokenizer."""
+    """Return the statistics of each tokenizer of a run: heading -> `token_statistics`."""
     own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
     if run.source_tokenizer is not None:
         own = translated("report.target_tokenizer")
@@ -232,12 +255,15 @@ def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
 
 
 def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A vocabulary at a glance: sizes, tokens by length in characters, and examples."""
+    """Return statistics of a vocabulary: sizes, tokens by length in characters, and examples.
+
+    Lengths above 13 count as 13, and tokens that are only part of a character count as 0.
+    """
     special = set(tokenizer.special_ids)
     ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
     tokens = [tokenizer.readable_tokens[index] for index in ids]
     continuing = sum(tokenizer.vocabulary.continues_word.tolist())
-    # A part of a character counts as none.
+    # A token that is only part of a character has the length 0.
     texts = (tokenizer.token_bytes[index].decode(errors="ignore") for index in ids)
     lengths = Counter(min(13, len(text)) for text in texts)
     step = max(1, len(tokens) // _NUM_EXAMPLE_TOKENS)
@@ -253,14 +279,14 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
                 [tokenizer.tokens[i] for i in tokenizer.special_ids]
             ),
             translated("report.example_tokens"): tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
-            # The vocabulary of Chinese WordPiece has single characters only.
+            # In Chinese WordPiece vocabularies, all tokens are single characters.
             translated("report.longest_tokens"): longest if max(lengths, default=0) > 1 else [],
         },
     }
 
 
 def _clipped(tokens: list[str]) -> list[str]:
-    """Shorten a list of tokens: T5, for example, has a hundred sentinels."""
+    """Shorten a long list of tokens, such as the 100 sentinel tokens of T5, for display."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:
         return tokens
@@ -268,7 +294,7 @@ def _clipped(tokens: list[str]) -> list[str]:
 
 
 def short(value: float) -> str:
-    """A number of about four digits.
+    """Format a number with about four digits and a unit prefix.
 
     >>> short(12500), short(2.5), short(0.0003)
     ('12.5k', '2.5', '0.0003')
@@ -280,10 +306,10 @@ def short(value: float) -> str:
 
 
 def _write_page(path: Path, template: str, **values: Any) -> Path:
-    """Fill a template, and write it to a path, which is returned."""
+    """Fill a template with values and write the page to a path. Returns the path."""
     files = ("vendor/uPlot.iife.min.js", "charts.js", "vendor/uPlot.min.css", "page.css")
     *scripts, vendor_style, own_style = ((_TEMPLATES / name).read_text("utf-8") for name in files)
-    # Nothing is fetched, and no other script runs, whatever text a run puts into the page.
+    # The page loads nothing and runs no other script, even if texts of the run contain HTML.
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     sources = " ".join(f"'sha256-{one}'" for one in hashes)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {sources}"
@@ -297,6 +323,7 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
+    """Return the Jinja environment of the templates with its filters and translations."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
