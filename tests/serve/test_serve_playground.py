@@ -127,7 +127,7 @@ def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
     registry = registry_of(paths)
     try:
         named = {
-            model.name: "of sources" in _describe(model, ENGLISH)  # type: ignore[arg-type]
+            model.name: "source tokenizer" in _describe(model, ENGLISH)  # type: ignore[arg-type]
             for model in registry
         }
     finally:
@@ -300,7 +300,7 @@ def test_attention_of_every_kind(functions, models):
     table = functions("look", "encoder", SENTENCE, "", "cross", 1, 0, ENGLISH)
     ids = models["encoder"].tokenizer.encode(SENTENCE).ids
     assert table.data.shape == (len(ids), len(ids) + 1)
-    with pytest.raises(gr.Error, match="here are 2 layers"):
+    with pytest.raises(gr.Error, match="there are only 2 layers"):
         functions("look", "encoder", SENTENCE, "", "cross", 9, 0, ENGLISH)
     with pytest.raises(gr.Error, match="fit a picture"):
         functions("look", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in the one shape that OpenAI's clients read."""
+"""Errors as HTTP responses, in the JSON format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trivium.errors import TriviumError, nearest_name, shorten
 from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail
 
 CLIENT_CLOSED = 499
-"""The status in log and metrics of a request whose client left before its answer."""
+"""The status code in the log and the metrics if a client disconnects before the response."""
 
 _MAX_NAME, _MAX_VALUE = 100, 60
 _TYPE_NAMES = ("str", "int", "float", "bool")
@@ -26,14 +26,14 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """An HTTP error.
+    """An HTTP error that is sent in the format of OpenAI's API.
 
     Args:
-        status: of HTTP.
-        message: for people; the attribute `detail`.
+        status: the HTTP status code.
+        message: the message for people; stored in the attribute `detail`.
         param: the field of the request that is wrong.
-        code: for programs.
-        headers: of the answer, such as Retry-After.
+        code: an error code for programs.
+        headers: additional response headers, such as Retry-After.
     """
 
     def __init__(
@@ -49,19 +49,22 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
     def body(self) -> dict[str, Any]:
-        """`{"error": {"message", "type", "param", "code"}}`."""
+        """Return the JSON body: `{"error": {"message", "type", "param", "code"}}`."""
         default = "invalid_request_error" if self.status_code < 500 else "server_error"
         kind = _TYPES.get(self.status_code, default)
         detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail).model_dump()
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """Return the error as an HTTP response."""
         return JSONResponse(self.body(), self.status_code, headers=self.headers)
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Any exception as what the client reads; of an unexpected one only the log has details."""
+    """Convert any exception to an ApiError.
+
+    For unexpected exceptions, the message contains no details. They are only in the log.
+    """
     match error:
         case ApiError():
             return error
@@ -72,7 +75,7 @@ def as_api_error(error: BaseException) -> ApiError:
         case TriviumError():
             return ApiError(400, str(error))
         case TimeoutError():
-            message = "the time for a request was over before the answer: ask for less text."
+            message = "the request timed out before the answer was complete: ask for less text."
             return ApiError(504, message, code="timeout")
         case _:
             message = "the server failed; its log has the details."
@@ -80,7 +83,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
-    """Answer an exception in this shape."""
+    """Return the HTTP response for an exception. FastAPI calls this exception handler."""
     if isinstance(error, RequestValidationError):
         body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
         return _invalid(error.errors(), getattr(body, "model_fields", None)).response()
@@ -88,25 +91,27 @@ async def respond(request: Request, error: Exception) -> JSONResponse:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every exception in this shape."""
-
+    """Make the app send every exception as an error in the format of OpenAI's API."""
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, respond)
 
 
 def _invalid(errors: Sequence[Any], known: Mapping[str, Any] | None = None) -> ApiError:
-    """400 for a body that is not JSON, or for the first field that does not fit the schema.
+    """Return the error (400) for a body that is not JSON or does not match the schema.
+
+    The message names only the first field that is wrong.
 
     Args:
-        errors: pydantic's.
-        known: the fields of the endpoint by their names.
+        errors: the list of errors from pydantic.
+        known: the fields of the endpoint's schema by name.
     """
     known, first = known or {}, errors[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
     field = _path(first)[:1]
-    # Of a union every member has its errors; those farthest inside are of the member that is meant.
+    # pydantic reports errors for every member of a union. The error with the longest path belongs
+    # to the member that the client meant.
     deepest = max((e for e in errors if _path(e)[:1] == field), key=lambda e: len(_path(e)))
     path = _path(deepest)
     if not path:
@@ -145,7 +150,10 @@ def _invalid(errors: Sequence[Any], known: Mapping[str, Any] | None = None) -> A
 
 
 def _path(error: Any) -> list[str | int]:
-    """The steps to a field of the body, without the names of types that pydantic adds."""
+    """Return the path to the wrong field: its keys and indices in the JSON body.
+
+    Names of types, which pydantic adds for unions, are left out.
+    """
     steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
     return [
         step
@@ -155,5 +163,8 @@ def _path(error: Any) -> list[str | int]:
 
 
 def _printable(value: Any, longest: int) -> str:
-    """A value of the request as one short text; it may have lone surrogates."""
+    """Return a value as a string, shortened to `longest` characters, for an error message.
+
+    Lone surrogates, which JSON can express, are replaced by escape sequences.
+    """
     return shorten(str(value), longest).encode("utf-8", "backslashreplace").decode()

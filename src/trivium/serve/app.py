@@ -1,4 +1,4 @@
-"""The app: routes made from the table of endpoints, errors, pages and the playground."""
+"""The FastAPI app: routes for all endpoints, error handlers, documentation and the playground."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from trivium.serve.security import Security
 _DOCS_PAGE = Path(__file__).with_name("docs.html")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request is wrong, or more than is allowed.", "model": ErrorBody},
-    "5XX": {"description": "No answer, or not in time.", "model": ErrorBody},
+    "4XX": {"description": "The request is invalid or exceeds a limit.", "model": ErrorBody},
+    "5XX": {"description": "The server failed or did not answer in time.", "model": ErrorBody},
 }
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -52,18 +52,20 @@ def create_app(
     playground: bool = True,
     runs: Path | None = None,
 ) -> Security:
-    """An ASGI app that serves models.
+    """Create an ASGI app that serves models.
 
     Args:
-        models: id -> folder of each model, or a model that is loaded already.
-        limits: what is refused rather than tried.
-        key: the API key that clients must send; None: no key.
-        hosts: names that clients may give as Host, beside those of `origins`; None: any.
+        models: id -> folder of the model, or the loaded model.
+        limits: the limits of the server; default: `Limits()`.
+        key: the API key that clients must send; None: no key is needed.
+        hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None:
+            any.
         origins, proxies, root_path: see `Security`.
-        load: reads a model from its folder.
-        preload: `run` loads all models before it listens, rather than each when it is first used.
-        playground: show it at `/`, where Gradio is installed.
-        runs: a folder of training runs, whose curves the playground shows.
+        load: loads a model from a folder.
+        preload: whether `run` loads all models before it accepts requests. If False, each model is
+            loaded at its first request.
+        playground: whether to show the playground at `/` if Gradio is installed.
+        runs: a folder of training runs. The playground shows their loss curves.
     """
     registry = ModelRegistry(models, load=load, preload=preload, limits=limits)
 
@@ -98,6 +100,7 @@ def create_app(
 
 
 def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
+    """Add the route of an endpoint to the app."""
     timeout = registry.limits.timeout
 
     async def handle(http: Request, body: ModelRequest) -> Response:
@@ -109,7 +112,8 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
             http.state.usage = reply.usage
             if isinstance(reply.content, dict):
                 return JSONResponse(reply.content)
-            first = await anext(reply.content)  # Until here an error still has its status.
+            # An error before the first event can still set the status code of the response.
+            first = await anext(reply.content)
             return EventStream(first, reply.content, deadline)
 
         return await finish_unless(make_response(), _disconnected(http), timeout=timeout)
@@ -127,12 +131,13 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
 
 
 async def _disconnected(request: Request) -> None:
+    """Wait until the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
-    """What is served, whether it is well, and how busy it is."""
+    """Add the routes that list the models and report the health and the metrics of the server."""
 
     @app.get("/v1/models", summary="List the models")
     async def list_models() -> JSONResponse:
@@ -143,7 +148,7 @@ def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
     async def describe_model(name: str) -> JSONResponse:
         return JSONResponse(await _model_card(registry.find(name)))
 
-    @app.get("/healthz", summary="Whether the server is well")
+    @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:
         loaded = [model for model in registry if model.loaded]
         failed = [model.name for model in loaded if not model.thread.alive]
@@ -155,13 +160,16 @@ def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
         }
         return JSONResponse(body, 503 if failed else 200)
 
-    @app.get("/metrics", summary="Metrics for Prometheus")
+    @app.get("/metrics", summary="Return metrics for Prometheus")
     async def measure() -> Response:
         return Response(registry.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _model_card(model: ServedModel) -> dict[str, Any]:
-    """As OpenAI lists models, with what Trivium adds; null where that is unknown until loaded."""
+    """Return the description of a model in the format of OpenAI's API, with additional fields.
+
+    The additional fields are null if the model's folder is damaged.
+    """
     lm = await asyncio.to_thread(model.outline)
     able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
     return {
@@ -178,6 +186,10 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
 
 
 def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
+    """Add the documentation pages, and routes that answer requests to unknown paths.
+
+    `has_key` says whether clients must send an API key, which the OpenAPI document then mentions.
+    """
     app.add_api_route("/docs", _docs_page, include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -187,20 +199,22 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
     async def unknown(http: Request, rest: str) -> Response:
-        """OpenAI's error shape also for unknown paths and methods."""
+        """Refuse unknown paths and methods with an error in the format of OpenAI's API."""
         matching = [each for each in app.routes if each.matches(http.scope)[0] is Match.PARTIAL]
         allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
         if allowed:
-            message = f"{http.url.path} does not take {http.method}, but {', '.join(allowed)}."
+            message = f"{http.url.path} does not allow {http.method}, only {', '.join(allowed)}."
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
     async def without_v1(http: Request) -> Response:
+        """Refuse a path of the API without the prefix /v1, and name the path with the prefix."""
         path = http.scope["route"].path
         url = f"{http.base_url}v1"
         raise ApiError(404, f"there is no {path}, but /v1{path}: a client's base URL is {url}.")
 
-    for path in (*ENDPOINTS, "/v1/models"):  # Before Gradio answers them in a form of its own.
+    # These routes come before Gradio's, whose errors have another format.
+    for path in (*ENDPOINTS, "/v1/models"):
         app.add_api_route(
             path.removeprefix("/v1"), without_v1, methods=_METHODS, include_in_schema=False
         )
@@ -211,11 +225,11 @@ async def _docs_page() -> FileResponse:
 
 
 async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
-    """The OpenAPI document; every example names a served model that can answer it."""
+    """Return the OpenAPI document. Every example names a served model that can answer it."""
     document = get_openapi(
         title="Trivium",
         version=version("trivium"),
-        description="Language models behind OpenAI's API and endpoints for their other tasks.",
+        description="Language models served with OpenAI's API, and endpoints for other tasks.",
         routes=app.routes,
     )
     for schema in document["components"]["schemas"].values():

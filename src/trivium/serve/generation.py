@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: OpenAI's API over the model's thread."""
+"""The endpoints `/v1/completions` and `/v1/chat/completions`, compatible with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from trivium.serve.schemas import (
 )
 from trivium.text import Tokenizer
 
-_DEFAULT_TOKENS = 16  # of OpenAI's completions
-_MIN_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot express
-_CHUNK = 256  # positions whose logits are in memory at a time
+_DEFAULT_TOKENS = 16  # the default of OpenAI's completions
+_MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
+_CHUNK = 256  # the number of positions whose logits are in memory at the same time
 
 _Choice = Callable[[int, TextDelta, bool], Json]
-"""A choice of an answer or of a streamed chunk: its index, its text, whether it is its first."""
+"""Builds one entry of `choices`, from its index, its new text and whether it is the first text."""
 
 
 async def _generate(
@@ -50,9 +50,18 @@ async def _generate(
     *,
     chat: bool = False,
 ) -> Reply:
-    """`n` texts per prompt, those of a prompt side by side; text i has seed + i.
+    """Generate `n` texts per prompt and return the reply, streamed if the request asks for it.
 
-    As in OpenAI's API, temperature is 1 unless the request or the model says otherwise.
+    The texts of a prompt have consecutive indices. The text with index i uses `seed` + i. As in
+    OpenAI's API, the default temperature is 1, unless the model has its own default.
+
+    Args:
+        model: the model that generates.
+        request: the body of the request.
+        prompts: the token ids of each prompt.
+        options: the sampling options.
+        choice: builds an entry of `choices`; see `_Choice`.
+        chat: whether the texts are answers in a conversation.
     """
     common: Json = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -89,7 +98,11 @@ async def _chunks(
     common: Json,
     choice: _Choice,
 ) -> AsyncGenerator[Json]:
-    """One choice per chunk; with `include_usage` each has a usage, null but in the last."""
+    """Yield the chunks of a streamed reply, each with one entry in `choices`.
+
+    With the stream option `include_usage`, an extra last chunk contains the token counts. The
+    other chunks then contain `"usage": null`.
+    """
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     no_usage = {"usage": None} if include_usage else {}
     num_tokens: dict[int, int] = {}
@@ -109,9 +122,9 @@ def _check_limits(
     *,
     prompt_field: str,
 ) -> None:
-    """Raise ApiError (400) for longer prompts or more texts than the server or the model allows.
+    """Raise ApiError (400) if prompts are too long or the request asks for too many texts.
 
-    Errors name the field of the request that has the prompts.
+    `prompt_field` is the field of the request that contains the prompts. Error messages name it.
     """
     limits = model.limits
     if request.stream_options is not None and not request.stream:
@@ -123,7 +136,10 @@ def _check_limits(
 
 
 def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
-    """The tokens that a prompt may have, and what limits them; encoders read texts in windows."""
+    """Return the maximum number of tokens of a prompt, and the name of the limit for messages.
+
+    The context length of an encoder is not a limit, because encoders read long texts in windows.
+    """
     longest = [(limits.max_prompt, "the server's limit for prompts")]
     limit = lm.context_length
     if lm.spec.family != "encoder-only" and limit is not None:
@@ -134,13 +150,20 @@ def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
 
 
 def check_count(count: int, limits: Limits) -> None:
-    """Raise ApiError (400) for a request of more texts than the server ever takes at a time."""
+    """Raise ApiError (400) if a request has more texts than fit into the slots and the queue."""
     if count > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
         raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
 
 
 def check_length(param: str, length: int, most: int, hint: str = "shorten it") -> None:
-    """Raise ApiError (400) for a text of too many tokens."""
+    """Raise ApiError (400) if a text of `length` tokens exceeds the limit `most`.
+
+    Args:
+        param: the field of the request that contains the text.
+        length: the number of tokens of the text.
+        most: the maximum number of tokens.
+        hint: the end of the error message.
+    """
     if length > most:
         raise ApiError(
             400,
@@ -151,7 +174,10 @@ def check_length(param: str, length: int, most: int, hint: str = "shorten it") -
 
 
 def check_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
-    """Raise ApiError (400) for an id that is not in the vocabulary."""
+    """Raise ApiError (400) if a token id is not in the vocabulary.
+
+    `param` is the field of the request that contains the ids.
+    """
     if (largest := max(ids, default=0)) > (last := tokenizer.vocab_size - 1):
         raise ApiError(400, f"{param} has the id {largest}, but the last is {last}.", param=param)
 
@@ -164,7 +190,13 @@ _Token = tuple[str, float | None, dict[str, float] | None]
 
 @dataclass
 class _Prompt:
-    """A prompt's ids; its own text, and its own tokens without what the tokenizer puts before."""
+    """A tokenized prompt.
+
+    Args:
+        ids: the token ids, including the special tokens that the tokenizer adds at the start.
+        text: the text of the prompt.
+        num_own: the number of tokens of the text, without the added special tokens.
+    """
 
     ids: list[int]
     text: str
@@ -172,7 +204,7 @@ class _Prompt:
 
 
 async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
-    """Continue prompts."""
+    """Generate continuations of prompts."""
     wanted = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     max_tokens = min(wanted, model.limits.max_tokens)
     n = request.n or 1
@@ -220,7 +252,10 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
-    """Texts as the model reads them; ids as they are."""
+    """Tokenize the prompts. Prompts that are token ids already are used unchanged.
+
+    Raises ApiError (400) for an id that is not in the vocabulary.
+    """
     has_encoder = lm.spec.family == "encoder-decoder"
     tokenizer = lm.source_tokenizer if has_encoder else lm.text_tokenizer
     encoded: list[_Prompt] = []
@@ -239,7 +274,11 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 def _score_prompts(
     lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int
 ) -> list[list[_Token]]:
-    """The own tokens of prompts, each prompt by itself, given the tokens before them."""
+    """Return the log-probability of every token of each prompt, given the tokens before it.
+
+    Special tokens that the tokenizer adds at the start are left out. `top` is the number of most
+    probable tokens to return alongside each token. Each prompt has its own forward pass.
+    """
     tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
     for prompt in prompts:
         ids = prompt.ids
@@ -256,7 +295,11 @@ def _score_prompts(
 
 
 def _token(score: TokenLogprob) -> _Token:
-    """The most probable tokens include the token itself; of those with equal text the first."""
+    """Return a token's text, its log-probability, and the most probable tokens at its position.
+
+    The most probable tokens are a dict of text -> log-probability that also contains the token
+    itself. If several tokens have the same text, only the first one is kept.
+    """
     top: dict[str, float] = {}
     for each in (*score.top, score):
         top.setdefault(each.text, _finite(each.logprob))
@@ -264,6 +307,7 @@ def _token(score: TokenLogprob) -> _Token:
 
 
 def _finite(logprob: float) -> float:
+    """Replace minus infinity by `_MIN_LOGPROB`, since JSON cannot express infinity."""
     return max(logprob, _MIN_LOGPROB)
 
 
@@ -271,7 +315,7 @@ def _finite(logprob: float) -> float:
 
 
 async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
-    """Answer in a conversation, by the chat template of the model."""
+    """Generate the next message of a conversation, using the model's chat template."""
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs needs logprobs: set both, or neither."
         raise ApiError(400, message, param="top_logprobs")
@@ -302,7 +346,10 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """Raises ApiError (400) for messages that the template refuses."""
+    """Return the token ids of a conversation, formatted with the model's chat template.
+
+    Raises ApiError (400) for messages that the template refuses.
+    """
     turns: list[dict[str, str]] = []
     for index, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name
@@ -310,7 +357,7 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
         if content is None and role != "assistant":
             name = f"messages[{index}].content"
             raise ApiError(
-                400, f"{name} is null, but the {role} must say a text.", param="messages"
+                400, f"{name} is null, but a message of the {role} needs text.", param="messages"
             )
         content = content or ""
         if not isinstance(content, str):
@@ -323,11 +370,13 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
 
 
 def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+    """Return a generated token and the most probable tokens in the format of OpenAI's chat API."""
     top = [_chat_logprob(tokenizer, each) for each in score.top]
     return {**_chat_logprob(tokenizer, score), "top_logprobs": top}
 
 
 def _chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+    """Return the text, the log-probability and the UTF-8 bytes of one token."""
     data = tokenizer.token_bytes[score.id]
     data = score.text.encode() if is_utf8(data) else data
     return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(data)}

@@ -1,4 +1,4 @@
-"""A conversation with a model that has a chat template."""
+"""The chat tab: a conversation with a model that has a chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _MAX_TOKENS = 512
 
 
 def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """A conversation: each message is answered with all before it in view."""
+    """Build the chat tab. The model reads all earlier messages before it answers.
+
+    See `TABS` for the arguments.
+    """
     with gr.Row():
         with gr.Column(scale=2):
             model = tabs.choose_model(models, "chat")
@@ -52,7 +55,7 @@ def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
 
 
 def _text(content: str | list[Json]) -> str:
-    """The text of a turn, which Gradio gives as a list of parts."""
+    """Return the text of a message. Gradio represents its content as a list of parts."""
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content)

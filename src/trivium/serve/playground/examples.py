@@ -1,4 +1,4 @@
-"""Texts to start with, in the fields of every tab."""
+"""Example texts for the input fields of the tabs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _SHOWN_WORDS, _PROMPT_WORDS = 12, 5
 
 
 class Examples:
-    """Texts to start with, of the first of some models.
+    """Example texts for the first model of a tab.
 
-    A run has its own: what was held out. Others are in the language of which a token holds the
-    most bytes; unknown tokens hold none of theirs.
+    If the model is a training run, the examples are validation texts of the run. Otherwise they are
+    in English or Chinese: the language for which the model's tokens contain more bytes on average.
+    Unknown tokens count as zero bytes.
     """
 
     def __init__(self, registry: ModelRegistry, models: Mapping[str, LanguageModel]) -> None:
@@ -38,19 +39,22 @@ class Examples:
         for key in {"text", "completions"} & self._held_out.keys():
             self._held_out[key] = lm.settings.task_prefixes[0] + self._held_out[key]
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
-            # One that was only pretrained fills gaps.
+            # A model that was only pretrained fills gaps.
             gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)
             if gap is not None:
                 masked = self("fill-mask").replace("[MASK]", tokenizer.tokens[gap])
                 self._held_out["completions"] = masked
 
     def __call__(self, key: str) -> str:
-        """The example of a field."""
+        """Return the example for an input field, empty if there is none."""
         return self._held_out.get(key) or self._language.get(f"example.{key}", "")
 
 
 def validation_texts(run: Path) -> dict[str, str]:
-    """Field -> a held-out text of a run, where it has one; {} of other folders."""
+    """Return validation texts of a training run: input field -> text.
+
+    Fields without a text are left out. The dict is empty for other folders.
+    """
     example = first_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
     users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
@@ -70,7 +74,7 @@ def validation_texts(run: Path) -> dict[str, str]:
 
 
 def _excerpts(run: Path) -> Iterator[str]:
-    """A held-out excerpt of each source of raw text of a run."""
+    """Yield one validation excerpt for each data source of raw text of a run."""
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):
             splits = Manifest.load(manifest.parent).splits

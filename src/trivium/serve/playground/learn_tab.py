@@ -1,4 +1,4 @@
-"""The pages of `trivium explain`: a topic with its example, or with a text of one's own."""
+"""The tab with the pages of `trivium explain`, for an example or for the user's own text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _LINES = (list[str], list[str] | None)
 
 
 def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """A topic, a field where it takes a text, and its page."""
+    """Build the tab: a menu of topics, a text field if the topic uses a text, and the page.
+
+    See `TABS` for the arguments.
+    """
     topic = gr.Dropdown(topic_names(), label=label("learn.topic"), elem_id="learn-topic")
     with gr.Row(visible=False) as of_text:
         words = tabs.text_box("learn", "text", key="learn.text", lines=2)
@@ -30,7 +33,10 @@ def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None
         kind, text = _first_type(name), words.strip()
         try:
             if len(text) > _MAX_CHARACTERS:
-                raise TriviumError(f"{len(text):,} characters, of at most {_MAX_CHARACTERS:,}.")
+                raise TriviumError(
+                    f"the text has {len(text):,} characters, but at most {_MAX_CHARACTERS:,} are "
+                    "allowed."
+                )
             own = [text.splitlines() if kind in _LINES else text] if text else []
             return explain(name, *own).html(language(request), whole=False)
         except Exception as error:
@@ -51,6 +57,9 @@ def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None
 
 
 def _first_type(name: str) -> Any:
-    """The type of the first parameter of a topic, which stands first on a command line, too."""
+    """Return the type of the first parameter of a topic, which says whether it uses a text.
+
+    Returns None for a topic without parameters.
+    """
     parameters = inspect.signature(load_topic(name).explain, eval_str=True).parameters.values()
     return next((one.annotation for one in parameters), None)

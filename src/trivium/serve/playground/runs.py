@@ -1,4 +1,4 @@
-"""The loss curves of training runs, also of those that still train."""
+"""The tab with the loss curves of training runs, including runs that are still in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9
 
 
 def runs_tab(folder: Path) -> None:
-    """Curves of chosen runs, drawn again when there is something new."""
+    """Build the tab of loss curves. The plots are updated when a run has new records.
+
+    `folder` contains the runs.
+    """
     with gr.Row():
         chosen = gr.Dropdown([], multiselect=True, label=label("runs.shown"), elem_id="runs-runs")
         axis = gr.Radio(
@@ -46,7 +49,7 @@ def runs_tab(folder: Path) -> None:
 
     def draw(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
         known = run_names(folder)
-        # The newest run at first, for losses of other objectives do not compare.
+        # At first only the newest run, because losses of different objectives do not compare.
         names = known[:1] if before is None else [n for n in names if n in known]
         files = {name: folder / name / METRICS for name in names}
         now = (axis, known, [(name, file.stat().st_size) for name, file in files.items()])
@@ -66,25 +69,33 @@ def runs_tab(folder: Path) -> None:
     )
 
     def legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
-        """A run has one color in both plots."""
+        """Return plots in which each run has the same color, and with a translated x axis."""
         colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
         title = text(f"runs.{axis}", request)
         plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
         return [plot] * len(plots)
 
-    # After the points: then the plots make their legends again.
+    # The legends are set after the points, because new points reset the legends.
     drawn.change(legends, [chosen, axis], plots, **hidden)
 
 
 def run_names(folder: Path) -> list[str]:
-    """The runs in a folder, the newest first; the folder itself may be one."""
+    """Return the names of the runs in a folder, the newest first.
+
+    The folder itself may also be a run, with the name ".".
+    """
     files = [*folder.glob(METRICS), *folder.glob(f"*/{METRICS}")]
     newest = sorted(files, key=lambda file: -file.stat().st_mtime)
     return [file.parent.relative_to(folder).as_posix() for file in newest]
 
 
 def _curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
-    """The points of every curve."""
+    """Return the points of all loss curves as one table, with the columns x, losses and run.
+
+    Args:
+        files: name of a run -> its metrics.jsonl.
+        axis: the key of the x values: "step", "tokens" or "seconds".
+    """
     points: list[dict[str, Any]] = []
     for name, file in files.items():
         records = read_json_lines(file)

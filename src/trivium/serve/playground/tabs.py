@@ -1,4 +1,7 @@
-"""The tabs: each sends a request to its endpoint and shows the answer; tokenizing needs none."""
+"""The tabs of the playground. Most tabs send a request to an endpoint and show the response.
+
+The tokenizer tab does not need an endpoint.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,26 @@ from trivium.text import Tokenizer
 from trivium.text.symbols import readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
-"""Options of every event; programs use the API, not the playground's events."""
+"""The Gradio options of every event. Events are private: programs use the API instead."""
 
 Models = Mapping[str, LanguageModel]
-"""The models of a tab by their ids, without weights where they are not loaded yet."""
+"""The models of a tab by id. Models that are not loaded yet have no weights."""
 
 _MAX_TOKENS, _ALTERNATIVES = 512, 5
 _WHITE = 1e-4  # Tokens of this probability or less have no color.
 
 
 async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields: Any) -> Any:
-    """The answer of an endpoint through the model's thread: JSON, or a stream of it."""
+    """Send a request to an endpoint. Returns the response: JSON, or a stream of JSON objects.
+
+    Args:
+        registry: the served models.
+        path: the path of the endpoint.
+        request: the request of the browser, for the language of error messages.
+        fields: the fields of the request body. Fields that are None or empty are left out.
+
+    Raises gr.Error with a message for the user.
+    """
     endpoint = ENDPOINTS[path]
     filled = {name: value for name, value in fields.items() if value not in (None, "")}
     required = [name for name, field in endpoint.schema.model_fields.items() if field.is_required()]
@@ -55,7 +67,10 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
 async def stream(
     registry: ModelRegistry, path: str, request: gr.Request, **fields: Any
 ) -> AsyncGenerator[AsyncGenerator[Json]]:
-    """The events of a streamed answer, which ends with the block; an error is shown."""
+    """Open the stream of events of an endpoint's response, and close it at the end of the block.
+
+    Raises gr.Error with a message for the user. See `ask` for the arguments.
+    """
     events = await ask(registry, path, request, stream=True, **fields)
     try:
         async with contextlib.aclosing(events):
@@ -65,58 +80,82 @@ async def stream(
 
 
 def plain_error(error: Exception, request: gr.Request) -> gr.Error:
-    """The message that a client of the API would read; the page takes it for HTML."""
+    """Convert an exception to an error of the page, with the same message as in the API.
+
+    The message is escaped, because the page interprets it as HTML.
+    """
     return _error(escape(as_api_error(error).detail), request)
 
 
 def empty_error(request: gr.Request) -> gr.Error:
-    """There is no text."""
+    """Return the error for a request without a text."""
     return _error(text("empty", request), request)
 
 
 def _error(message: str, request: gr.Request) -> gr.Error:
-    """Shown for some seconds, so that it does not stay over later answers."""
+    """Return an error that is shown for a few seconds, so that it does not cover later results."""
     title = text("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
 def choose_model(models: Models, tab: str) -> gr.Dropdown:
-    """The models to choose from."""
+    """Return the menu of the models of a tab."""
     return gr.Dropdown(
         list(models), value=next(iter(models)), label=label("model"), elem_id=f"{tab}-model"
     )
 
 
 def clear_for_another(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
-    """Remove what a model gave, and stop what it still gives, when another one is chosen."""
+    """Clear the outputs and cancel the running event when the user chooses another model.
+
+    Args:
+        model: the menu of models.
+        outputs: the components to clear.
+        running: the event that fills the outputs.
+    """
     model.input(
         _nothing_in(outputs), None, list(outputs), cancels=[running], api_visibility="private"
     )
 
 
 def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
-    """Remove what was there before a request that fails: it is no answer to it."""
+    """Clear the outputs if the event `running` fails, because they belong to an earlier request."""
     running.failure(_nothing_in(outputs), None, list(outputs), api_visibility="private")
 
 
 def _nothing_in(outputs: Sequence[Any]) -> Callable[[], Any]:
+    """Return an event handler that clears the outputs."""
     return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
 
 def run_button(tab: str) -> gr.Button:
-    """The button that sends the request."""
+    """Return the button of a tab that sends the request."""
     return gr.Button(label("run"), variant="primary", elem_id=f"{tab}-run")
 
 
 def text_box(tab: str, name: str, value: str = "", key: str = "text", lines: int = 3) -> gr.Textbox:
-    """A field for text."""
+    """Return a text field.
+
+    Args:
+        tab: the name of the tab.
+        name: the name of the field in the tab.
+        value: the text at the start.
+        key: the key of the label in texts.toml.
+        lines: the minimum number of visible lines.
+    """
     return gr.Textbox(value, label=label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}")
 
 
 def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
-    """Where a table appears; with widths of columns in percent all are seen on a small screen."""
+    """Return an empty output table.
+
+    Args:
+        tab: the name of the tab.
+        key: the key of the label in texts.toml.
+        widths: the widths of the columns in percent, so that all columns fit on a small screen.
+    """
     return gr.Dataframe(
-        headers=[" "],  # while it is empty, where Gradio numbers columns
+        headers=[" "],  # Without a header, Gradio numbers the columns of an empty table.
         label=label(key),
         interactive=False,
         wrap=True,
@@ -127,7 +166,7 @@ def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
 
 
 def percent(share: float) -> str:
-    """A probability with three digits.
+    """Format a probability as a percentage.
 
     >>> percent(0.4213), percent(0.00421)
     ('42.1%', '0.42%')
@@ -136,7 +175,7 @@ def percent(share: float) -> str:
 
 
 def visible(token: str) -> str:
-    r"""A token as the tokenizer's page shows it: U+2581 for a space, escapes for line breaks.
+    r"""Make the white space of a token visible: U+2581 for a space, escapes for line breaks.
 
     >>> visible(" it\n")
     '\u2581it\\n'
@@ -145,12 +184,21 @@ def visible(token: str) -> str:
 
 
 def rows(request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]) -> pd.DataFrame:
-    """A table with translated columns."""
+    """Return a table with translated names of columns.
+
+    Args:
+        request: the request of the browser, for the language.
+        keys: the keys of the names in texts.toml.
+        values: the rows of the table.
+    """
     return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
 
 
 def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """Continue a text; every token with its probability."""
+    """Build the tab that continues a text and shows the probability of every token.
+
+    See `TABS` for the arguments.
+    """
     example = Examples(registry, models)
     with gr.Row():
         with gr.Column(scale=2):
@@ -180,7 +228,8 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
         cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
         whole = prompt if continues else ""
-        # Log-probability of what follows the last text: tokens may be half characters.
+        # The log-probability of the tokens since the last new text. Several tokens may be needed
+        # for one character.
         of_text = 0.0
         answer = stream(
             registry,
@@ -199,7 +248,8 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
                     logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
                 ):
                     of_text += logprob
-                    best = itertools.islice(top.items(), _ALTERNATIVES)  # then the token itself
+                    # The token itself may follow the most probable tokens.
+                    best = itertools.islice(top.items(), _ALTERNATIVES)
                     others = (
                         f"{visible(other)}\N{NO-BREAK SPACE}{percent(exp(p))}" for other, p in best
                     )
@@ -221,9 +271,10 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
 
 
 def _sampling_controls() -> dict[str, gr.Textbox]:
-    """A field for every numeric sampling option of the endpoint, with the default of the command.
+    """Return a text field for every numeric sampling option of `/v1/completions`.
 
-    Fields of text, because Gradio's fields of numbers send 0 when they are empty.
+    The initial values are the defaults of `SamplingParams`. Gradio's number fields are not used,
+    because they send 0 if they are empty.
     """
     known = ENDPOINTS["/v1/completions"].schema.model_fields
     controls: dict[str, gr.Textbox] = {}
@@ -240,7 +291,9 @@ def _sampling_controls() -> dict[str, gr.Textbox]:
 
 
 def as_number(value: str) -> int | float | str:
-    """A number as typed; another text as it is, for the endpoint to refuse.
+    """Convert a typed text to a number; other texts are returned unchanged for the endpoint.
+
+    The endpoint refuses texts that are not numbers.
 
     >>> as_number("5"), as_number("0.7"), as_number("much"), as_number("")
     (5, 0.7, 'much', '')
@@ -253,15 +306,17 @@ def as_number(value: str) -> int | float | str:
 
 @dataclass(frozen=True)
 class EndpointTab:
-    """The tab of an endpoint: fields of its request, and components that show its answer.
+    """The tab of an endpoint: input fields for its request, and components that show the response.
 
     Args:
-        name: prefix of its texts and element ids; the path is `/v1/` and the name.
-        fields: builds the request's fields, by their names in the schema, with examples.
-        outputs: builds the components that show the answer.
-        show: their values, from the answer's data, the request and the browser.
-        prepare: changes the fields' values before they are sent.
-        unused: fields that a model does not read, which are hidden.
+        name: the name of the endpoint, whose path is `/v1/NAME`. It is also the prefix of the keys
+            in texts.toml and of element ids.
+        fields: builds the input fields with their examples: name in the request schema -> field.
+        outputs: builds the components that show the response.
+        show: returns the values of these components, given the data of the response, the fields
+            that were sent and the request of the browser.
+        prepare: changes the values of the fields before they are sent.
+        unused: returns the fields that a model does not use. They are hidden.
     """
 
     name: str
@@ -272,7 +327,7 @@ class EndpointTab:
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
     def add(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
-        """Build the tab for some models; see `TABS`."""
+        """Build the tab. See `TABS` for the arguments."""
         unused = {name: self.unused(lm) for name, lm in models.items()}
         with gr.Row():
             with gr.Column(scale=2):
@@ -306,10 +361,12 @@ class EndpointTab:
 
 
 def _count(value: int) -> gr.Slider:
+    """Return a slider for the number of results, which starts at `value`."""
     return gr.Slider(1, 20, value, step=1, label=label("count"))
 
 
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
+    """Return the predictions for every mask as a table."""
     columns = ("fill-mask.mask", "token", "fill-mask.probability", "text")
     cells = [
         (
@@ -325,16 +382,18 @@ def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFram
 
 
 def _lines(sent: Json) -> Json:
-    """Each line is a source of its own."""
+    """Split the source into lines, each of which is translated on its own."""
     lines = [line for line in sent["text"].splitlines() if line.strip()]
     return {"text": lines or None, "num_beams": sent["num_beams"] or None}
 
 
 def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
+    """Return the probabilities of all labels, or the score of a regression model."""
     return data[0]["scores"] or f"{data[0]['score']:.4g}"
 
 
 def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
+    """Return the text with highlighted entities (or tags), and a table of all words."""
     words = data[0]["words"]
     cells = [(each["word"], each["tag"], percent(each["score"])) for each in words]
     marked = [(one["start"], one["end"], one["type"]) for one in data[0]["entities"]] or [
@@ -345,7 +404,9 @@ def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, p
 
 
 def spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
-    """The parts of a text with the names of those that are marked by their characters.
+    """Split a text into parts with and without a label, for Gradio's HighlightedText.
+
+    `marked` contains the start, the end (in characters) and the label of each labelled span.
 
     >>> spans("to New York.", [(3, 11, "LOC")])
     [('to ', None), ('New York', 'LOC'), ('.', None)]
@@ -359,6 +420,7 @@ def spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, 
 
 
 def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
+    """Return the context with the best answer highlighted, and a table of all answers."""
     answers, context = data[0]["answers"], sent["context"]
     start, end = answers[0]["start"], answers[0]["end"]
     marked = spans(context, [(start, end, "1")])
@@ -429,7 +491,10 @@ _ANSWER = EndpointTab(
 
 
 def tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """The tokenizers of all models on one text; no weights are loaded for it."""
+    """Build the tab that compares the tokenizers of all models on one text.
+
+    No weights are loaded. See `TABS` for the arguments.
+    """
     source = text_box("tokenize", "text", Examples(registry, models)("text"))
     run = run_button("tokenize")
     named = [pair for name, lm in models.items() for pair in _tokenizers(name, lm).items()]
@@ -471,7 +536,10 @@ def tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
 
 
 def _tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
-    """The tokenizers of a model by their labels: one, or one of sources and one of targets."""
+    """Return the tokenizers of a model: label -> tokenizer.
+
+    There is one tokenizer, or one for sources and one for targets.
+    """
     if lm.source_tokenizer is lm.text_tokenizer:
         return {name: lm.text_tokenizer}
     return {f"{name} (source)": lm.source_tokenizer, f"{name} (target)": lm.text_tokenizer}
@@ -487,7 +555,8 @@ TABS: dict[str, tuple[str, AddTab]] = {
     },
     "/v1/tokenize": ("tokenize", tokenize_tab),
 }
-"""Path of an endpoint -> id and function of its tab.
+"""Path of an endpoint -> the id of its tab and the function that builds the tab.
 
-A function gets the models of the tab, and the event of its first opening, which runs the example.
+The function receives the registry of models, the models of the tab, and the event that occurs when
+the tab is opened for the first time. This event runs the example.
 """
