@@ -22,7 +22,7 @@ def ranked(
     The score is the reward multiplied by its weight. Samples that are answers in a conversation are
     passed to the reward function as messages.
     """
-    samples = [_sample(lm, prompt, request) for request in requests]
+    samples = [_make_sample(lm, prompt, request) for request in requests]
     scores = reward.weight * all_scores([reward], samples)[:, 0]
     return sorted(zip(scores.tolist(), requests, strict=True), key=lambda pair: -pair[0])
 
@@ -41,18 +41,20 @@ def best_and_worst(
         return None
     (_, best), (_, worst) = nonempty[0], nonempty[-1]
     if best.answers:
-        return {"prompt": prompt, "chosen": [_message(best)], "rejected": [_message(worst)]}
+        return {"prompt": prompt, "chosen": [_to_message(best)], "rejected": [_to_message(worst)]}
     return {"prompt": prompt, "chosen": best.text, "rejected": worst.text}
 
 
-def _message(request: GenerationRequest) -> dict[str, str]:
+def _to_message(request: GenerationRequest) -> dict[str, str]:
     """Return the generated text as a message of the assistant."""
     return {"role": "assistant", "content": request.text.strip()}
 
 
-def _sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
+def _make_sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
     """Convert a generated text to the input of a reward function."""
     response, record = request.text.strip(), Record({}, f'the prompt "{prompt}"')
     text = prompt + request.text.rstrip()
-    messages = ({"role": "user", "content": prompt}, _message(request)) if request.answers else ()
+    messages = (
+        ({"role": "user", "content": prompt}, _to_message(request)) if request.answers else ()
+    )
     return Sample(prompt, response, text, record, messages, request.finish_reason == "stop")

@@ -53,7 +53,7 @@ def harness_model(lm: LanguageModel) -> Any:
 
         def generate_until(self, requests: list[Any]) -> list[str]:
             """Return the generated text for each request, up to a stop string."""
-            return [_generated(lm, *request.args) for request in requests]
+            return [_generate_until(lm, *request.args) for request in requests]
 
     return HarnessModel()
 
@@ -130,7 +130,7 @@ def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any
     return manager
 
 
-def _generated(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
+def _generate_until(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
     """Generate the continuation of a context with the generation options of a task.
 
     Raises SpecError if the model cannot generate text.

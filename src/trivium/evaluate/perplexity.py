@@ -21,7 +21,7 @@ from trivium.language_model import LanguageModel
 from trivium.text.symbols import UNSPACED
 
 # The window if the model does not specify a length.
-_WINDOW = 1024
+_DEFAULT_WINDOW = 1024
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Perplexity:
     @property
     def loss(self) -> float:
         """The loss in nats per token, without ends."""
-        return _ratio(self.nats, self.num_tokens)
+        return _divide(self.nats, self.num_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics and the counts as a dict for JSON.
@@ -88,14 +88,14 @@ class Perplexity:
             unit, count = "character", self.num_characters
         figures: dict[str, Any] = {
             "loss": self.loss,
-            f"{kind}_per_token": _exponential(self.loss),
-            f"{kind}_per_{unit}": _exponential(_ratio(self.nats, count)),
-            "bits_per_byte": _ratio(self.nats / math.log(2), self.num_bytes),
-            "bits_per_character": _ratio(self.nats / math.log(2), self.num_characters),
+            f"{kind}_per_token": _bounded_exp(self.loss),
+            f"{kind}_per_{unit}": _bounded_exp(_divide(self.nats, count)),
+            "bits_per_byte": _divide(self.nats / math.log(2), self.num_bytes),
+            "bits_per_character": _divide(self.nats / math.log(2), self.num_characters),
         }
         if self.num_ends:
             total, count = self.nats + self.end_nats, self.num_tokens + self.num_ends
-            figures["loss_with_ends"] = _ratio(total, count)
+            figures["loss_with_ends"] = _divide(total, count)
         names = ("documents", "tokens", "words", "characters", "bytes", "ends", "unknown")
         numbers = {f"num_{name}": getattr(self, f"num_{name}") for name in names}
         if unit == "character":
@@ -103,7 +103,7 @@ class Perplexity:
         return figures | numbers
 
 
-class ScoredRow(NamedTuple):
+class ScoredWindow(NamedTuple):
     """A window of token ids, of which those from the index `first` on are scored.
 
     The last `ends` ids mark the end of a text.
@@ -153,19 +153,19 @@ def perplexity(
             "this model is an encoder-decoder: it predicts an output given an input, and has no "
             "perplexity of a text alone. Evaluate it on pairs, or with few-shot prompts."
         )
-    window = _window(lm, window)
-    stride = max(1, (window or _WINDOW) // 2) if stride is None else stride
+    window = _resolve_window(lm, window)
+    stride = max(1, (window or _DEFAULT_WINDOW) // 2) if stride is None else stride
     if window is not None and not 1 <= stride < window:
         raise TriviumError(
             f"stride is {stride}, but must be at least 1 and less than the window of {window}."
         )
     result = Perplexity(family == "encoder-only", window, None if window is None else stride)
-    rows, score = _causal_rows, _score_causal
+    rows, score = _split_decoder_windows, _score_causal
     if result.pseudo:  # The batch of an encoder contains one window, with each token masked once.
-        rows, score, batch_size = _masked_rows, _score_masked, 1
+        rows, score, batch_size = _split_encoder_windows, _score_masked, 1
     elif window is None:
         score = _score_recurrent
-    scored = (row for ids in _counted(lm, texts, result) for row in rows(lm, ids, window, stride))
+    scored = (row for ids in _encode(lm, texts, result) for row in rows(lm, ids, window, stride))
     # Many windows are sorted by length before they are batched, so that there is little padding.
     while chunk := list(itertools.islice(scored, 16 * batch_size)):
         chunk.sort(key=lambda row: -len(row.ids))
@@ -185,7 +185,7 @@ def rolling_log_probability(lm: LanguageModel, text: str) -> float:
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    size = _window(lm, None)
+    size = _resolve_window(lm, None)
     if lm.spec.family != "decoder-only" or size is None:
         return -perplexity(lm, [text], batch_size=1).nats
     ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
@@ -193,17 +193,17 @@ def rolling_log_probability(lm: LanguageModel, text: str) -> float:
     result = Perplexity()
     windows = get_rolling_token_windows(ids, before, max_seq_len=size, context_len=1)
     for context, continuation in map(make_disjoint_window, windows):
-        row = ScoredRow([*context, *continuation], len(context), 0)
+        row = ScoredWindow([*context, *continuation], len(context), 0)
         _score_causal(lm, [row], result)
     return -result.nats
 
 
-def strided_windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+def iter_windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield (start, first scored index, stop) of windows over `count` tokens.
 
     Each token is scored in exactly one window.
 
-    >>> list(strided_windows(7, 4, 2))
+    >>> list(iter_windows(7, 4, 2))
     [(0, 0, 4), (2, 4, 6), (4, 6, 7)]
     """
     scored = 0
@@ -215,9 +215,9 @@ def strided_windows(count: int, window: int, stride: int) -> Iterator[tuple[int,
             return
 
 
-def _causal_rows(
+def _split_decoder_windows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
-) -> Iterator[ScoredRow]:
+) -> Iterator[ScoredWindow]:
     """Yield the windows of a decoder for a text between its start and end tokens.
 
     If `window` is None, there is one window with the whole text.
@@ -225,56 +225,61 @@ def _causal_rows(
     before, after = bos_or_eos_ids(lm.text_tokenizer), lm.text_tokenizer.suffix_ids
     whole = [*before, *ids, *after]
     unscored, end = max(1, len(before)), len(whole) - len(after)
-    for start, first, stop in strided_windows(len(whole), window or len(whole), stride):
+    for start, first, stop in iter_windows(len(whole), window or len(whole), stride):
         first = max(first, unscored)
         if first < stop:
-            yield ScoredRow(whole[start:stop], first - start, max(0, stop - max(end, first)))
+            yield ScoredWindow(whole[start:stop], first - start, max(0, stop - max(end, first)))
 
 
-def _masked_rows(
+def _split_encoder_windows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
-) -> Iterator[ScoredRow]:
+) -> Iterator[ScoredWindow]:
     """Yield the windows of an encoder for a text. Each window has special tokens around it."""
     assert window is not None
     template = lm.source_template
     capacity = window - template.num_special(paired=False)
     if capacity < 1:
-        raise TriviumError(f"window is {window}: there is only room for the special tokens.")
-    for start, first, stop in strided_windows(len(ids), capacity, min(stride, capacity)):
+        raise TriviumError(
+            f"window is {window}: there is no room for text, only for special tokens."
+        )
+    for start, first, stop in iter_windows(len(ids), capacity, min(stride, capacity)):
         row = [*template.before, *ids[start:stop], *template.after]
-        yield ScoredRow(row, first - start + len(template.before), 0)
+        yield ScoredWindow(row, first - start + len(template.before), 0)
 
 
 @torch.inference_mode()
-def _score_causal(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
+def _score_causal(lm: LanguageModel, rows: Sequence[ScoredWindow], result: Perplexity) -> None:
     """Add the log-probability of each token given the earlier tokens of its window to the result.
 
     Padding has no effect, because it is on the right and no token attends to later tokens.
     """
     ids, _ = pad_rows([row.ids[:-1] for row in rows], lm.module.device)
     for row, states in zip(rows, lm.module(ids)):
-        _add(lm, states[row.first - 1 : len(row.ids) - 1], row.ids[row.first :], row.ends, result)
+        _add_nats(
+            lm, states[row.first - 1 : len(row.ids) - 1], row.ids[row.first :], row.ends, result
+        )
 
 
 @torch.inference_mode()
-def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
+def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredWindow], result: Perplexity) -> None:
     """Add the log-probability of each token given all earlier tokens of its text to the result.
 
-    A text is read in parts of `_WINDOW` tokens. The recurrent state is carried to the next part.
+    A text is read in parts of `_DEFAULT_WINDOW` tokens. The recurrent state is carried from one
+    part to the next.
     """
     for row in rows:
         cache = lm.module.new_cache(1, len(row.ids))
-        for start in range(0, len(row.ids) - 1, _WINDOW):
-            stop = min(start + _WINDOW, len(row.ids) - 1)
+        for start in range(0, len(row.ids) - 1, _DEFAULT_WINDOW):
+            stop = min(start + _DEFAULT_WINDOW, len(row.ids) - 1)
             ids = torch.tensor([row.ids[start:stop]], device=lm.module.device)
             hidden = lm.module(ids, cache=cache)[0]
             first = max(start + 1, row.first)
             ends = max(0, stop + 1 - max(len(row.ids) - row.ends, first))
-            _add(lm, hidden[first - 1 - start :], row.ids[first : stop + 1], ends, result)
+            _add_nats(lm, hidden[first - 1 - start :], row.ids[first : stop + 1], ends, result)
 
 
 @torch.inference_mode()
-def _score_masked(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
+def _score_masked(lm: LanguageModel, rows: Sequence[ScoredWindow], result: Perplexity) -> None:
     """Add the log-probability of each token given all other tokens of its window to the result.
 
     Each token is masked in its own row of a batch.
@@ -283,10 +288,10 @@ def _score_masked(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexi
     for row in rows:
         positions = range(row.first, len(row.ids) - suffix)
         hidden = masked_states(lm, row.ids, positions, None)
-        _add(lm, hidden, row.ids[row.first : positions.stop], 0, result)
+        _add_nats(lm, hidden, row.ids[row.first : positions.stop], 0, result)
 
 
-def _add(
+def _add_nats(
     lm: LanguageModel, hidden: torch.Tensor, targets: list[int], ends: int, result: Perplexity
 ) -> None:
     """Add -log p of M target tokens, given hidden states [M, D], to the sums of the result.
@@ -304,7 +309,7 @@ def _add(
     result.num_ends += ends
 
 
-def _counted(lm: LanguageModel, texts: Iterable[str], result: Perplexity) -> Iterator[list[int]]:
+def _encode(lm: LanguageModel, texts: Iterable[str], result: Perplexity) -> Iterator[list[int]]:
     """Yield the token ids of every text, and add its words, characters and bytes to the result."""
     tokenizer = lm.text_tokenizer
     for text in texts:
@@ -318,7 +323,7 @@ def _counted(lm: LanguageModel, texts: Iterable[str], result: Perplexity) -> Ite
         yield ids
 
 
-def _window(lm: LanguageModel, window: int | None) -> int | None:
+def _resolve_window(lm: LanguageModel, window: int | None) -> int | None:
     """Return the window to use; None for recurrent and n-gram models, which need no window.
 
     Raises TriviumError if the given window is less than 2 or more than the model's positions.
@@ -329,17 +334,17 @@ def _window(lm: LanguageModel, window: int | None) -> int | None:
         return None
     limit = lm.spec.max_length
     if window is None:
-        return lm.max_length or _WINDOW
+        return lm.max_length or _DEFAULT_WINDOW
     if limit is not None and window > limit:
         raise TriviumError(f"window is {window}, but this model has {limit} positions.")
     return window
 
 
-def _ratio(total: float, count: int) -> float:
+def _divide(total: float, count: int) -> float:
     """Divide a sum by a count; NaN if the count is 0."""
     return total / count if count else math.nan
 
 
-def _exponential(value: float) -> float:
+def _bounded_exp(value: float) -> float:
     """Return exp(value); infinity instead of an overflow error."""
     return math.exp(value) if value < 709 else math.inf

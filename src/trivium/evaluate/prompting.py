@@ -79,10 +79,10 @@ def fill_prompts(
         DataError: no questions, a missing column, an answer that is not an option, or too few
             examples.
     """
-    questions = _questions(records, template, options)
+    questions = _make_questions(records, template, options)
     if not questions:
         raise DataError("The data contains no questions.")
-    pool = questions if examples is None else _questions(examples, template, options)
+    pool = questions if examples is None else _make_questions(examples, template, options)
     count = len(pool) - 1 if examples is None else len(pool)  # without the question itself
     if not 0 <= shots <= count:
         raise DataError(f"{shots} shots, but there are only {count} examples.")
@@ -95,10 +95,10 @@ def fill_prompts(
         yield question, "\n\n".join([*head, *solved, question.before])
 
 
-def _questions(
+def _make_questions(
     records: Iterable[Record], template: str | None, words: Sequence[str]
 ) -> list[PromptQuestion]:
-    """Convert records to questions. See `fill_prompts`, where `words` is called `options`."""
+    """Convert records to questions. `words` are the `options` of `fill_prompts`."""
     rows, questions = list(records), []
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
     for record, column in zip(rows, answers):
@@ -109,22 +109,22 @@ def _questions(
     labels = sorted({str(record[column]) for record, column in zip(rows, answers)})
     for record, column in zip(rows, answers):
         listed, answer = record.columns.get("options"), str(record[column])
-        choices = _choices(record, listed) if listed else ()
+        choices = _read_choices(record, listed) if listed else ()
         usual = labels if column.lower() == "label" else ()
         options = tuple(map(str, choices or words or usual))
         if options:
-            answer = _option(record, column, options, is_index=bool(choices))
+            answer = _find_option(record, column, options, is_index=bool(choices))
         columns = [name for name in record if name not in (column, listed)]
         lines = [f"{name.capitalize()}: {{{name}}}" for name in columns]
         text = template or "\n".join([*lines, "Answer: {answer}"])
         if text.count("{answer}") != 1:
             raise DataError(f"the template {template!r} must have {{answer}} in it once.")
-        before, after = (_fill(part, record) for part in text.split("{answer}"))
+        before, after = (_fill_template(part, record) for part in text.split("{answer}"))
         questions.append(PromptQuestion(before, after, answer, options, record.where))
     return questions
 
 
-def _choices(record: Record, column: str) -> list[Any]:
+def _read_choices(record: Record, column: str) -> list[Any]:
     """Return the list of choices in a column. In a CSV or TSV table, the list is written as JSON.
 
     Raises DataError if the value is not a list.
@@ -137,7 +137,7 @@ def _choices(record: Record, column: str) -> list[Any]:
     return choices
 
 
-def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
+def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
     """Return the option that the answer in a column refers to.
 
     `is_index` says that an integer is always the index of an option. The cells of a table have no
@@ -161,7 +161,7 @@ def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: 
     return options[number]
 
 
-def _fill(template: str, record: Record) -> str:
+def _fill_template(template: str, record: Record) -> str:
     """Replace every {column} in a template by the value of the column in the record."""
     return re.sub(r"\{([^{}]+)\}", lambda name: str(record.value(name[1])), template)
 
@@ -236,12 +236,12 @@ def few_shot(
         progress(len(rows))
     accuracy = sum(row["right"] for row in rows) / len(rows)
     majority = max(Counter(question.answer for question, _ in prompts).values()) / len(rows)
-    low, high = _wilson(accuracy, len(rows))
+    low, high = _wilson_interval(accuracy, len(rows))
     values = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
     return Metrics(values | {"majority": majority}).with_examples(rows)
 
 
-def _wilson(fraction: float, count: int) -> tuple[float, float]:
+def _wilson_interval(fraction: float, count: int) -> tuple[float, float]:
     """Return the 95 % confidence interval (Wilson 1927) of a fraction of `count` cases."""
     squared = 1.96**2 / count
     center = fraction + squared / 2

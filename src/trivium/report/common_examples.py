@@ -12,17 +12,17 @@ from trivium.messages import translated
 from trivium.report.run_files import RunFiles
 
 # The keys that a run adds to an example in predictions.jsonl. All other keys identify the example.
-_ANSWERS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
-_RIGHT = ("label", "tags", "answers", "target")
+_PREDICTION_KEYS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
+_TARGET_KEYS = ("label", "tags", "answers", "target")
 
 
-def common_examples(runs: Sequence[RunFiles]) -> list[str]:
+def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
     """Return sentences that warn of different validation examples in fine-tuned runs.
 
     They contain the metrics of all runs on the examples that the runs have in common. The list is
     empty if all runs have the same examples, or if the predictions of a run are unknown.
     """
-    rows = [{_content(row): row for row in run.predictions} for run in runs]
+    rows = [{_example_key(row): row for row in run.predictions} for run in runs]
     common = set(rows[0]).intersection(*rows[1:])
     if not all(rows) or all(len(examples) == len(common) for examples in rows):
         return []
@@ -30,7 +30,7 @@ def common_examples(runs: Sequence[RunFiles]) -> list[str]:
         return [translated("comparison.no_common_examples")]
     sizes = ", ".join(f"{run.name}: {len(examples):,}" for run, examples in zip(runs, rows))
     sentences = [translated("comparison.common_examples", count=len(common), sizes=sizes)]
-    values = [_metric([examples[key] for key in sorted(common)]) for examples in rows]
+    values = [_compute_metric([examples[key] for key in sorted(common)]) for examples in rows]
     if all(values):
         shown = ", ".join(f"{run.name} {value}" for run, value in zip(runs, values))
         sentences.append(
@@ -39,17 +39,17 @@ def common_examples(runs: Sequence[RunFiles]) -> list[str]:
     return sentences
 
 
-def _content(row: Mapping[str, Any]) -> str:
+def _example_key(row: Mapping[str, Any]) -> str:
     """Return the text and the correct answer of an example as JSON, to identify the example."""
-    return json.dumps({k: v for k, v in row.items() if k not in _ANSWERS}, sort_keys=True)
+    return json.dumps({k: v for k, v in row.items() if k not in _PREDICTION_KEYS}, sort_keys=True)
 
 
-def _metric(rows: Sequence[Mapping[str, Any]]) -> str:
+def _compute_metric(rows: Sequence[Mapping[str, Any]]) -> str:
     """Compute a metric from the rows of predictions.jsonl. Returns its name and value as a string.
 
     The string is empty if the metric of the task cannot be computed from predictions alone.
     """
-    key = next((key for key in _RIGHT if key in rows[0]), None)
+    key = next((key for key in _TARGET_KEYS if key in rows[0]), None)
     if key is None or any("predicted" not in row or key not in row for row in rows):
         return ""
     right, predicted = ([row[name] for row in rows] for name in (key, "predicted"))

@@ -9,7 +9,7 @@ from trivium.config import flatten_keys
 from trivium.report.run_files import RunFiles
 
 
-def run_names(runs: Sequence[RunFiles]) -> list[str]:
+def name_runs(runs: Sequence[RunFiles]) -> list[str]:
     """Return the folder names of the runs. If two names are equal, returns the paths instead."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
@@ -34,15 +34,15 @@ def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     have the same keys. Missing values are None, and keys without any value are left out.
     """
     rows: list[dict[str, Any]] = []
-    for name, run in zip(run_names(runs), runs, strict=True):
+    for name, run in zip(name_runs(runs), runs, strict=True):
         metrics = run.validation_metrics
         bits = run.bits_per_byte(metrics["loss"]) if "loss" in metrics else None
         row = {"run": name, "folder": str(run.folder), "model": run.model}
-        row |= {"objective": run.objective, "parameters": run.fact("num_parameters")}
-        row |= {size: run.last(size) for size in ("step", "tokens")}
+        row |= {"objective": run.objective, "parameters": run.metadata_number("num_parameters")}
+        row |= {size: run.last_number(size) for size in ("step", "tokens")}
         row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
         row |= {"train_loss": [None, *(loss for _, loss in run.series("train_loss"))][-1]}
-        rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last("seconds")})
+        rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last_number("seconds")})
     known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
     different = different_settings(runs)
     settings = [{key: different[key][index] for key in different} for index in range(len(runs))]

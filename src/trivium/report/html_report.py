@@ -18,9 +18,9 @@ from trivium.errors import CheckpointError
 from trivium.files import write_file
 from trivium.messages import terminal_language, translated
 from trivium.progress import format_duration
-from trivium.report.common_table import different_settings, run_names
-from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
-from trivium.report.run_files import Points, RunFiles, number, read_run
+from trivium.report.common_table import different_settings, name_runs
+from trivium.report.ranking import describe_differences, format_ranking, have_same_text, rank_runs
+from trivium.report.run_files import Points, RunFiles, read_run, to_float
 from trivium.report.summary import summarize, text_summary
 from trivium.text import Tokenizer
 
@@ -61,28 +61,31 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         title=run.name,
         run=run,
         summary=summary,
-        loss_chart=line_chart(
+        loss_chart=make_line_chart(
             translated("report.loss_in_unit", unit=run.unit), losses, levels=run.baselines
         ),
-        metric_chart=_metric_chart(run),
+        metric_chart=_make_metric_chart(run),
         training_charts=[
-            *(line_chart(name, {name: run.series(f"train_{name}")}) for name in run.step_terms),
-            line_chart(
+            *(
+                make_line_chart(name, {name: run.series(f"train_{name}")})
+                for name in run.step_terms
+            ),
+            make_line_chart(
                 translated("report.learning_rate"), {"lr": run.series("lr")}, from_zero=True
             ),
-            line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
-            line_chart(
+            make_line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
+            make_line_chart(
                 translated("report.gradient_norm"),
                 {translated("report.norm"): run.series("grad_norm")},
             ),
         ],
-        confusion=confusion_matrix(run.evaluation),
-        coverage_chart=line_chart(
+        confusion=make_confusion_matrix(run.evaluation),
+        coverage_chart=make_line_chart(
             translated("report.accuracy_by_coverage"),
             {accuracy: [one[1:] for one in points]},
             x_label="coverage",
         ),
-        tokenizers=_tokenizers(run),
+        tokenizers=_describe_tokenizers(run),
     )
 
 
@@ -97,7 +100,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     if len(run_folders) < 2:
         raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
     runs = [read_run(folder) for folder in run_folders]
-    names, summaries = run_names(runs), [summarize(run) for run in runs]
+    names, summaries = name_runs(runs), [summarize(run) for run in runs]
     levels = runs[0].baselines if have_same_text(runs) else {}
 
     def chart(
@@ -109,7 +112,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         zero = key == "tokens_per_second"
         title = translated("comparison.over_axis", title=title, axis=translated(f"axis.{over}"))
         title += f", {only}" if len(chosen) < len(runs) else ""
-        return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
+        return make_line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     charts = []
     metrics = {run.metric for run in runs}
@@ -131,7 +134,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         title=translated("comparison.title", count=len(runs)),
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
-        warnings=incomparable(runs),
+        warnings=describe_differences(runs),
         settings=different_settings(runs),
         charts=charts,
     )
@@ -145,37 +148,38 @@ def text_report(run_folders: Sequence[str | Path]) -> str:
     runs = [read_run(folder) for folder in run_folders]
     if len(runs) == 1:
         return text_summary(runs[0])
-    names, colon = run_names(runs), translated("join.colon")
+    names, colon = name_runs(runs), translated("join.colon")
     texts = [f"{name}{colon}{summarize(run).verdict}" for name, run in zip(names, runs)]
-    texts += [text_ranking(ranking) for ranking in rank_runs(runs, names)]
-    return "\n\n".join([*texts, *incomparable(runs)])
+    texts += [format_ranking(ranking) for ranking in rank_runs(runs, names)]
+    return "\n\n".join([*texts, *describe_differences(runs)])
 
 
-def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
+def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
     """Return the chart of a task's main metric, or of the accuracies logged with loss terms."""
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
-        return line_chart(
+        return make_line_chart(
             translated("report.accuracy"), {name: run.series(f"valid_{name}") for name in names}
         )
-    limit, total = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
-    measured = run.fact("metric_examples") or 0
+    limit = run.metadata_number("eval_examples") or 0
+    total = run.metadata_number("valid_examples") or 0
+    measured = run.metadata_number("metric_examples") or 0
     title = translated("report.metric_on_examples", metric=metric)
     if 0 < limit < total:
         title = translated("report.metric_on_some_examples", metric=metric, count=measured)
-    return line_chart(title, {metric: run.series(f"valid_{metric}")})
+    return make_line_chart(title, {metric: run.series(f"valid_{metric}")})
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value for a table; numbers get thousands separators."""
-    value_number = number(value)
+    value_number = to_float(value)
     if value_number is None:
         return str(value)
     return f"{value_number:,.0f}" if value_number.is_integer() else f"{value_number:,.4f}"
 
 
-def line_chart(
+def make_line_chart(
     title: str,
     series: Mapping[str, Points],
     *,
@@ -197,7 +201,7 @@ def line_chart(
     lines = []
     for color, (name, points) in enumerate(series.items()):
         if points:
-            xs, ys = zip(*thin(points), strict=True)
+            xs, ys = zip(*thin_curve(points), strict=True)
             lines.append({"name": name, "x": xs, "y": ys, "color": color % 8})
     if not lines:
         return None
@@ -210,12 +214,12 @@ def line_chart(
     }
 
 
-def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
+def thin_curve(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
     """Reduce a curve to at most `most` points. The first and the last point are unchanged.
 
     The other points are averaged in groups of (almost) equal size.
 
-    >>> thin([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
+    >>> thin_curve([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
     [(0, 1), (1.5, 3.0), (3, 5)]
     """
     if len(points) <= most:
@@ -224,7 +228,7 @@ def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
     return [points[0], *(tuple(group.mean(axis=0).tolist()) for group in groups), points[-1]]
 
 
-def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
+def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     """Return the confusion matrix for the template; None if the evaluation has none.
 
     Each cell is a tuple: the count, the fraction of the row's total, and whether the cell is on the
@@ -244,17 +248,19 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     return {"labels": [labels[label] for label in kept], "rows": rows, "total": len(labels)}
 
 
-def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Return the statistics of each tokenizer of a run: heading -> `token_statistics`."""
+def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each tokenizer of a run: heading -> `compute_token_statistics`."""
     own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
     if run.source_tokenizer is not None:
         own = translated("report.target_tokenizer")
         tokenizers[translated("report.source_tokenizer")] = run.source_tokenizer
     tokenizers[own] = run.tokenizer
-    return {title: token_statistics(one) for title, one in tokenizers.items() if one is not None}
+    return {
+        title: compute_token_statistics(one) for title, one in tokenizers.items() if one is not None
+    }
 
 
-def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
+def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return statistics of a vocabulary: sizes, tokens by length in characters, and examples.
 
     Lengths above 13 count as 13, and tokens that are only part of a character count as 0.
@@ -275,7 +281,7 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            translated("report.special_tokens"): _clipped(
+            translated("report.special_tokens"): _clip_tokens(
                 [tokenizer.tokens[i] for i in tokenizer.special_ids]
             ),
             translated("report.example_tokens"): tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
@@ -285,7 +291,7 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _clipped(tokens: list[str]) -> list[str]:
+def _clip_tokens(tokens: list[str]) -> list[str]:
     """Shorten a long list of tokens, such as the 100 sentinel tokens of T5, for display."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:
@@ -293,10 +299,10 @@ def _clipped(tokens: list[str]) -> list[str]:
     return [*tokens[:_NUM_EXAMPLE_TOKENS], translated("report.more_tokens", count=more)]
 
 
-def short(value: float) -> str:
-    """Format a number with about four digits and a unit prefix.
+def format_short(value: float) -> str:
+    """Format a number with about four digits; large numbers get the suffix k, M or G.
 
-    >>> short(12500), short(2.5), short(0.0003)
+    >>> format_short(12500), format_short(2.5), format_short(0.0003)
     ('12.5k', '2.5', '0.0003')
     """
     for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
@@ -314,7 +320,7 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
     sources = " ".join(f"'sha256-{one}'" for one in hashes)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {sources}"
     style = vendor_style + own_style
-    page = _environment().get_template(template)
+    page = _make_environment().get_template(template)
     path.parent.mkdir(parents=True, exist_ok=True)
     values["language"] = terminal_language()
     write_file(path, page.render(scripts=scripts, style=style, policy=policy, **values))
@@ -322,7 +328,7 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _make_environment() -> jinja2.Environment:
     """Return the Jinja environment of the templates with its filters and translations."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -332,7 +338,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     pretty = functools.partial(json.dumps, indent=2, ensure_ascii=False)
-    environment.filters |= {"short": short, "duration": format_duration, "number": number}
-    environment.filters |= {"shown": _shown, "pretty": pretty}
+    environment.filters |= {"short": format_short, "duration": format_duration}
+    environment.filters |= {"number": to_float, "shown": _format_value, "pretty": pretty}
     environment.globals["_"] = translated
     return environment

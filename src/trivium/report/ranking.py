@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from trivium.messages import display_width, padded, translated, translated_english
 from trivium.progress import format_duration
-from trivium.report.common_examples import common_examples
-from trivium.report.run_files import Points, RunFiles, number
+from trivium.report.common_examples import compare_common_examples
+from trivium.report.run_files import Points, RunFiles, to_float
 
 # Budgets in minutes and tokens are checked only after a step. Therefore the losses of a run count
 # up to this multiple of the shortest run's budget.
@@ -72,21 +72,21 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The title: the objective and the point of training at which the runs are compared."""
-        after = self.shown(self.limit)
+        """The title: the objective, and the point of training at which the runs are compared."""
+        after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
     def note(self) -> str:
-        """A sentence that says that the runs had different budgets; empty if they are equal."""
+        """A sentence about the different training budgets of the runs; empty if they are equal."""
         if not self.budgets:
             return ""
         budgets = translated("join.comma").join(self.budgets)
         return translated(
-            "comparison.different_budgets", budgets=budgets, time=self.shown(self.limit)
+            "comparison.different_budgets", budgets=budgets, time=self.format_point(self.limit)
         )
 
-    def shown(self, at: float) -> str:
+    def format_point(self, at: float) -> str:
         """Format a point of training: a step, a number of tokens or a time, depending on `axis`."""
         if self.axis == "seconds":
             return format_duration(at)
@@ -95,13 +95,13 @@ class Ranking:
         )
 
 
-def incomparable(runs: Sequence[RunFiles]) -> list[str]:
+def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
     """Return sentences that warn of differences between runs that make them hard to compare.
 
     Runs may differ in the objective, in the metrics of the evaluation or in the validation
     examples.
     """
-    objectives = dict.fromkeys(_objective(run) for run in runs)
+    objectives = dict.fromkeys(_objective_name(run) for run in runs)
     translated_notes = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
     notes = dict.fromkeys(map(translated("join.semicolon").join, translated_notes))
     sentences = []
@@ -114,13 +114,13 @@ def incomparable(runs: Sequence[RunFiles]) -> list[str]:
             translated("comparison.different_metrics", notes=" / ".join(filter(None, notes)))
         )
     if len(runs) > 1 and len(objectives) == 1 and all(run.evaluation for run in runs):
-        sentences += common_examples(runs)
+        sentences += compare_common_examples(runs)
     return sentences
 
 
 def have_same_text(runs: Sequence[RunFiles]) -> bool:
     """Return whether runs have the same text and tokenizer, and therefore equal unigram losses."""
-    unigram = [run.fact("unigram_loss") or math.nan for run in runs]
+    unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
 
 
@@ -129,24 +129,24 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.series("valid_loss") and run.metric is None:
-            groups.setdefault(_objective(run), []).append((name, run))
-    return [_rank(objective, group) for objective, group in groups.items() if len(group) > 1]
+            groups.setdefault(_objective_name(run), []).append((name, run))
+    return [_rank_group(objective, group) for objective, group in groups.items() if len(group) > 1]
 
 
-def _objective(run: RunFiles) -> str:
+def _objective_name(run: RunFiles) -> str:
     """Return the objective of a run, with one name for all objectives of next-token prediction."""
     return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
-def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
+def _rank_group(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     """Return the ranking of (name, run) pairs with the same objective."""
-    budgets = [_budget(run) for _, run in group]
+    budgets = [_find_budget(run) for _, run in group]
     kinds = {kind for kind, _ in budgets}
     axis = {"steps": "step", "minutes": "seconds"}.get(*kinds) if len(kinds) == 1 else None
     axis = axis or "tokens"
-    limit = min(_losses(run, axis)[-1][0] for _, run in group)
+    limit = min(_validation_losses(run, axis)[-1][0] for _, run in group)
     same_text = have_same_text([run for _, run in group])
-    lines = [_line(name, run, axis, limit) for name, run in group]
+    lines = [_make_entry(name, run, axis, limit) for name, run in group]
     if same_text:
         _, run = group[0]
         for label, loss in run.baselines.items():
@@ -161,26 +161,26 @@ def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     return Ranking(objective, axis, limit, ranked, same_text, differ)
 
 
-def _budget(run: RunFiles) -> tuple[str, float]:
+def _find_budget(run: RunFiles) -> tuple[str, float]:
     """Return the recipe key in `[train]` that limits the length of a run, and its value."""
-    sizes = {name: number(run.setting("train", name)) for name in _BUDGETS}
+    sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
-def _line(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
+def _make_entry(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
     """Return the entry of a run in a ranking, with its best validation loss up to `limit`.
 
     If the first evaluation was after the limit, its loss is used. The place is not set yet.
     """
-    points = _losses(run, axis)
+    points = _validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE
     in_time = [(loss, at) for at, loss in points if at <= most]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
-    parameters = run.fact("num_parameters")
+    parameters = run.metadata_number("num_parameters")
     return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 
-def _losses(run: RunFiles, axis: str) -> Points:
+def _validation_losses(run: RunFiles, axis: str) -> Points:
     """Return the validation losses of a run over steps, tokens or seconds.
 
     The seconds of an evaluation are taken before it started, so they exclude its own duration.
@@ -190,13 +190,13 @@ def _losses(run: RunFiles, axis: str) -> Points:
     seconds: dict[float, float] = {}
     for key in ("valid_loss", "train_loss"):  # training records are written before evaluations
         for record in run.metrics:
-            step, time = number(record.get("step")), number(record.get("seconds"))
+            step, time = to_float(record.get("step")), to_float(record.get("seconds"))
             if key in record and step is not None and time is not None:
                 seconds[step] = time
     return [(seconds.get(step, step), loss) for step, loss in run.series("valid_loss")]
 
 
-def text_ranking(ranking: Ranking) -> str:
+def format_ranking(ranking: Ranking) -> str:
     """Return a ranking as plain text."""
     width = max(display_width(line.name) for line in ranking.lines)
     nats, per_byte = translated("unit.nats_per_token"), translated("unit.bits_per_byte")

@@ -34,7 +34,7 @@ class _Sample(_Shape):
     output: str
 
 
-class _ShownRow(_Shape):
+class _BatchRow(_Shape):
     """A row of the first batch in run.json: (token, label, color) triples and a caption."""
 
     caption: str
@@ -45,7 +45,7 @@ class _Metadata(_Shape):
     """The contents of run.json."""
 
     samples: list[_Sample] | None = None
-    first_batch: list[_ShownRow] | None = None
+    first_batch: list[_BatchRow] | None = None
 
 
 class _Response(_Shape):
@@ -153,15 +153,15 @@ class RunFiles:
 
     def series(self, key: str, *, over: str = "step") -> Points:
         """Return the curve of a logged value: (x, y) points, with x from the key `over`."""
-        return curve(self.metrics, key, over)
+        return extract_curve(self.metrics, key, over)
 
-    def fact(self, key: str) -> float | None:
+    def metadata_number(self, key: str) -> float | None:
         """Return a number from run.json; None if it is missing."""
-        return number(self.metadata.get(key))
+        return to_float(self.metadata.get(key))
 
-    def last(self, key: str) -> float | None:
+    def last_number(self, key: str) -> float | None:
         """Return a number from the last record of metrics.jsonl; None if it is missing."""
-        return number(self.metrics[-1].get(key))
+        return to_float(self.metrics[-1].get(key))
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -169,7 +169,7 @@ class RunFiles:
         speeds = [speed for _, speed in self.series("tokens_per_second")]
         return statistics.median(speeds) if speeds else None
 
-    def setting(self, section: str, key: str) -> Any:
+    def recipe_value(self, section: str, key: str) -> Any:
         """Return the value of a recipe key in a section; None if it is missing."""
         table = self.recipe.get(section)
         return table.get(key) if isinstance(table, dict) else None
@@ -177,7 +177,9 @@ class RunFiles:
     @property
     def model(self) -> str:
         """The preset of the model, or else the model whose weights initialized the run."""
-        return str(self.setting("model", "preset") or self.setting("model", "init_from") or "")
+        return str(
+            self.recipe_value("model", "preset") or self.recipe_value("model", "init_from") or ""
+        )
 
     @property
     def objective(self) -> str:
@@ -196,7 +198,7 @@ class RunFiles:
 
         Returns None if the loss does not cover every token of the text.
         """
-        per_token = self.fact("bytes_per_token")
+        per_token = self.metadata_number("bytes_per_token")
         if not per_token or not self.predicts_next_token:
             return None
         return loss / math.log(2) / per_token
@@ -246,7 +248,7 @@ class RunFiles:
     def score(self) -> float | None:
         """The value of the main metric in the final evaluation; None if there is none."""
         values = self.evaluation.get("values")
-        return number(values.get(self.metric)) if isinstance(values, dict) else None
+        return to_float(values.get(self.metric)) if isinstance(values, dict) else None
 
     @property
     def validation_metrics(self) -> dict[str, float]:
@@ -257,19 +259,19 @@ class RunFiles:
         evaluation are used.
         """
         records = [row for row in self.metrics if any(key.startswith("valid_") for key in row)]
-        kept = [row for row in records if row.get("step") == self.fact("weights_step")]
+        kept = [row for row in records if row.get("step") == self.metadata_number("weights_step")]
         record = [{}, *records, *kept][-1]
         measured = {
             key.removeprefix("valid_"): record[key] for key in record if key[:6] == "valid_"
         }
         final = self.evaluation.get("values") or {}
         values = (final | measured | final).items()
-        return {name: one for name, value in values if (one := number(value)) is not None}
+        return {name: one for name, value in values if (one := to_float(value)) is not None}
 
     @property
     def baselines(self) -> dict[str, float]:
         """The loss of the unigram baseline in nats per token: label -> loss; empty if unknown."""
-        loss = self.fact("unigram_loss")
+        loss = self.metadata_number("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}
 
 
@@ -315,19 +317,19 @@ def read_run(folder: str | Path) -> RunFiles:
     return run
 
 
-def number(value: object) -> float | None:
+def to_float(value: object) -> float | None:
     """Return a finite number as a float, and None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
+def extract_curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
     """Return the points (record[over], record[key]) of all records where both are finite numbers.
 
     Other records are skipped.
     """
-    pairs = ((number(record.get(over)), number(record.get(key))) for record in records)
+    pairs = ((to_float(record.get(over)), to_float(record.get(key))) for record in records)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trivium.messages import display_width, padded, translated, translated_english
-from trivium.report.run_files import RunFiles, number
+from trivium.report.run_files import RunFiles, to_float
 
 # In nats. A model that is closer than this to the unigram baseline has learned little more than
 # the frequencies of tokens.
@@ -68,15 +68,15 @@ class Summary:
 
 def summarize(run: RunFiles) -> Summary:
     """Summarize the results of a run."""
-    evaluations = tuple(_evaluations(run))
-    best = min(evaluations, key=lambda point: _rank(run, point), default=None)
+    evaluations = tuple(_list_evaluations(run))
+    best = min(evaluations, key=lambda point: _sort_key(run, point), default=None)
     train = [loss for _, loss in run.series("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
-        sentences, stuck = _task_verdict(run, run.metric, evaluations, best)
+        sentences, stuck = _judge_task(run, run.metric, evaluations, best)
     else:
-        sentences, stuck = _verdict(run, evaluations, best, loss)
-    sentences += [_unknown_tokens(run), *_warnings(run), _how_far(run)]
+        sentences, stuck = _judge_pretraining(run, evaluations, best, loss)
+    sentences += [_describe_unknown_tokens(run), *_list_warnings(run), _describe_progress(run)]
     verdict = translated("join.space").join(filter(None, sentences))  # Chinese has no space there
     return Summary(evaluations, best, loss, verdict, stuck)
 
@@ -84,7 +84,7 @@ def summarize(run: RunFiles) -> Summary:
 def text_summary(run: RunFiles) -> str:
     """Return the summary of a run as plain text: a table of evaluations and the verdict."""
     summary, metric, unit = summarize(run), run.metric, run.unit
-    best, unigram = summary.best, run.fact("unigram_loss")
+    best, unigram = summary.best, run.metadata_number("unigram_loss")
     columns = ("step", "training_loss", "validation_loss")
     head = [translated(f"report.{one}") for one in columns]
     head += [metric] if metric else []
@@ -121,7 +121,7 @@ def text_summary(run: RunFiles) -> str:
     return "\n".join(lines)
 
 
-def _warnings(run: RunFiles) -> Iterator[str]:
+def _list_warnings(run: RunFiles) -> Iterator[str]:
     """Yield a sentence for each warning logged in training, and a sentence about skipped steps."""
     for record in run.metrics:
         if "warning" in record:
@@ -132,17 +132,17 @@ def _warnings(run: RunFiles) -> Iterator[str]:
         yield translated("verdict.skipped_steps", count=skipped)
 
 
-def _how_far(run: RunFiles) -> str:
+def _describe_progress(run: RunFiles) -> str:
     """Return a sentence about the progress of an unfinished run; empty for a finished run."""
     if not run.unfinished:
         return ""
-    step, steps = run.last("step") or 0, run.setting("train", "steps")
+    step, steps = run.last_number("step") or 0, run.recipe_value("train", "steps")
     if steps:
         return translated("verdict.unfinished_of", step=step, steps=steps)
     return translated("verdict.unfinished", step=step)
 
 
-def _majority_label(run: RunFiles) -> tuple[str, float] | None:
+def _find_majority_label(run: RunFiles) -> tuple[str, float] | None:
     """Return the most frequent label of the validation examples and its fraction, if known."""
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
     if not labels or not counts or len(labels) != len(counts):
@@ -151,20 +151,20 @@ def _majority_label(run: RunFiles) -> tuple[str, float] | None:
     return str(labels[sizes.index(max(sizes))]), max(sizes) / max(1, sum(sizes))
 
 
-def _evaluations(run: RunFiles) -> list[EvaluationPoint]:
+def _list_evaluations(run: RunFiles) -> list[EvaluationPoint]:
     """Return the evaluations of a run, from the records of metrics.jsonl."""
     points: list[EvaluationPoint] = []
     train: float | None = None
     for record in run.metrics:
-        train = number(record.get("train_loss")) or train
-        step, valid = number(record.get("step")), number(record.get("valid_loss"))
-        metric = number(record.get(f"valid_{run.metric}"))
+        train = to_float(record.get("train_loss")) or train
+        step, valid = to_float(record.get("step")), to_float(record.get("valid_loss"))
+        metric = to_float(record.get(f"valid_{run.metric}"))
         if step is not None and (valid, metric) != (None, None):
             points.append(EvaluationPoint(int(step), train, valid, metric))
     return points
 
 
-def _rank(run: RunFiles, point: EvaluationPoint) -> float:
+def _sort_key(run: RunFiles, point: EvaluationPoint) -> float:
     """Return the sort key of an evaluation, which is smallest for the best evaluation.
 
     Evaluations are compared by the main metric, or by the validation loss if there is no metric.
@@ -174,7 +174,7 @@ def _rank(run: RunFiles, point: EvaluationPoint) -> float:
     return -point.metric if run.higher_is_better else point.metric
 
 
-def _task_verdict(
+def _judge_task(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
 ) -> tuple[list[str], bool]:
     """Return sentences about the main metric of a task, and whether the model is stuck.
@@ -185,7 +185,8 @@ def _task_verdict(
     if run.score is None:
         value = translated("verdict.not_measured") if best.metric is None else f"{best.metric:.4f}"
         return [translated("verdict.so_far", metric=metric, value=value, step=best.step)], False
-    examples = number(run.evaluation.get("num_examples")) or run.fact("valid_examples")
+    examples = to_float(run.evaluation.get("num_examples"))
+    examples = examples or run.metadata_number("valid_examples")
     result, count = f"{metric} {run.score:.4f}", len(evaluations)
     if metric.endswith("bleu"):
         result += f" ({100 * run.score:.1f} BLEU)"
@@ -198,8 +199,8 @@ def _task_verdict(
     # A reward can be any number, so a small one does not mean that nothing was learned.
     if run.higher_is_better and metric != "reward" and run.score < least:
         nothing = translated("verdict.nothing_learned", result=result)
-        return [nothing, _task_advice(run)], True
-    majority = _majority_label(run)
+        return [nothing, _suggest_task_changes(run)], True
+    majority = _find_majority_label(run)
     if metric != "accuracy" or majority is None:
         return [translated("verdict.result", result=result)], False
     label, share = majority
@@ -207,19 +208,19 @@ def _task_verdict(
         better = translated("verdict.above_majority", result=result, label=label, share=share)
         return [better], False
     no_better = translated("verdict.below_majority", result=result, label=label, share=share)
-    return [no_better, _task_advice(run)], True
+    return [no_better, _suggest_task_changes(run)], True
 
 
-def _task_advice(run: RunFiles) -> str:
+def _suggest_task_changes(run: RunFiles) -> str:
     """Return a sentence that advises what to try for a stuck fine-tuning run."""
-    if _unknown_tokens(run):
+    if _describe_unknown_tokens(run):
         return translated("verdict.try_other_tokenizer")
     budgets = ("minutes", "tokens", "steps")
-    budget = next((key for key in budgets if run.setting("train", key)), "epochs")
+    budget = next((key for key in budgets if run.recipe_value("train", key)), "epochs")
     return translated("verdict.try_more_examples", budget=budget)
 
 
-def _unknown_tokens(run: RunFiles) -> str:
+def _describe_unknown_tokens(run: RunFiles) -> str:
     """Return a sentence that warns of many unknown tokens in the text; empty if there are few."""
     shares = (run.metadata.get("unknown_shares") or {}).items()
     unknown = [
@@ -232,7 +233,7 @@ def _unknown_tokens(run: RunFiles) -> str:
     return translated("verdict.unknown_tokens", shares=", ".join(unknown))
 
 
-def _verdict(
+def _judge_pretraining(
     run: RunFiles,
     evaluations: tuple[EvaluationPoint, ...],
     best: EvaluationPoint | None,
@@ -246,12 +247,12 @@ def _verdict(
         return [translated("verdict.no_loss")], False
     if best is not None:
         measured = "verdict.validation_loss"
-    elif run.fact("valid_tokens") or run.fact("valid_examples"):
+    elif run.metadata_number("valid_tokens") or run.metadata_number("valid_examples"):
         measured = "verdict.training_loss_not_evaluated"
     else:
         measured = "verdict.training_loss_nothing_held_out"
     result = translated(measured, loss=loss)
-    unigram, worse = run.fact("unigram_loss"), _worse_since(best, evaluations)
+    unigram, worse = run.metadata_number("unigram_loss"), _describe_overfitting(best, evaluations)
     if unigram is None:
         return [translated("verdict.result", result=result), worse], False
     below = unigram - loss
@@ -264,11 +265,13 @@ def _verdict(
         words = "verdict.no_better_than_unigram"
     else:
         words = "verdict.above_unigram"
-    advice = "" if worse or run.unfinished else _advice(run)
+    advice = "" if worse or run.unfinished else _suggest_changes(run)
     return [translated(words, result=result, unigram=unigram), worse, advice], True
 
 
-def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
+def _describe_overfitting(
+    best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]
+) -> str:
     """Return a sentence if the last loss is clearly worse than the best one; otherwise empty.
 
     The sentence says whether the model overfits or the training loss rises, too.
@@ -284,19 +287,19 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
     return translated(words, loss=last.valid_loss, step=best.step)
 
 
-def _advice(run: RunFiles) -> str:
+def _suggest_changes(run: RunFiles) -> str:
     """Return a sentence that advises what to try for a stuck pretraining run.
 
     The cheapest measures come first. Measures that the run already uses are left out.
     """
     advice = [translated("verdict.longer_run")]
-    lr = number(run.setting("optimizer", "lr"))
-    default = run.fact("default_lr")
+    lr = to_float(run.recipe_value("optimizer", "lr"))
+    default = run.metadata_number("default_lr")
     if lr is not None and default is not None and lr < 0.95 * default:
         advice.append(translated("verdict.higher_lr", lr=default))
-    if (number(run.setting("train", "batch_tokens")) or 0) > 16_384:
+    if (to_float(run.recipe_value("train", "batch_tokens")) or 0) > 16_384:
         advice.append(translated("verdict.smaller_batch"))
-    if (number(run.setting("model", "dropout")) or 0.0) > 0.0:
+    if (to_float(run.recipe_value("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
     stacks = [stack for stack in stacks if isinstance(stack, dict)]

@@ -23,7 +23,7 @@ from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.generation import longest_prompt
 from trivium.serve.limits import Limits
 from trivium.serve.models import ModelRegistry, ServedModel
-from trivium.serve.replies import EventStream, finish_unless
+from trivium.serve.replies import EventStream, run_until
 from trivium.serve.schemas import ErrorBody, ModelRequest
 from trivium.serve.security import Security
 
@@ -79,15 +79,15 @@ def create_app(
     )
     add_handlers(app)
     for endpoint in ENDPOINTS.values():
-        _add_endpoint(app, endpoint, registry)
-    _add_status(app, registry)
-    _add_docs(app, registry, has_key=key is not None)
+        _add_endpoint_route(app, endpoint, registry)
+    _add_status_routes(app, registry)
+    _add_docs_routes(app, registry, has_key=key is not None)
     if playground and importlib.util.find_spec("gradio") is not None:
         from trivium.serve.playground import mount_playground
 
         mount_playground(app, registry, runs=runs, root_path=root_path)
     else:
-        app.add_api_route("/", _docs_page, include_in_schema=False)
+        app.add_api_route("/", _send_docs_page, include_in_schema=False)
     return Security(
         app,
         registry=registry,
@@ -99,7 +99,7 @@ def create_app(
     )
 
 
-def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
+def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
     """Add the route of an endpoint to the app."""
     timeout = registry.limits.timeout
 
@@ -116,7 +116,7 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
             first = await anext(reply.content)
             return EventStream(first, reply.content, deadline)
 
-        return await finish_unless(make_response(), _disconnected(http), timeout=timeout)
+        return await run_until(make_response(), _wait_for_disconnect(http), timeout=timeout)
 
     handle.__annotations__["body"] = endpoint.schema
     streams = "stream" in endpoint.schema.model_fields
@@ -130,23 +130,23 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
     )
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Wait until the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
+def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
     """Add the routes that list the models and report the health and the metrics of the server."""
 
     @app.get("/v1/models", summary="List the models")
     async def list_models() -> JSONResponse:
-        data = [await _model_card(model) for model in registry]
+        data = [await _make_model_card(model) for model in registry]
         return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}", summary="Describe a model")
     async def describe_model(name: str) -> JSONResponse:
-        return JSONResponse(await _model_card(registry.find(name)))
+        return JSONResponse(await _make_model_card(registry.find(name)))
 
     @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:
@@ -162,15 +162,15 @@ def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
 
     @app.get("/metrics", summary="Return metrics for Prometheus")
     async def measure() -> Response:
-        return Response(registry.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(registry.metrics.format_text(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _model_card(model: ServedModel) -> dict[str, Any]:
+async def _make_model_card(model: ServedModel) -> dict[str, Any]:
     """Return the description of a model in the format of OpenAI's API, with additional fields.
 
     The additional fields are null if the model's folder is damaged.
     """
-    lm = await asyncio.to_thread(model.outline)
+    lm = await asyncio.to_thread(model.load_outline)
     able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
     return {
         "id": model.name,
@@ -185,20 +185,20 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
+def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
     """Add the documentation pages, and routes that answer requests to unknown paths.
 
     `has_key` says whether clients must send an API key, which the OpenAPI document then mentions.
     """
-    app.add_api_route("/docs", _docs_page, include_in_schema=False)
+    app.add_api_route("/docs", _send_docs_page, include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def document(http: Request) -> JSONResponse:
-        document = await _openapi(app, registry, has_key=has_key)
+    async def send_openapi(http: Request) -> JSONResponse:
+        document = await _make_openapi(app, registry, has_key=has_key)
         return JSONResponse(document | {"servers": [{"url": http.scope["root_path"] or "/"}]})
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
-    async def unknown(http: Request, rest: str) -> Response:
+    async def refuse_unknown_path(http: Request, rest: str) -> Response:
         """Refuse unknown paths and methods with an error in the format of OpenAI's API."""
         matching = [each for each in app.routes if each.matches(http.scope)[0] is Match.PARTIAL]
         allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
@@ -207,7 +207,7 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
-    async def without_v1(http: Request) -> Response:
+    async def refuse_without_v1(http: Request) -> Response:
         """Refuse a path of the API without the prefix /v1, and name the path with the prefix."""
         path = http.scope["route"].path
         url = f"{http.base_url}v1"
@@ -216,15 +216,15 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
     # These routes come before Gradio's, whose errors have another format.
     for path in (*ENDPOINTS, "/v1/models"):
         app.add_api_route(
-            path.removeprefix("/v1"), without_v1, methods=_METHODS, include_in_schema=False
+            path.removeprefix("/v1"), refuse_without_v1, methods=_METHODS, include_in_schema=False
         )
 
 
-async def _docs_page() -> FileResponse:
+async def _send_docs_page() -> FileResponse:
     return FileResponse(_DOCS_PAGE, media_type="text/html")
 
 
-async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
+async def _make_openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
     """Return the OpenAPI document. Every example names a served model that can answer it."""
     document = get_openapi(
         title="Trivium",
@@ -238,7 +238,7 @@ async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> d
     if has_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-    outlines = {model.name: await asyncio.to_thread(model.outline) for model in registry}
+    outlines = {model.name: await asyncio.to_thread(model.load_outline) for model in registry}
     for path, endpoint in ENDPOINTS.items():
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         if able := [name for name, lm in outlines.items() if lm and endpoint.accepts(lm)]:

@@ -24,9 +24,9 @@ from trivium.models.heads.text import Pooling
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
     chat_completions,
-    check_count,
-    check_ids,
-    check_length,
+    check_num_texts,
+    check_num_tokens,
+    check_token_ids,
     completions,
     longest_prompt,
 )
@@ -87,20 +87,21 @@ class Endpoint:
 
         A model without a tokenizer cannot answer any.
         """
-        able = {*lm.capabilities, lm.settings.task, "tokenize"}
-        if "generate" in able and lm.settings.chat_template:
-            able.add("chat")
-        return lm.tokenizer is not None and self.capability in able
+        supported = {*lm.capabilities, lm.settings.task, "tokenize"}
+        if "generate" in supported and lm.settings.chat_template:
+            supported.add("chat")
+        return lm.tokenizer is not None and self.capability in supported
 
     async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
         """Return the reply of the model that the request names. Loads the model if necessary.
 
         Raises ApiError (400) if the model cannot answer requests to this endpoint.
         """
-        model = await registry.ready(request.model)
+        model = await registry.get_loaded(request.model)
         if self.accepts(model.lm):
-            with model.in_use():
-                return await self.function(model.reading(request.special_tokens), request)
+            with model.keep_loaded():
+                served = model.with_special_tokens(request.special_tokens)
+                return await self.function(served, request)
         paths = [each.path for each in ENDPOINTS.values() if each.accepts(model.lm)]
         no_template = self.capability == "chat" and "generate" in model.lm.capabilities
         reason = ": it has no chat template" if no_template else ""
@@ -113,7 +114,7 @@ class Endpoint:
         )
 
 
-async def _list_reply(
+async def _run_and_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
     """Call `function(lm, items, **options)` in the model's thread and reply with the results.
@@ -123,10 +124,10 @@ async def _list_reply(
     data = await model.thread.call(
         function, items, num_tokens, special_tokens=model.special_tokens, **options
     )
-    return _list_of(model, data, Usage(num_tokens))
+    return _make_list_reply(model, data, Usage(num_tokens))
 
 
-def _list_of(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
+def _make_list_reply(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
     """Return a reply with a list of results, each with its index, and count the tokens.
 
     The results are dataclasses, or dicts whose values may be dataclasses.
@@ -140,22 +141,22 @@ def _list_of(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
 
 
 async def _count_tokens(
-    model: ServedModel, items: Sequence[str | Sequence[str]], most: int | None = None
+    model: ServedModel, items: Sequence[str | Sequence[str]], max_tokens: int | None = None
 ) -> int:
     """Return the total number of tokens of texts, pairs of texts or lists of words.
 
-    Raises ApiError (400) for too many items, or for an item with more than `most` tokens (default:
-    `Limits.max_prompt`).
+    Raises ApiError (400) for too many items, or for an item with more than `max_tokens` tokens
+    (default: `Limits.max_prompt`).
     """
-    check_count(len(items), model.limits)
+    check_num_texts(len(items), model.limits)
     encode = model.lm.source_tokenizer.encode_ids_batch
     texts = [[item] if isinstance(item, str) else item for item in items]
     counts = await asyncio.to_thread(lambda: [sum(map(len, encode(parts))) for parts in texts])
-    check_length("text", max(counts), most or model.limits.max_prompt)
+    check_num_tokens("text", max(counts), max_tokens or model.limits.max_prompt)
     return sum(counts)
 
 
-def _longest_text(model: ServedModel) -> int:
+def _max_text_tokens(model: ServedModel) -> int:
     """Return the maximum number of tokens of a text that the model reads in one piece."""
     return min(model.limits.max_prompt, model.lm.max_length or model.limits.max_prompt)
 
@@ -167,8 +168,8 @@ async def _encode_texts(
 
     Raises ApiError (400) for too many texts, or without `truncate` for a text that is too long.
     """
-    check_count(len(texts), model.limits)
-    lm, longest = model.lm, _longest_text(model)
+    check_num_texts(len(texts), model.limits)
+    lm, longest = model.lm, _max_text_tokens(model)
     inputs = await asyncio.to_thread(
         encode_inputs,
         lm.source_tokenizer,
@@ -178,7 +179,7 @@ async def _encode_texts(
     )
     if not truncate:
         length = max(len(each.ids) + each.cut for each in inputs)
-        check_length("text", length, longest, "shorten it, or set truncate")
+        check_num_tokens("text", length, longest, "shorten it, or set truncate")
     return inputs
 
 
@@ -219,19 +220,19 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     if not all(texts):
         raise ApiError(400, "an input is empty.", param="input")
     if not isinstance(texts[0], str):
-        check_count(len(texts), model.limits)
-        check_length("input", max(map(len, texts)), _longest_text(model))
-        check_ids("input", [max(row) for row in texts], lm.source_tokenizer)
+        check_num_texts(len(texts), model.limits)
+        check_num_tokens("input", max(map(len, texts)), _max_text_tokens(model))
+        check_token_ids("input", [max(row) for row in texts], lm.source_tokenizer)
         windows = [[TextInput(row, [0] * len(row), [], [])] for row in texts]
     elif request.truncate:
-        check_count(len(texts), model.limits)
+        check_num_texts(len(texts), model.limits)
         windows = await asyncio.to_thread(
-            lm.embedding_windows, texts, max_length=_longest_text(model)
+            lm.embedding_windows, texts, max_length=_max_text_tokens(model)
         )
     else:
         await _count_tokens(model, texts)
         windows = await asyncio.to_thread(lm.embedding_windows, texts)
-    return await _list_reply(
+    return await _run_and_reply(
         model,
         sum(len(window.ids) for each in windows for window in each),
         _embed,
@@ -279,7 +280,7 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     texts = as_list(request.text)
     around = model.lm.source_template.num_special(paired=False)
     num_tokens = await _count_tokens(model, texts) + around * len(texts)
-    return await _list_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
+    return await _run_and_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
 
 
 def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
@@ -310,7 +311,7 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
     items = list(zip(texts, pairs))
     inputs = await _encode_texts(model, items, truncate=request.truncate)
     num_tokens = sum(len(each.ids) for each in inputs)
-    return await _list_reply(model, num_tokens, LanguageModel.classify, items)
+    return await _run_and_reply(model, num_tokens, LanguageModel.classify, items)
 
 
 class TagRequest(ModelRequest):
@@ -327,7 +328,7 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
     if not all(text.strip() if isinstance(text, str) else text and all(text) for text in texts):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
     num_tokens = await _count_tokens(model, texts)
-    return await _list_reply(model, num_tokens, _tag, texts)
+    return await _run_and_reply(model, num_tokens, _tag, texts)
 
 
 def _tag(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
@@ -349,13 +350,15 @@ class AnswerRequest(ModelRequest):
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
     """Answer a question with spans of a context, the best answer first."""
-    longest = _longest_text(model) // 4
+    longest = _max_text_tokens(model) // 4
     in_question = await _count_tokens(model, [request.question])
     hint = "shorten it, to leave room for its context"
-    check_length("question", in_question, longest, hint)
+    check_num_tokens("question", in_question, longest, hint)
     in_context = await _count_tokens(model, [request.context])
     items = [(request.question, request.context)]
-    return await _list_reply(model, in_question + in_context, _answer, items, top_k=request.top_k)
+    return await _run_and_reply(
+        model, in_question + in_context, _answer, items, top_k=request.top_k
+    )
 
 
 def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) -> list[Json]:
@@ -392,7 +395,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     targets = await model.thread.call(_translate, texts, num_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
-    return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))
+    return _make_list_reply(model, data, Usage(num_tokens, sum(map(len, encoded))))
 
 
 def _translate(
@@ -442,7 +445,7 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
     # The scoring of a model without a maximum context length is limited to save memory.
     most = None if model.lm.context_length else longest_prompt(model.lm, model.limits)[0]
     num_tokens = await _count_tokens(model, [(context or "", text) for text in texts], most)
-    return await _list_reply(model, num_tokens, _score, texts, context=context)
+    return await _run_and_reply(model, num_tokens, _score, texts, context=context)
 
 
 def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
@@ -472,7 +475,7 @@ class TokenizeRequest(ModelRequest):
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     """Tokenize texts into tokens with ids and character offsets."""
-    tokenizer = _tokenizer(model, request)
+    tokenizer = _get_tokenizer(model, request)
     encodings = await asyncio.to_thread(
         tokenizer.encode_batch, as_list(request.text), add_special_tokens=request.add_special_tokens
     )
@@ -502,16 +505,16 @@ class DetokenizeRequest(ModelRequest):
     source: bool = Field(True, description=_SOURCE)
 
 
-def _tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
-    """Return the tokenizer that a request asks for: that of sources or that of targets."""
+def _get_tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
+    """Return the tokenizer for sources or for targets, as the request asks."""
     lm = model.lm.prompting
     return lm.source_tokenizer if request.source else lm.text_tokenizer
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:
     """Decode token ids to text."""
-    tokenizer = _tokenizer(model, request)
-    check_ids("ids", request.ids, tokenizer)
+    tokenizer = _get_tokenizer(model, request)
+    check_token_ids("ids", request.ids, tokenizer)
     text = await asyncio.to_thread(
         tokenizer.decode, request.ids, skip_special_tokens=request.skip_special_tokens
     )

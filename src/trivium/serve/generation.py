@@ -35,18 +35,18 @@ from trivium.text import Tokenizer
 
 _DEFAULT_TOKENS = 16  # the default of OpenAI's completions
 _MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
-_CHUNK = 256  # the number of positions whose logits are in memory at the same time
+_CHUNK_SIZE = 256  # the number of positions whose logits are in memory at the same time
 
-_Choice = Callable[[int, TextDelta, bool], Json]
+_MakeChoice = Callable[[int, TextDelta, bool], Json]
 """Builds one entry of `choices`, from its index, its new text and whether it is the first text."""
 
 
-async def _generate(
+async def _generate_reply(
     model: ServedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
     options: Json,
-    choice: _Choice,
+    make_choice: _MakeChoice,
     *,
     chat: bool = False,
 ) -> Reply:
@@ -60,7 +60,7 @@ async def _generate(
         request: the body of the request.
         prompts: the token ids of each prompt.
         options: the sampling options.
-        choice: builds an entry of `choices`; see `_Choice`.
+        make_choice: builds an entry of `choices`; see `_MakeChoice`.
         chat: whether the texts are answers in a conversation.
     """
     common: Json = {
@@ -83,20 +83,20 @@ async def _generate(
         if request.stream:
             if chat:
                 common["object"] += ".chunk"
-            return Reply(_chunks(request, deltas, usage, common, choice), usage)
+            return Reply(_stream_chunks(request, deltas, usage, common, make_choice), usage)
         async with contextlib.aclosing(deltas):
             texts = {index: text async for index, text in deltas}
     usage.completion_tokens = sum(text.num_tokens for text in texts.values())
-    choices = [choice(index, texts[index], True) for index in range(len(copies))]
+    choices = [make_choice(index, texts[index], True) for index in range(len(copies))]
     return Reply({**common, "choices": choices, "usage": usage.body()}, usage)
 
 
-async def _chunks(
+async def _stream_chunks(
     request: GenerateRequest,
     deltas: AsyncGenerator[tuple[int, TextDelta]],
     usage: Usage,
     common: Json,
-    choice: _Choice,
+    make_choice: _MakeChoice,
 ) -> AsyncGenerator[Json]:
     """Yield the chunks of a streamed reply, each with one entry in `choices`.
 
@@ -108,7 +108,11 @@ async def _chunks(
     num_tokens: dict[int, int] = {}
     async with contextlib.aclosing(deltas):
         async for index, delta in deltas:
-            yield {**common, "choices": [choice(index, delta, index not in num_tokens)], **no_usage}
+            yield {
+                **common,
+                "choices": [make_choice(index, delta, index not in num_tokens)],
+                **no_usage,
+            }
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
@@ -130,9 +134,9 @@ def _check_limits(
     if request.stream_options is not None and not request.stream:
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
-    check_count(len(prompts) * (request.n or 1), limits)
+    check_num_texts(len(prompts) * (request.n or 1), limits)
     most, name = longest_prompt(model.lm, limits)
-    check_length(prompt_field, max(map(len, prompts)), most, f"that is {name}")
+    check_num_tokens(prompt_field, max(map(len, prompts)), most, f"that is {name}")
 
 
 def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
@@ -149,31 +153,33 @@ def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
     return min(longest)
 
 
-def check_count(count: int, limits: Limits) -> None:
+def check_num_texts(num_texts: int, limits: Limits) -> None:
     """Raise ApiError (400) if a request has more texts than fit into the slots and the queue."""
-    if count > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
-        raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
+    if num_texts > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
+        raise ApiError(400, f"the request has {num_texts} texts, but at most {most} are allowed.")
 
 
-def check_length(param: str, length: int, most: int, hint: str = "shorten it") -> None:
-    """Raise ApiError (400) if a text of `length` tokens exceeds the limit `most`.
+def check_num_tokens(
+    param: str, num_tokens: int, max_tokens: int, hint: str = "shorten it"
+) -> None:
+    """Raise ApiError (400) if a text of `num_tokens` tokens exceeds the limit `max_tokens`.
 
     Args:
         param: the field of the request that contains the text.
-        length: the number of tokens of the text.
-        most: the maximum number of tokens.
+        num_tokens: the number of tokens of the text.
+        max_tokens: the maximum number of tokens.
         hint: the end of the error message.
     """
-    if length > most:
+    if num_tokens > max_tokens:
         raise ApiError(
             400,
-            f"{param} has {length} tokens, but at most {most} are allowed: {hint}.",
+            f"{param} has {num_tokens} tokens, but at most {max_tokens} are allowed: {hint}.",
             param=param,
             code="context_length_exceeded",
         )
 
 
-def check_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raise ApiError (400) if a token id is not in the vocabulary.
 
     `param` is the field of the request that contains the ids.
@@ -195,12 +201,12 @@ class _Prompt:
     Args:
         ids: the token ids, including the special tokens that the tokenizer adds at the start.
         text: the text of the prompt.
-        num_own: the number of tokens of the text, without the added special tokens.
+        num_text_tokens: the number of tokens of the text, without the added special tokens.
     """
 
     ids: list[int]
     text: str
-    num_own: int
+    num_text_tokens: int
 
 
 async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
@@ -230,8 +236,9 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         )
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
-    def choice(index: int, delta: TextDelta, first: bool) -> Json:
-        text, new = delta.text, [_token(scored) for scored in delta.logprobs]
+    def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
+        """Return an entry of `choices` in the format of OpenAI's API."""
+        text, new = delta.text, [_format_token(scored) for scored in delta.logprobs]
         if first and request.echo:
             text, new = prompts[index // n].text + text, [*tokens[index // n], *new]
         logprobs = None
@@ -248,7 +255,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate(model, request, ids, options, choice)
+    return await _generate_reply(model, request, ids, options, make_choice)
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
@@ -261,10 +268,10 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
     encoded: list[_Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            num_own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
-            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, num_own))
+            num_text_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, num_text_tokens))
         else:
-            check_ids("prompt", prompt, tokenizer)
+            check_token_ids("prompt", prompt, tokenizer)
             text = tokenizer.decode(prompt, skip_special_tokens=False)
             encoded.append(_Prompt(prompt, text, len(prompt)))
     return encoded
@@ -285,16 +292,16 @@ def _score_prompts(
         (first,) = token_texts(tokenizer, [(None, ids[0])])
         tokens: list[_Token] = [(first, None, None)]
         hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, :-1]
-        for start in range(0, len(hidden), _CHUNK):
-            states = hidden[start : start + _CHUNK]
+        for start in range(0, len(hidden), _CHUNK_SIZE):
+            states = hidden[start : start + _CHUNK_SIZE]
             logprobs = vocabulary_log_probabilities(lm.module, states, tokenizer.vocab_size)
             for row, (previous, token_id) in zip(logprobs, pairwise(ids[start:])):
-                tokens.append(_token(token_logprob(tokenizer, previous, token_id, row, top)))
-        scored.append(tokens[len(ids) - prompt.num_own :])
+                tokens.append(_format_token(token_logprob(tokenizer, previous, token_id, row, top)))
+        scored.append(tokens[len(ids) - prompt.num_text_tokens :])
     return scored
 
 
-def _token(score: TokenLogprob) -> _Token:
+def _format_token(score: TokenLogprob) -> _Token:
     """Return a token's text, its log-probability, and the most probable tokens at its position.
 
     The most probable tokens are a dict of text -> log-probability that also contains the token
@@ -302,11 +309,11 @@ def _token(score: TokenLogprob) -> _Token:
     """
     top: dict[str, float] = {}
     for each in (*score.top, score):
-        top.setdefault(each.text, _finite(each.logprob))
-    return score.text, _finite(score.logprob), top
+        top.setdefault(each.text, _clamp_logprob(each.logprob))
+    return score.text, _clamp_logprob(score.logprob), top
 
 
-def _finite(logprob: float) -> float:
+def _clamp_logprob(logprob: float) -> float:
     """Replace minus infinity by `_MIN_LOGPROB`, since JSON cannot express infinity."""
     return max(logprob, _MIN_LOGPROB)
 
@@ -325,13 +332,14 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
     tokenizer = model.lm.text_tokenizer
     _check_limits(model, request, [ids], prompt_field="messages")
 
-    def choice(index: int, delta: TextDelta, first: bool) -> Json:
+    def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
+        """Return an entry of `choices` in the format of OpenAI's API."""
         message: Json = {"content": delta.text}
         if first:
             message |= {"role": "assistant", "refusal": None}
         logprobs = None
         if request.logprobs:
-            tokens = [_chat_token(tokenizer, scored) for scored in delta.logprobs]
+            tokens = [_format_chat_token(tokenizer, scored) for scored in delta.logprobs]
             logprobs = {"content": tokens, "refusal": None}
         return {
             "index": index,
@@ -342,7 +350,7 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
 
     top = (request.top_logprobs or 0) if request.logprobs else None
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
-    return await _generate(model, request, [ids], options, choice, chat=True)
+    return await _generate_reply(model, request, [ids], options, make_choice, chat=True)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
@@ -369,14 +377,14 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
         raise ApiError(400, str(error), param="messages") from None
 
 
-def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+def _format_chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
     """Return a generated token and the most probable tokens in the format of OpenAI's chat API."""
-    top = [_chat_logprob(tokenizer, each) for each in score.top]
-    return {**_chat_logprob(tokenizer, score), "top_logprobs": top}
+    top = [_format_chat_logprob(tokenizer, each) for each in score.top]
+    return {**_format_chat_logprob(tokenizer, score), "top_logprobs": top}
 
 
-def _chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+def _format_chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
     """Return the text, the log-probability and the UTF-8 bytes of one token."""
     data = tokenizer.token_bytes[score.id]
     data = score.text.encode() if is_utf8(data) else data
-    return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(data)}
+    return {"token": score.text, "logprob": _clamp_logprob(score.logprob), "bytes": list(data)}

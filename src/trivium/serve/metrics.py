@@ -44,7 +44,9 @@ class ServerMetrics:
         self._running = gauge("running", "Texts in a slot or batch.", ["model"])
         self._waiting = gauge("waiting", "Texts in the queue.", ["model"])
 
-    def watch(self, model: str, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def watch_load(
+        self, model: str, running: Callable[[], int], waiting: Callable[[], int]
+    ) -> None:
         """Set the functions that return the load of a model whenever /metrics is requested.
 
         Args:
@@ -55,6 +57,6 @@ class ServerMetrics:
         self._running.labels(model).set_function(running)
         self._waiting.labels(model).set_function(waiting)
 
-    def text(self) -> bytes:
+    def format_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

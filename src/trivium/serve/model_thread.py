@@ -21,13 +21,13 @@ from trivium.errors import TriviumError
 from trivium.inference.engine import Engine
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
 from trivium.language_model import LanguageModel
-from trivium.serve.api_error import ApiError, as_api_error
+from trivium.serve.api_error import ApiError, to_api_error
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 
 # The maximum number of calls in a batch.
 _MAX_CALLS = 16
-_SHORT = 512  # Requests with fewer tokens are treated as equally short.
+_MIN_SIZE = 512  # Requests with fewer tokens are treated as equally short.
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _Job:
 
 @dataclass(eq=False, kw_only=True)
 class _Call(_Job):
-    """A call of a function for one item. Calls with the same `key` can run in one batch.
+    """A call of a function for one item. Calls with the same `batch_key` can run in one batch.
 
     `size` is the number of tokens of the request that the item belongs to.
     """
@@ -73,7 +73,7 @@ class _Call(_Job):
     size: int
 
     @property
-    def key(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         """The function and its options, which are equal for all calls of a batch."""
         return self.function, tuple(sorted(self.options.items()))
 
@@ -134,7 +134,7 @@ class ModelThread:
         self._generations: dict[GenerationRequest, _Generation] = {}
         self._outbox: list[tuple[_Job, Any]] = []
         self._stopped = self._ended = False
-        lm.module.register_forward_pre_hook(self._before_pass)
+        lm.module.register_forward_pre_hook(self._before_forward)
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
 
@@ -170,14 +170,14 @@ class ModelThread:
         self._inbox.put(None)
         self._thread.join(timeout=5.0)
 
-    def _admit(self, count: int) -> None:
-        """Check that `count` new jobs fit into the queue.
+    def _check_queue(self, num_jobs: int) -> None:
+        """Check that `num_jobs` new jobs fit into the queue.
 
         Raises ApiError: 429 if the queue is full, 503 if the thread has ended.
         """
         if not self.alive:
             raise self._stopped_error()
-        if len(self._open) + count > self._limits.slots + self._limits.max_queue:
+        if len(self._open) + num_jobs > self._limits.slots + self._limits.max_queue:
             raise ApiError(
                 429,
                 f"the model {self.name!r} has {self.waiting} texts waiting, and the queue holds "
@@ -203,7 +203,7 @@ class ModelThread:
             options: passed to the function, except `special_tokens`, which is applied to the model
                 with `TextModel.reading`.
         """
-        size = max(num_tokens, _SHORT)
+        size = max(num_tokens, _MIN_SIZE)
         jobs = [_Call(function=function, options=options, item=item, size=size) for item in items]
         async with contextlib.aclosing(self._submit(jobs)) as results:
             by_index = {index: result async for index, result in results}
@@ -225,7 +225,7 @@ class ModelThread:
 
         When the generator is closed, unfinished jobs are cancelled.
         """
-        self._admit(len(jobs))
+        self._check_queue(len(jobs))
         self._loop = asyncio.get_running_loop()
         events, indices = _Events(), {job: index for index, job in enumerate(jobs)}
         self._open.update(dict.fromkeys(jobs, events))
@@ -237,7 +237,7 @@ class ModelThread:
                 job, event = await events.get()
                 if isinstance(event, Exception):
                     raise event
-                unfinished -= _is_last(event)
+                unfinished -= _is_final_event(event)
                 yield indices[job], event
         finally:
             for job in self._open.keys() & indices.keys():
@@ -245,17 +245,17 @@ class ModelThread:
                 job.cancelled = True
                 self._inbox.put(job)
 
-    def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
+    def _deliver_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
         """Put events into the queues of their jobs. Events of cancelled jobs are dropped."""
         for job, event in outbox:
             if (events := self._open.get(job)) is not None:
                 events.put_nowait((job, event))
-                if _is_last(event):
+                if _is_final_event(event):
                     del self._open[job]
 
-    def _end_open_jobs(self) -> None:
+    def _fail_open_jobs(self) -> None:
         """End all open jobs with the error that the model has stopped."""
-        self._receive_events([(job, self._stopped_error()) for job in self._open])
+        self._deliver_events([(job, self._stopped_error()) for job in self._open])
 
     def _stopped_error(self) -> ApiError:
         """Return the error (503) for requests after the thread has ended."""
@@ -268,22 +268,22 @@ class ModelThread:
         """Process jobs until the thread is stopped."""
         try:
             while not self._stopped:
-                self._work()
+                self._run_iteration()
         finally:  # A job that was admitted before the next line is ended by the line after it.
             self._ended = True
-            self._run_in_loop(self._end_open_jobs)
+            self._run_in_loop(self._fail_open_jobs)
 
-    def _work(self) -> None:
+    def _run_iteration(self) -> None:
         """Receive jobs, run one batch of calls and one decode step, and deliver the events."""
         try:
-            self._receive()
+            self._receive_jobs()
             self._run_batch()
             self._decode_step()
         except BaseException as error:  # including SystemExit, which must not end the thread
-            self._restart(error)
+            self._fail_generations(error)
         if self._outbox:
             outbox, self._outbox = self._outbox, []
-            self._run_in_loop(self._receive_events, outbox)
+            self._run_in_loop(self._deliver_events, outbox)
 
     def _run_in_loop(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function in the event loop, unless the loop has been closed."""
@@ -291,7 +291,7 @@ class ModelThread:
             with contextlib.suppress(RuntimeError):  # The loop may have been closed.
                 self._loop.call_soon_threadsafe(function, *args)
 
-    def _restart(self, error: BaseException) -> None:
+    def _fail_generations(self, error: BaseException) -> None:
         """End all texts with an error and discard the engine, whose state may be broken.
 
         The next text gets a new engine.
@@ -299,11 +299,11 @@ class ModelThread:
         self._metrics.engine_restarts.labels(self.name).inc()
         _LOG.error("%s failed, and starts with a new engine", self.name, exc_info=error)
         for job in self._generations.values():
-            self._outbox.append((job, as_api_error(error)))
+            self._outbox.append((job, to_api_error(error)))
         self._generations.clear()
         self._engine = None
 
-    def _receive(self) -> None:
+    def _receive_jobs(self) -> None:
         """Receive new jobs from the queue; if there is no work, wait for one.
 
         A job that is received a second time has been cancelled.
@@ -316,9 +316,9 @@ class ModelThread:
                 if isinstance(job, _Call):  # `_run_batch` skips cancelled calls
                     self._calls.append(job)
                 elif isinstance(job, _Generation):
-                    (self._cancel if job.cancelled else self._add)(job)
+                    (self._cancel_generation if job.cancelled else self._add_to_engine)(job)
 
-    def _add(self, job: _Generation) -> None:
+    def _add_to_engine(self, job: _Generation) -> None:
         """Add a text to the engine. If the engine refuses it, the job ends with the error."""
         try:
             if self._engine is None:
@@ -326,15 +326,15 @@ class ModelThread:
                 self._engine = self.lm.engine(slots=slots, slot_length=length)
             self._engine.add(job.request)
         except Exception as error:  # must not affect other requests
-            self._fail(job, error)
+            self._fail_job(job, error)
             return
         self._generations[job.request] = job
 
-    def _cancel(self, job: _Generation) -> None:
+    def _cancel_generation(self, job: _Generation) -> None:
         """Remove a text from the engine if it is unfinished."""
         if self._engine is not None and self._generations.pop(job.request, None):
             self._engine.cancel(job.request)
-            self._count(job, time.perf_counter())
+            self._record_metrics(job, time.perf_counter())
 
     def _decode_step(self) -> None:
         """Run one decode step of the engine and collect the new text of every job."""
@@ -348,9 +348,9 @@ class ModelThread:
             self._batches.pop()
         now = time.perf_counter()
         for job in list(self._generations.values()):
-            self._add_delta(job, now)
+            self._emit_delta(job, now)
 
-    def _add_delta(self, job: _Generation, now: float) -> None:
+    def _emit_delta(self, job: _Generation, now: float) -> None:
         """Add the new text of a job to the outbox, and end the job if its text is complete."""
         request = job.request
         if job.first_token is None and request.output_ids:
@@ -366,9 +366,9 @@ class ModelThread:
                 self._outbox.append((job, delta))
         if request.finished:
             del self._generations[request]
-            self._count(job, now)
+            self._record_metrics(job, now)
 
-    def _count(self, job: _Generation, now: float) -> None:
+    def _record_metrics(self, job: _Generation, now: float) -> None:
         """Write the tokens and the speed of a finished or cancelled text to the metrics."""
         generated = len(job.request.output_ids)
         self._metrics.tokens.labels(self.name, "prompt").inc(len(job.request.prompt_ids))
@@ -390,7 +390,8 @@ class ModelThread:
         alike = [
             call
             for call in self._calls
-            if call.key == first.key and first.size / 2 <= call.size <= min(most, 2 * first.size)
+            if call.batch_key == first.batch_key
+            and first.size / 2 <= call.size <= min(most, 2 * first.size)
         ]
         batch = alike[:_MAX_CALLS]
         self._calls = [call for call in self._calls if call not in batch]
@@ -398,7 +399,7 @@ class ModelThread:
         try:
             self._run_calls(batch)
         except BaseException as error:
-            self._outbox += [(call, as_api_error(error)) for call in batch]
+            self._outbox += [(call, to_api_error(error)) for call in batch]
             raise
         finally:
             self._batches.pop()
@@ -416,12 +417,12 @@ class ModelThread:
             return
         except Exception as error:
             if len(batch) == 1:
-                self._fail(first, error)
+                self._fail_job(first, error)
                 return
             for call in batch:  # One invalid item must not make the other calls fail.
                 self._run_calls([call])
 
-    def _before_pass(self, module: Any, inputs: Any) -> None:
+    def _before_forward(self, module: Any, inputs: Any) -> None:
         """Interrupt a batch of calls before each of its forward passes to run shorter work first.
 
         Raises _CancelledCallError if all calls of the batch have been cancelled.
@@ -430,16 +431,16 @@ class ModelThread:
             return
         if all(call.cancelled for call in batch):
             raise _CancelledCallError
-        self._work()
+        self._run_iteration()
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail_job(self, job: _Job, error: Exception) -> None:
         """End a job with an error. Unexpected errors are also logged."""
         if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
             _LOG.error("a request to %s failed", self.name, exc_info=error)
-        self._outbox.append((job, as_api_error(error)))
+        self._outbox.append((job, to_api_error(error)))
 
 
-def _is_last(event: Any) -> bool:
+def _is_final_event(event: Any) -> bool:
     """Return whether an event is the last one of its job.
 
     Only deltas of unfinished texts are followed by further events.

@@ -61,12 +61,12 @@ class ServedModel:
     def __init__(self, name: str, path: str | None, limits: Limits, metrics: ServerMetrics) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
-        self.users, self.last_used = 0, 0.0
+        self.num_users, self.last_used = 0, 0.0
         self.special_tokens: SpecialTokens | None = None
         self._thread: ModelThread | None = None
-        self._leaving = False
+        self._unloading = False
         self._outline: LanguageModel | None = None
-        metrics.watch(
+        metrics.watch_load(
             name,
             lambda: self._thread.running if self._thread else 0,
             lambda: self._thread.waiting if self._thread else 0,
@@ -75,24 +75,24 @@ class ServedModel:
     @property
     def loaded(self) -> bool:
         """Whether the model is in memory and is not being unloaded."""
-        return self._thread is not None and not self._leaving
+        return self._thread is not None and not self._unloading
 
     @property
     def busy(self) -> bool:
         """Whether a request is using the model."""
-        return self.users > 0 or self.thread.busy
+        return self.num_users > 0 or self.thread.busy
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def keep_loaded(self) -> Iterator[None]:
         """Keep the model in memory while the context is open.
 
         A stream that has started keeps the model in memory without this context.
         """
-        self.users, self.last_used = self.users + 1, time.monotonic()
+        self.num_users, self.last_used = self.num_users + 1, time.monotonic()
         try:
             yield
         finally:
-            self.users -= 1
+            self.num_users -= 1
 
     @property
     def thread(self) -> ModelThread:
@@ -105,7 +105,7 @@ class ServedModel:
         """The loaded model. Only its thread may run the module."""
         return self.thread.lm.reading(self.special_tokens)
 
-    def reading(self, special_tokens: SpecialTokens | None) -> ServedModel:
+    def with_special_tokens(self, special_tokens: SpecialTokens | None) -> ServedModel:
         """Return a copy of this model that reads names of special tokens as a request says.
 
         See `TextModel.reading`.
@@ -114,10 +114,10 @@ class ServedModel:
         other.special_tokens = special_tokens
         return other
 
-    def outline(self) -> LanguageModel | None:
-        """Return the model for its metadata; without weights if the model is not loaded.
+    def load_outline(self) -> LanguageModel | None:
+        """Return the model, which has no weights if it is not loaded, to read its metadata.
 
-        None if the folder is damaged.
+        Returns None if the folder is damaged.
         """
         if (thread := self._thread) is not None:  # read once: another thread may unload it
             return thread.lm
@@ -137,11 +137,11 @@ class ServedModel:
         Requests that arrive in the meantime wait and load the model again.
         """
         await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
-        self._leaving = True
+        self._unloading = True
         while self.busy:
             await asyncio.sleep(_POLL_SECONDS)
         self.thread.stop()  # returns at once, because the thread is idle
-        self._thread, self._leaving = None, False
+        self._thread, self._unloading = None, False
         await asyncio.sleep(0)  # The event loop still refers to the thread's last callback.
         await asyncio.to_thread(gc.collect)
 
@@ -176,7 +176,7 @@ class ModelRegistry:
             if isinstance(model, LanguageModel):
                 served.start(model)
         self._load_model = load
-        self._one_at_a_time = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[ApiError | None]] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -188,12 +188,15 @@ class ModelRegistry:
         return list(self._models)
 
     @property
-    def _removable(self) -> list[ServedModel]:
+    def _evictable(self) -> list[ServedModel]:
         """The loaded models that can be unloaded, because their folders are known."""
         return [model for model in self if model.loaded and model.path is not None]
 
     def find(self, name: str) -> ServedModel:
-        """Return the model with an id, loaded or not. Raises ApiError (404) for an unknown id."""
+        """Return a model by its id. The model may not be loaded yet.
+
+        Raises ApiError (404) for an unknown id.
+        """
         if name in self._models:
             return self._models[name]
         raise ApiError(
@@ -204,8 +207,8 @@ class ModelRegistry:
             code="model_not_found",
         )
 
-    async def ready(self, name: str) -> ServedModel:
-        """Return the model with an id, and load it first if necessary.
+    async def get_loaded(self, name: str) -> ServedModel:
+        """Return a model by its id, and load it first if necessary.
 
         Requests for the same model wait for the same load. If it fails, all of them get its error.
 
@@ -225,11 +228,12 @@ class ModelRegistry:
         """Load a model. Returns the error if loading fails, otherwise None.
 
         If `max_loaded` models are in memory, the least recently used one is unloaded first.
+        Idle models are unloaded before busy ones.
         """
-        async with self._one_at_a_time:
+        async with self._load_lock:
             most = self.limits.max_loaded
-            while most is not None and len(self._removable) >= most:
-                await min(self._removable, key=lambda each: (each.busy, each.last_used)).unload()
+            while most is not None and len(self._evictable) >= most:
+                await min(self._evictable, key=lambda each: (each.busy, each.last_used)).unload()
             start = time.perf_counter()
             assert model.path is not None
             try:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from trivium.serve.api_error import CLIENT_CLOSED, ApiError, as_api_error
+from trivium.serve.api_error import CLIENT_CLOSED, ApiError, to_api_error
 
 Result = TypeVar("Result")
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ class Reply:
     usage: Usage
 
 
-async def finish_unless(
+async def run_until(
     work: Awaitable[Result], stop: Awaitable[Any], *, timeout: float | None = None
 ) -> Result:
     """Return the result of `work`. Cancel `work` if `stop` ends first or after `timeout` seconds.
@@ -63,7 +63,7 @@ async def finish_unless(
             return task.result()
         if stopped.done():
             raise ApiError(CLIENT_CLOSED, "the connection was closed.")
-        raise as_api_error(TimeoutError())
+        raise to_api_error(TimeoutError())
     finally:
         task.cancel()
         stopped.cancel()
@@ -84,7 +84,7 @@ class EventStream(StreamingResponse):
 
     def __init__(self, first: Json, events: AsyncGenerator[Json], deadline: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._events, self._lines = events, _lines(first, events, deadline)
+        self._events, self._lines = events, _format_events(first, events, deadline)
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
@@ -96,22 +96,22 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def _lines(
+async def _format_events(
     first: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
     """Yield the lines of the event stream, including a final error or `[DONE]`."""
     event = first
     try:
         while event is not None:
-            yield _line(event)
+            yield _format_event(event)
             async with asyncio.timeout_at(deadline):
                 event = await anext(events, None)
     except Exception as error:
-        yield _line(as_api_error(error).body())
+        yield _format_event(to_api_error(error).body())
     else:
         yield b"data: [DONE]\n\n"
 
 
-def _line(event: Json) -> bytes:
+def _format_event(event: Json) -> bytes:
     """Return an event as a line of the event stream."""
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

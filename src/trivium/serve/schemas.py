@@ -33,13 +33,13 @@ _NEUTRAL = f"{NOT_SUPPORTED}. Only values that do not request this feature are a
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     """A part of a request body that refuses unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ModelRequest(_Strict):
+class ModelRequest(_StrictModel):
     """The fields that all request bodies have."""
 
     model: str = Field(description="The id of the model, as listed by /v1/models.")
@@ -51,7 +51,7 @@ class ModelRequest(_Strict):
     )
 
 
-class StreamOptions(_Strict):
+class StreamOptions(_StrictModel):
     """Options of a streamed response."""
 
     include_usage: bool | None = Field(
@@ -68,15 +68,15 @@ _JSON_TYPES: dict[str, Any] = {
         Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]
     ],
 }
-_OTHER_NAMES = ("max_new_tokens", "top_logprobs", "choices")
+_OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", "choices")
 """Fields of `SamplingParams` that have another name in OpenAI's API, or do not exist there."""
 
 
-def _sampling_fields() -> dict[str, Any]:
+def _make_sampling_fields() -> dict[str, Any]:
     """Return the fields of `SamplingParams` as optional pydantic fields with the same bounds."""
     types, json_fields = get_type_hints(SamplingParams), dict[str, Any]()
     for each in fields(SamplingParams):
-        if each.name not in _OTHER_NAMES:
+        if each.name not in _OMITTED_FIELDS:
             metadata = dict(each.metadata)
             description = metadata.pop("description")
             kind: Any = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**metadata)]
@@ -84,7 +84,7 @@ def _sampling_fields() -> dict[str, Any]:
     return json_fields
 
 
-_SAMPLING_FIELDS = _sampling_fields()
+_SAMPLING_FIELDS = _make_sampling_fields()
 _Sampling: type[ModelRequest] = create_model("_Sampling", __base__=ModelRequest, **_SAMPLING_FIELDS)
 
 
@@ -138,14 +138,14 @@ class CompletionRequest(GenerateRequest):
     suffix: None = Field(None, description="Not supported.")
 
 
-class TextPart(_Strict):
+class TextPart(_StrictModel):
     """A text part of a message's content."""
 
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(_Strict):
+class ChatMessage(_StrictModel):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -161,7 +161,7 @@ class ChatMessage(_Strict):
     tool_calls: _Empty | None = None
 
 
-class TextFormat(_Strict):
+class TextFormat(_StrictModel):
     """The response format: plain text, the only supported format."""
 
     type: Literal["text"]

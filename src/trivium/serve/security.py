@@ -28,7 +28,7 @@ from trivium.serve.models import ModelRegistry
 
 PUBLIC = "/healthz"
 """The path that needs no API key, because monitoring tools request it without one."""
-_OF_PAGES = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
+_ASSETS = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
 """Paths that the playground's pages load automatically; only failed requests are logged."""
 _HEADERS = {
     # With this policy, the browser does not let the server's pages contact any other server.
@@ -82,15 +82,15 @@ class Security:
         self._hosts = None if hosts is None else {*hosts, *own_hosts}
         self._root_path, self._max_body = root_path, registry.limits.max_body
         self._with_cors = CORSMiddleware(
-            self._checked,
+            self._check_and_serve,
             allow_origins=list(self._origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["Retry-After", "X-Request-ID"],
         )
-        logged: Any = self._logged  # uvicorn has its own types for ASGI
+        logged: Any = self._serve_and_log  # uvicorn has its own types for ASGI
         self._behind_proxy: Any = ProxyHeadersMiddleware(
-            logged, trusted_hosts=check_addresses(proxies)
+            logged, trusted_hosts=check_proxies(proxies)
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ class Security:
                 headers["host"] = host.partition(",")[0].strip()
             await self._behind_proxy(scope, receive, send)
 
-    async def _logged(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_and_log(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, add the security headers and the request ID, and log the request."""
         path: str = scope["path"]
         if not f"{path}/".startswith(f"{self._root_path}/"):
@@ -123,7 +123,7 @@ class Security:
         scope.setdefault("state", {})
         start, status = time.perf_counter(), CLIENT_CLOSED
 
-        async def send_noting_status(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -137,23 +137,23 @@ class Security:
             await send(message)
 
         try:
-            await self._with_cors(scope, receive, send_noting_status)
+            await self._with_cors(scope, receive, send_with_headers)
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - start)
+            self._record_request(scope, request_id, status, time.perf_counter() - start)
 
-    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the app if it passes all checks; otherwise send an error."""
         try:
             headers = Headers(scope=scope)
             self._check_source(scope, headers)
             self._check_key(scope, headers)
-            if scope["method"] == "POST" and self._path(scope).startswith("/v1/"):
+            if scope["method"] == "POST" and self._relative_path(scope).startswith("/v1/"):
                 _check_content_type(headers)
-            await self._app(scope, self._limited(headers, receive), send)
+            await self._app(scope, self._limit_body(headers, receive), send)
         except ApiError as error:
             await error.response()(scope, receive, send)
 
-    def _path(self, scope: Scope) -> str:
+    def _relative_path(self, scope: Scope) -> str:
         """Return the path of a request without the prefix `root_path`."""
         return scope["path"].removeprefix(self._root_path)
 
@@ -165,7 +165,7 @@ class Security:
         Origin is compared with Host.
         """
         host = headers.get("host", "").lower()
-        if self._hosts is not None and _hostname(host) not in self._hosts:
+        if self._hosts is not None and _parse_hostname(host) not in self._hosts:
             raise ApiError(
                 403,
                 f"the server does not answer to the host {host[:100]!r}: without an API key only "
@@ -193,10 +193,10 @@ class Security:
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError (401) if the API key is missing or wrong."""
-        path = self._path(scope)
+        path = self._relative_path(scope)
         if self._key is None or path == PUBLIC:
             return
-        key = _key_of(headers.get("authorization", ""))
+        key = _parse_key(headers.get("authorization", ""))
         if hmac.compare_digest(key, self._key):
             return
         reason = "the API key is wrong" if key else "the API key is missing"
@@ -208,14 +208,14 @@ class Security:
             headers={"WWW-Authenticate": scheme},
         )
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
+    def _limit_body(self, headers: Headers, receive: Receive) -> Receive:
         """Wrap `receive` so that it raises ApiError (413) once the body exceeds the size limit.
 
         Raises the error at once if the Content-Length header exceeds the limit.
         """
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body:
-            raise self._too_large()
+            raise self._too_large_error()
         size = 0
 
         async def receive_limited() -> Message:
@@ -223,26 +223,27 @@ class Security:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_body:
-                raise self._too_large()
+                raise self._too_large_error()
             return message
 
         return receive_limited
 
-    def _too_large(self) -> ApiError:
+    def _too_large_error(self) -> ApiError:
+        """Return the error (413) for a request body that exceeds the size limit."""
         return ApiError(
             413,
             f"the body has more than the {self._max_body} bytes that the server reads.",
             code="request_too_large",
         )
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record_request(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         """Write a finished request to the metrics and to the log."""
         route = getattr(scope.get("route"), "path", None) or "other"
         model = scope["state"].get("model", "")
         self._metrics.requests.labels(route, model, str(status)).inc()
         self._metrics.request_seconds.labels(route, model).observe(seconds)
-        own_path = self._path(scope)
-        if own_path == PUBLIC or (status < 400 and own_path.startswith(_OF_PAGES)):
+        own_path = self._relative_path(scope)
+        if own_path == PUBLIC or (status < 400 and own_path.startswith(_ASSETS)):
             return
         usage = scope["state"].get("usage")
         fields = {
@@ -291,7 +292,7 @@ def check_origin(origin: str) -> str:
     )
 
 
-def check_addresses(proxies: str) -> str:
+def check_proxies(proxies: str) -> str:
     """Check a list of IP addresses and networks separated by commas, and return it unchanged.
 
     Raises TriviumError for an entry that is neither an address nor a network.
@@ -306,14 +307,14 @@ def check_addresses(proxies: str) -> str:
     return proxies
 
 
-def _hostname(host: str) -> str | None:
+def _parse_hostname(host: str) -> str | None:
     """Return the host name in a Host header, without the port; None if it is malformed."""
     with contextlib.suppress(ValueError):
         return urlsplit(f"//{host}").hostname
     return None
 
 
-def _key_of(authorization: str) -> bytes:
+def _parse_key(authorization: str) -> bytes:
     """Return the API key in an Authorization header (Bearer or Basic), empty if there is none."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":

@@ -44,7 +44,7 @@ class ApiServer(uvicorn.Server):
         """Load the models if they are to be preloaded, then accept requests."""
         registry = self._app.registry
         for name in registry.names[: registry.limits.max_loaded] if registry.preload else ():
-            await registry.ready(name)
+            await registry.get_loaded(name)
         await super().startup(sockets)
         if self.started:
             self._ready()
@@ -65,7 +65,7 @@ class ApiServer(uvicorn.Server):
 
 
 def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM. Running requests then have `Limits.grace` seconds to finish.
+    """Run the server until SIGINT or SIGTERM; requests then have `Limits.grace` seconds to finish.
 
     Raises TriviumError if a model cannot be preloaded.
     """
@@ -76,7 +76,7 @@ def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -
 
 
 def allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
-    """Return the allowed values of the Host header for the address `host` that a server listens on.
+    """Return the Host headers that a server accepts if it listens on the address `host`.
 
     Returns None (any) if clients must send an API key.
 

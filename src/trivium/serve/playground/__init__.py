@@ -14,16 +14,16 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trivium.models import LogitsModel, num_parameters
-from trivium.serve.api_error import ApiError, respond
+from trivium.serve.api_error import ApiError, handle_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry, ServedModel
-from trivium.serve.playground.attention_tab import attention_tab
-from trivium.serve.playground.chat_tab import chat_tab
-from trivium.serve.playground.learn_tab import learn_tab
-from trivium.serve.playground.runs import runs_tab
-from trivium.serve.playground.tabs import EVENT, TABS, AddTab
+from trivium.serve.playground.attention_tab import build_attention_tab
+from trivium.serve.playground.chat_tab import build_chat_tab
+from trivium.serve.playground.learn_tab import build_learn_tab
+from trivium.serve.playground.runs import build_runs_tab
+from trivium.serve.playground.tabs import EVENT, TABS, BuildTab
 from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
-from trivium.serve.replies import finish_unless
+from trivium.serve.replies import run_until
 
 __all__ = ["mount_playground"]
 
@@ -80,8 +80,8 @@ def mount_playground(
             footer_links=[],
             run_history=False,
             app_kwargs={
-                "middleware": [Middleware(_Guard, stopping=registry.stopping)],
-                "exception_handlers": {404: respond},
+                "middleware": [Middleware(_GradioGuard, stopping=registry.stopping)],
+                "exception_handlers": {404: handle_error},
             },
             show_error=False,
             ssr_mode=False,
@@ -98,23 +98,29 @@ def mount_playground(
 
 
 def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
-    """Build the page: one tab for every task that a served model can perform, and learning tabs.
+    """Build the playground page, with a tab for every task that a served model can perform.
 
-    The tabs are chat, those in `TABS`, attention, learn and runs. When a tab is opened for the
-    first time, it shows an example for its first model.
+    Other tabs show attention weights, the topics of `trivium explain` and the loss curves of runs.
+    When a tab is opened for the first time, it shows an example for its first model.
     """
     outlines = {
-        model.name: lm for model in registry if (lm := model.outline()) is not None and lm.tokenizer
+        model.name: lm
+        for model in registry
+        if (lm := model.load_outline()) is not None and lm.tokenizer
     }
-    tabs: list[tuple[str, AddTab, list[str]]] = [
-        (name, add_tab, [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)])
-        for path, (name, add_tab) in {"/v1/chat/completions": ("chat", chat_tab), **TABS}.items()
+    tabs: list[tuple[str, BuildTab, list[str]]] = [
+        (name, build, [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)])
+        for path, (name, build) in {
+            "/v1/chat/completions": ("chat", build_chat_tab),
+            **TABS,
+        }.items()
     ]
     for name, _, able in tabs:
         if name == "translate":  # Pretrained models without fine-tuning cannot translate: last.
             able.sort(key=lambda each: outlines[each].settings.task is None)
     with_attention = [name for name, lm in outlines.items() if lm.spec.attention_only]
-    tabs += [("attention", attention_tab, with_attention), ("learn", learn_tab, [*outlines])]
+    tabs.append(("attention", build_attention_tab, with_attention))
+    tabs.append(("learn", build_learn_tab, [*outlines]))
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
@@ -126,25 +132,25 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
         page.load(describe, None, described, **EVENT)
         with gr.Tabs(elem_id="tabs"):
-            for name, add_tab, able in tabs:
+            for name, build_tab, able in tabs:
                 if able:
                     with gr.Tab(label(name), id=name) as tab:
                         opened = gr.State(False)
-                        add_tab(registry, {each: outlines[each] for each in able}, opened.change)
+                        build_tab(registry, {each: outlines[each] for each in able}, opened.change)
                     # The first tab is open when the page loads. Later events have no effect.
                     event = page.load if first else tab.select
                     event(lambda: True, None, opened, api_visibility="private")
                     first = False
             if runs is not None:
                 with gr.Tab(label("runs"), id="runs"):
-                    runs_tab(runs)
+                    build_runs_tab(runs)
     page.queue(default_concurrency_limit=_MAX_RUNNING, max_size=_MAX_WAITING, api_open=False)
     return page
 
 
 def _describe(model: ServedModel, request: gr.Request) -> str:
     """Return a description of a model: its architecture, size, task and tokenizers."""
-    lm = model.outline()
+    lm = model.load_outline()
     if lm is None:
         return text("models.damaged", request)
     if isinstance(lm.module, LogitsModel):
@@ -179,7 +185,7 @@ class _Page(gr.Blocks):
         return super().get_config_file() | {"is_colab": True}
 
 
-class _Guard:
+class _GradioGuard:
     """ASGI middleware that refuses unneeded paths of Gradio's API.
 
     When the server stops, it also ends responses that would never end, such as event streams.
@@ -199,4 +205,4 @@ class _Guard:
             return
 
         with contextlib.suppress(ApiError):  # Some responses never end by themselves.
-            await finish_unless(self._app(scope, receive, send), self._stopping.wait())
+            await run_until(self._app(scope, receive, send), self._stopping.wait())

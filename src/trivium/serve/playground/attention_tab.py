@@ -20,7 +20,7 @@ from trivium.serve.playground.texts import label
 _KINDS = ("encoder", "decoder", "cross")
 
 
-def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
+def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     """Build the tab that shows attention weights as a table, with a row for each query.
 
     See `TABS` for the arguments.
@@ -40,35 +40,35 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
         return [{"choices": list(numbers), "value": numbers[0]} for numbers in ranges]
 
     with gr.Row():
-        model = tabs.choose_model(models, "attention")
+        model = tabs.make_model_menu(models, "attention")
         layer, head = (
             gr.Dropdown(**options, label=label(f"attention.{part}"), elem_id=f"attention-{part}")
             for part, options in zip(("layer", "head"), choices(first))
         )
-    source = tabs.text_box("attention", "text", Examples(registry, models)("text"))
+    source = tabs.make_text_box("attention", "text", Examples(registry, models)("text"))
     with gr.Row(visible=has_both(first)) as of_both:
-        target = tabs.text_box("attention", "target", key="attention.target", lines=1)
+        target = tabs.make_text_box("attention", "target", key="attention.target", lines=1)
         kinds = [(label(f"attention.{kind}"), kind) for kind in _KINDS]
         kind = gr.Radio(kinds, value="cross", label=label("attention.kind"))
-    run = tabs.run_button("attention")
-    shown = tabs.table("attention", "attention.weights")
+    run = tabs.make_run_button("attention")
+    shown = tabs.make_output_table("attention", "attention.weights")
 
     async def look(
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
     ) -> Any:
         if not source:
-            raise tabs.empty_error(request)
+            raise tabs.make_empty_error(request)
         try:
             async with asyncio.timeout(registry.limits.timeout):
-                served = await registry.ready(name)
-                with served.in_use():
+                served = await registry.get_loaded(name)
+                with served.keep_loaded():
                     (pictures,) = await served.thread.call(
-                        attention_pictures, [(source, target)], MAX_TOKENS
+                        compute_attention_pictures, [(source, target)], MAX_TOKENS
                     )
             picture = pictures.get(kind) or next(iter(pictures.values()))
-            return _shaded(picture, layer, head)
+            return _make_shaded_table(picture, layer, head)
         except Exception as error:
-            raise tabs.plain_error(error, request) from error
+            raise tabs.make_error(error, request) from error
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     inputs = [model, source, target, kind, layer, head]
@@ -82,11 +82,11 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
         [of_both, layer, head],
         api_visibility="private",
     )
-    tabs.clear_for_another(model, [shown], looking)
+    tabs.clear_on_model_change(model, [shown], looking)
     tabs.clear_on_failure([shown], looking)
 
 
-def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:
+def _make_shaded_table(picture: AttentionPicture, layer: int, head: int) -> Any:
     """Return the attention weights of a head as a table. The larger a weight, the darker its cell.
 
     `layer` counts from 1. `head` counts from 1; 0 is the mean of all heads.
@@ -110,7 +110,7 @@ def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:
     return frame.style.map(shade, subset=columns).format("{:.2f}", subset=columns)
 
 
-def attention_pictures(
+def compute_attention_pictures(
     lm: LanguageModel, items: Sequence[tuple[str, str]]
 ) -> list[dict[str, AttentionPicture]]:
     """Compute the attention weights for pairs of a text and a target text.

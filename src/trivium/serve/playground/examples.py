@@ -35,22 +35,22 @@ class Examples:
             return sum(map(len, known)) / max(1, len(ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-        self._held_out = validation_texts(Path(registry.find(name).path or ""))
-        for key in {"text", "completions"} & self._held_out.keys():
-            self._held_out[key] = lm.settings.task_prefixes[0] + self._held_out[key]
+        self._validation_texts = find_validation_texts(Path(registry.find(name).path or ""))
+        for key in {"text", "completions"} & self._validation_texts.keys():
+            self._validation_texts[key] = lm.settings.task_prefixes[0] + self._validation_texts[key]
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
             # A model that was only pretrained fills gaps.
             gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)
             if gap is not None:
                 masked = self("fill-mask").replace("[MASK]", tokenizer.tokens[gap])
-                self._held_out["completions"] = masked
+                self._validation_texts["completions"] = masked
 
     def __call__(self, key: str) -> str:
         """Return the example for an input field, empty if there is none."""
-        return self._held_out.get(key) or self._language.get(f"example.{key}", "")
+        return self._validation_texts.get(key) or self._language.get(f"example.{key}", "")
 
 
-def validation_texts(run: Path) -> dict[str, str]:
+def find_validation_texts(run: Path) -> dict[str, str]:
     """Return validation texts of a training run: input field -> text.
 
     Fields without a text are left out. The dict is empty for other folders.
@@ -58,7 +58,7 @@ def validation_texts(run: Path) -> dict[str, str]:
     example = first_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
     users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
-    excerpt = next(_excerpts(run), "")
+    excerpt = next(_find_excerpts(run), "")
     masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
     texts = {
         "text": text or beginning(excerpt, _SHOWN_WORDS),
@@ -73,7 +73,7 @@ def validation_texts(run: Path) -> dict[str, str]:
     return {key: text for key, text in texts.items() if text}
 
 
-def _excerpts(run: Path) -> Iterator[str]:
+def _find_excerpts(run: Path) -> Iterator[str]:
     """Yield one validation excerpt for each data source of raw text of a run."""
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):

@@ -21,7 +21,7 @@ LANGUAGES = (_EN, _ZH)
 """For each language, a dict of key -> text."""
 
 
-def _keyed(texts: dict[str, str]) -> dict[str, str]:
+def _prefix_keys(texts: dict[str, str]) -> dict[str, str]:
     """Add a prefix to the keys. Gradio translates every string that is equal to a key.
 
     The prefix prevents names of models from being translated.
@@ -30,7 +30,7 @@ def _keyed(texts: dict[str, str]) -> dict[str, str]:
 
 
 TRANSLATIONS = gr.I18n(
-    **{"en": _keyed(_EN), **dict.fromkeys(("zh", "zh-CN", "zh-TW"), _keyed(_ZH))}
+    **{"en": _prefix_keys(_EN), **dict.fromkeys(("zh", "zh-CN", "zh-TW"), _prefix_keys(_ZH))}
 )
 """The texts that the browser translates."""
 
@@ -40,11 +40,11 @@ def label(key: str) -> Any:
     return TRANSLATIONS(f"trivium.{key}")
 
 
-def language(request: gr.Request) -> Language:
+def request_language(request: gr.Request) -> Language:
     """Return the language that the browser of a request prefers."""
     return "zh" if request.headers.get("accept-language", "").startswith("zh") else "en"
 
 
 def text(key: str, request: gr.Request, **values: object) -> str:
     """Return a text in the language of the browser, with values for its placeholders."""
-    return (_ZH if language(request) == "zh" else _EN)[key].format(**values)
+    return (_ZH if request_language(request) == "zh" else _EN)[key].format(**values)
