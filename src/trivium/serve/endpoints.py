@@ -270,8 +270,8 @@ class FillMaskRequest(ModelRequest):
         5,
         ge=1,
         le=100,
-        description="Number of predictions per mask. T5 and BART fill all masks of a text "
-        "together; GLM returns only one prediction.",
+        description="Number of predictions per mask. T5 and BART return this number of predictions "
+        "for all masks of a text together. GLM returns only one.",
     )
 
 
@@ -304,9 +304,7 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
     texts = as_list(request.text)
     pairs = [None] * len(texts) if request.pair is None else as_list(request.pair)
     if len(pairs) != len(texts):
-        message = (
-            f"there are {len(texts)} texts and {len(pairs)} second texts: give the same number."
-        )
+        message = f"there are {len(texts)} texts and {len(pairs)} second texts: give equal numbers."
         raise ApiError(400, message, param="pair")
     items = list(zip(texts, pairs))
     inputs = await _encode_texts(model, items, truncate=request.truncate)

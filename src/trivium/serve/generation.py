@@ -191,7 +191,10 @@ def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> Non
 # /v1/completions
 
 _Token = tuple[str, float | None, dict[str, float] | None]
-"""Text, log-probability, and those of the most probable tokens; None where nothing precedes it."""
+"""A token's text, its log-probability, and the most probable tokens with their log-probabilities.
+
+The last two are None for the first token of a prompt, which no token precedes.
+"""
 
 
 @dataclass
