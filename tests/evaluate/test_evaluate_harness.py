@@ -186,9 +186,9 @@ def test_perplexity_and_writing_from_local_files(tasks):
 
 def test_what_the_harness_cannot_do(tasks):
     lm = counting_model("encoder", LOGITS)
-    with pytest.raises(SpecError, match="this model generates none"):
+    with pytest.raises(SpecError, match="this model cannot generate text"):
         run_tasks(lm, ["trivium_answer"], folder=tasks)
-    with pytest.raises(TriviumError, match="has no task nothing; known are trivium_answer"):
+    with pytest.raises(TriviumError, match="has no task nothing; known tasks: trivium_answer"):
         run_tasks(lm, ["nothing"], folder=tasks)
     with pytest.raises(TriviumError, match="no such folder of tasks"):
         run_tasks(lm, ["trivium_answer"], folder=tasks / "missing")

@@ -13,9 +13,9 @@ import trivium
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.evaluate.perplexity import (
     Perplexity,
+    iter_windows,
     perplexity,
     rolling_log_probability,
-    strided_windows,
 )
 from trivium.language_model import LanguageModel
 from trivium.models import build
@@ -172,7 +172,7 @@ def test_an_encoder_masks_every_token_in_turn(tmp_path):
     expected = 0.0
     for text in (text_of(23), text_of(5)):
         ids = ids_of(MASKING, text)
-        for start, first, stop in strided_windows(len(ids), 11, 7):
+        for start, first, stop in iter_windows(len(ids), 11, 7):
             row = [MASKING.cls_id, *ids[start:stop], MASKING.sep_id]
             for position in range(first, stop):
                 masked = torch.tensor([row])
@@ -201,7 +201,7 @@ def test_models_with_a_state_read_on_without_a_window(name):
 
 def test_every_token_is_scored_once_with_context():
     for count, window, stride in ((1, 4, 2), (101, 13, 5), (26, 13, 12), (27, 13, 1), (0, 3, 2)):
-        windows = list(strided_windows(count, window, stride))
+        windows = list(iter_windows(count, window, stride))
         scored = [token for _, first, stop in windows for token in range(first, stop)]
         assert scored == list(range(count))
         for start, first, stop in windows:

@@ -154,7 +154,7 @@ def test_prompts_that_are_too_long_lose_their_left():
     ids = lm.tokenizer.encode(rest, add_special_tokens=False).ids
     assert len(ids) == lm.spec.max_length - 10 - len(lm.tokenizer.prefix_ids)
     assert truncate_left(lm, "a b", 10) == "a b"
-    with pytest.raises(TriviumError, match="no prompt fits"):
+    with pytest.raises(TriviumError, match="no room for a prompt"):
         truncate_left(lm, "a", 100)
 
 

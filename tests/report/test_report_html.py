@@ -15,7 +15,12 @@ import pytest
 
 from trivium.errors import CheckpointError
 from trivium.report import write_comparison, write_report
-from trivium.report.html_report import confusion_matrix, line_chart, thin, token_statistics
+from trivium.report.html_report import (
+    compute_token_statistics,
+    make_confusion_matrix,
+    make_line_chart,
+    thin_curve,
+)
 from trivium.text import Tokenizer
 
 VOID = {"meta", "br", "link", "input"}
@@ -180,16 +185,16 @@ def test_a_fine_tuned_run(make_run, monkeypatch):
 
 
 def test_confusion_matrices():
-    matrix = confusion_matrix({"labels": ["a", "b"], "confusion": [[3, 1], [0, 0]]})
+    matrix = make_confusion_matrix({"labels": ["a", "b"], "confusion": [[3, 1], [0, 0]]})
     assert matrix is not None
     assert matrix["rows"][0] == ("a", [(3, 0.75, True), (1, 0.25, False)])
     assert matrix["rows"][1] == ("b", [(0, 0.0, False), (0, 0.0, True)])
     size = 71
     counts = [[row if row == column else 0 for column in range(size)] for row in range(size)]
-    large = confusion_matrix({"labels": [f"l{n}" for n in range(size)], "confusion": counts})
+    large = make_confusion_matrix({"labels": [f"l{n}" for n in range(size)], "confusion": counts})
     assert large is not None
     assert large["labels"] == [f"l{n}" for n in range(11, size)]
-    assert confusion_matrix({"labels": ["a"], "confusion": []}) is None
+    assert make_confusion_matrix({"labels": ["a"], "confusion": []}) is None
 
 
 def test_bits_per_byte_only_where_every_token_is_predicted(make_run):
@@ -255,7 +260,7 @@ def test_folders_that_cannot_be_reported_are_named(make_run, tmp_path):
 def test_statistics_of_a_tokenizer():
     texts = ["北京 the theme of the day"] * 9
     tokenizer = Tokenizer.train("byte-bpe", texts=texts, vocab_size=275, progress=False)
-    statistics = token_statistics(tokenizer)
+    statistics = compute_token_statistics(tokenizer)
     assert statistics["kind"] == "byte-bpe"
     assert statistics["merges"] == len(tokenizer.merges) > 5
     assert sum(count for _, count in statistics["lengths"]) == tokenizer.vocab_size - 1
@@ -285,11 +290,11 @@ def test_a_comparison(make_run, tmp_path):
 
 def test_long_curves_are_thinned():
     points = [(float(n), float(n % 7)) for n in range(1, 4002)]
-    thinned = thin(points)
+    thinned = thin_curve(points)
     assert len(thinned) <= 501
     assert (thinned[0], thinned[-1]) == (points[0], points[-1])
-    assert thin(points[:500]) == points[:500]
-    assert line_chart("empty", {"a": []}) is None
+    assert thin_curve(points[:500]) == points[:500]
+    assert make_line_chart("empty", {"a": []}) is None
 
 
 @pytest.mark.slow

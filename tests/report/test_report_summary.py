@@ -9,7 +9,7 @@ import pytest
 from report_runs import FACTS, RECIPE, losses
 
 from trivium.report import read_run, summarize, text_report
-from trivium.report.ranking import incomparable, rank_runs, text_ranking
+from trivium.report.ranking import describe_differences, format_ranking, rank_runs
 
 CAUSAL = '[model]\npreset = "{}"\n[objective]\nkind = "{}"\n'
 
@@ -157,7 +157,7 @@ def test_unequal_budgets_say_what_is_compared(make, budgets, after):
     assert ranking.note == (
         f"The budgets differ ({named}): the best losses up to {after} are compared."
     )
-    assert ranking.note in text_ranking(ranking)
+    assert ranking.note in format_ranking(ranking)
     assert [line.name for line in ranking.lines if line.place] == ["short", "long"]
 
 
@@ -174,7 +174,7 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
         (2, "long", 5.9, 6.0),
         (None, "unigram baseline", 7.0, None),
     ]
-    text = text_ranking(ranking)
+    text = format_ranking(ranking)
     assert text.startswith("next token after 6s")
     assert " 1. short" in text
 
@@ -192,10 +192,10 @@ def test_objectives_are_ranked_apart(make):
         "masked": ["d", "b", "unigram baseline"],
     }
     assert rank_runs(runs[:2], ["a", "b"]) == []
-    (sentence,) = incomparable(runs)
+    (sentence,) = describe_differences(runs)
     assert "different objectives (next token, masked)" in sentence
     assert text_report([run.folder for run in runs]).endswith(sentence)
-    assert incomparable([runs[0], runs[2]]) == []
+    assert describe_differences([runs[0], runs[2]]) == []
     other = [make("e", 5.0), make("f", 6.0, unigram_loss=8.0, bytes_per_token=8.5)]
     (ranking,) = rank_runs(other, ["e", "f"])
     assert not ranking.same_text
@@ -263,14 +263,14 @@ def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task,
     examples, predicted, metric = EXAMPLES[task]
     one = labelled("one", task, examples[:8], predicted[0])
     other = labelled("second", task, examples[2:], predicted[1])
-    first, second = incomparable([one, other])
+    first, second = describe_differences([one, other])
     assert "examples differ: 6 are in all runs (one: 8, second: 8)" in first
     assert second.startswith("On these 6: one ")
     assert second.count(metric) == 2
     if task == "classification":
         assert second == "On these 6: one accuracy 0.5000, second accuracy 0.5000."
     reordered = labelled("third", task, examples[:8][::-1], predicted[1])
-    assert incomparable([one, reordered]) == []
+    assert describe_differences([one, reordered]) == []
     apart = labelled("fourth", task, examples[8:], predicted[0])
-    (sentence,) = incomparable([one, apart])
+    (sentence,) = describe_differences([one, apart])
     assert "no held-out example in common" in sentence

@@ -231,14 +231,14 @@ def test_a_model_that_cannot_be_loaded_is_tried_again(paths, tmp_path):
         return load(path, device="cpu")
 
     with running({"broken": str(folder)}, load=slow) as server, ThreadPoolExecutor(3) as pool:
-        ready = server.registry.ready
+        get_loaded = server.registry.get_loaded
 
         async def counted(name):
             nonlocal requests
             requests += 1
-            return await ready(name)
+            return await get_loaded(name)
 
-        server.registry.ready = counted
+        server.registry.get_loaded = counted
         body = {"model": "broken", "prompt": "a", "max_tokens": 1}
         waiting = [pool.submit(server.post, "completions", body) for _ in range(3)]
         wait_until(lambda: requests == 3)
@@ -416,7 +416,7 @@ def test_no_call_waits_for_a_thread_that_failed(paths):
         def end(error):
             raise error
 
-        model.thread._restart = end
+        model.thread._fail_generations = end
         assert run_calls() == (503, 503)
         health = server.get("/healthz")
         assert (health.status_code, health.json()["failed"]) == (503, ["encoder"])

@@ -25,9 +25,9 @@ from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
-from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
-from trivium.serve.playground.examples import Examples, validation_texts  # noqa: E402
-from trivium.serve.playground.tabs import _sampling_controls, percent, visible  # noqa: E402
+from trivium.serve.playground.attention_tab import compute_attention_pictures  # noqa: E402
+from trivium.serve.playground.examples import Examples, find_validation_texts  # noqa: E402
+from trivium.serve.playground.tabs import _make_sampling_controls, escape_token, format_percent  # noqa: E402
 from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
 from trivium.text import Tokenizer  # noqa: E402
 
@@ -106,7 +106,7 @@ def functions(paths, runs_folder):
 
 
 def test_the_settings_of_generation_start_as_those_of_the_command():
-    controls = _sampling_controls()
+    controls = _make_sampling_controls()
     assert (controls["temperature"].value, controls["top_k"].value) == ("0.8", "")
     descriptions = {o.name: o.metadata["description"] for o in dataclasses.fields(SamplingParams)}
     for name in controls:
@@ -127,7 +127,7 @@ def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
     registry = registry_of(paths)
     try:
         named = {
-            model.name: "of sources" in _describe(model, ENGLISH)  # type: ignore[arg-type]
+            model.name: "source tokenizer" in _describe(model, ENGLISH)  # type: ignore[arg-type]
             for model in registry
         }
     finally:
@@ -143,7 +143,7 @@ def test_a_text_is_continued_with_probabilities(functions, models):
     assert (prompt, none) == (SENTENCE, None)
     assert len(table) == 7
     output = models["decoder"].generate(SENTENCE, max_new_tokens=7, temperature=0.0)
-    assert "".join(token for token, _ in tokens) == visible(output)
+    assert "".join(token for token, _ in tokens) == escape_token(output)
     assert plain == SENTENCE + output
     shares = [float(share.rstrip("%")) / 100 for share in table["Probability"]]
     expected = [1 - math.log(share) / math.log(1e-4) for share in shares]
@@ -153,10 +153,10 @@ def test_a_text_is_continued_with_probabilities(functions, models):
     assert list(table.columns) == ["Token", "Probability", "Most probable tokens"]
     request = models["decoder"].tokenizer.encode(SENTENCE).ids
     best = models["decoder"].logits([list(request)])[0, -1].softmax(-1).max()
-    assert table["Probability"][0] == percent(float(best))
+    assert table["Probability"][0] == format_percent(float(best))
     pieces, plain, _ = functions("generate", "translator", SENTENCE, 7, ENGLISH, *options)
     output = models["translator"].generate(SENTENCE, max_new_tokens=7, temperature=0.0)
-    assert "".join(token for token, _ in pieces) == visible(
+    assert "".join(token for token, _ in pieces) == escape_token(
         output
     )  # it does not continue its source
     with pytest.raises(gr.Error, match="no text yet"):
@@ -171,7 +171,7 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
     table = functions("fill-mask", "encoder", CHINESE, masked, 3)
     expected = models["encoder"].fill_mask(masked, top_k=3)
     assert list(table["词元"]) == [fill.token for fill in expected]
-    assert list(table["每词元概率"]) == [percent(fill.score) for fill in expected]
+    assert list(table["每词元概率"]) == [format_percent(fill.score) for fill in expected]
     with pytest.raises(gr.Error, match=r"there is no \[MASK\].*&lt;b&gt;"):
         functions("fill-mask", "encoder", ENGLISH, "<b>", 3)
 
@@ -264,7 +264,7 @@ def test_examples_are_in_the_language_of_the_model(paths, tmp_path):
     )
 
     def example(name):
-        return Examples(registry, {name: registry.find(name).outline()})("completions")
+        return Examples(registry, {name: registry.find(name).load_outline()})("completions")
 
     assert example("chinese") == "今天的天气"
     assert example("english") == "The weather was"
@@ -273,11 +273,11 @@ def test_examples_are_in_the_language_of_the_model(paths, tmp_path):
 
 def test_a_run_has_examples_of_its_own(tmp_path):
     (tmp_path / "predictions.jsonl").write_text('{"source": "Please sit down.", "target": "..."}\n')
-    assert validation_texts(tmp_path)["text"] == "Please sit down."
+    assert find_validation_texts(tmp_path)["text"] == "Please sit down."
     (tmp_path / "corpus.txt").write_text("the cat sat on the mat\n\nthe dog sat on the cat")
     tokenizer = Tokenizer.train("byte-bpe", texts=["the cat sat"], vocab_size=260, progress=False)
     prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / "shards")
-    texts = validation_texts(tmp_path)
+    texts = find_validation_texts(tmp_path)
     assert texts["text"] == "Please sit down."
     assert texts["completions"] == "Please sit down."
     assert texts["fill-mask"] == "the cat sat [MASK] the mat"
@@ -285,7 +285,7 @@ def test_a_run_has_examples_of_its_own(tmp_path):
 
 def test_attention_of_every_kind(functions, models):
     lm = models["translator"]
-    (found,) = attention_pictures(lm, [(SENTENCE, "it")])
+    (found,) = compute_attention_pictures(lm, [(SENTENCE, "it")])
     assert {*found} == {"encoder", "decoder", "cross"}
     source = list(lm.source_tokenizer.encode(SENTENCE).ids)
     target = [0, *lm.text_tokenizer.encode("it").ids]
@@ -295,12 +295,12 @@ def test_attention_of_every_kind(functions, models):
     table = functions("look", "translator", SENTENCE, "it", "cross", 2, 1, ENGLISH)
     assert table.data.shape == (len(target), len(source) + 1)
     assert float(table.data.iloc[1, 2]) == pytest.approx(float(cross[1, 0, 1, 1]))
-    (generated,) = attention_pictures(lm, [("today", "")])
+    (generated,) = compute_attention_pictures(lm, [("today", "")])
     assert {*generated} == {*found}
     table = functions("look", "encoder", SENTENCE, "", "cross", 1, 0, ENGLISH)
     ids = models["encoder"].tokenizer.encode(SENTENCE).ids
     assert table.data.shape == (len(ids), len(ids) + 1)
-    with pytest.raises(gr.Error, match="here are 2 layers"):
+    with pytest.raises(gr.Error, match="there are only 2 layers"):
         functions("look", "encoder", SENTENCE, "", "cross", 9, 0, ENGLISH)
     with pytest.raises(gr.Error, match="fit a picture"):
         functions("look", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)
@@ -321,9 +321,9 @@ def test_a_topic_explains_a_text_in_the_language_of_the_page(functions):
 
 
 def test_the_curves_of_runs_grow(paths, runs_folder):
-    from trivium.serve.playground.runs import run_names
+    from trivium.serve.playground.runs import list_runs
 
-    assert run_names(runs_folder) == ["first"]
+    assert list_runs(runs_folder) == ["first"]
 
     async def build():
         return build_page(registry_of({}), runs_folder)
@@ -428,7 +428,7 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         assert page.locator("#tag-model input").input_value() == "tag"  # no text of the page
         run(page, "Fill masks", "fill-mask")
         best = models["encoder"].fill_mask("The [MASK] was cloudy yesterday.")[0]
-        seen(page, "#fill-mask-table", percent(best.score))
+        seen(page, "#fill-mask-table", format_percent(best.score))
         page.locator("#fill-mask-text textarea").fill("no mask")
         page.locator("#fill-mask-run").click()  # what was there is no answer to this
         page.locator("#fill-mask-table").get_by_text("%").first.wait_for(state="detached")

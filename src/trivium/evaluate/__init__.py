@@ -1,1 +1,1 @@
-"""How good a model is, and what simpler ones reach."""
+"""Evaluation of models: perplexity, few-shot prompting, lm-evaluation-harness and best-of-n."""

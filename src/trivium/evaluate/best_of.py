@@ -1,4 +1,7 @@
-"""Best of n: samples of a prompt, ranked by a reward; the best and the worst are a preference."""
+"""Best-of-n sampling: samples of a prompt are ranked by a reward.
+
+The best and the worst sample can form a preference pair.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from trivium.rewards import RewardFunction, Sample, all_scores
 def ranked(
     lm: LanguageModel, reward: RewardFunction, prompt: str, requests: Sequence[GenerationRequest]
 ) -> list[tuple[float, GenerationRequest]]:
-    """Finished samples of a prompt with their rewards, by its weight, the highest first.
+    """Score the finished samples of a prompt. Returns (score, sample) pairs, the best first.
 
-    Those that are answers of a conversation are judged as messages.
+    The score is the reward multiplied by its weight. Samples that are answers in a conversation are
+    passed to the reward function as messages.
     """
-    samples = [_sample(lm, prompt, one) for one in requests]
+    samples = [_make_sample(lm, prompt, request) for request in requests]
     scores = reward.weight * all_scores([reward], samples)[:, 0]
     return sorted(zip(scores.tolist(), requests, strict=True), key=lambda pair: -pair[0])
 
@@ -26,26 +30,31 @@ def ranked(
 def best_and_worst(
     lm: LanguageModel, prompt: str, samples: Sequence[tuple[float, GenerationRequest]]
 ) -> dict[str, Any] | None:
-    """A row of preferences from ranked samples; None where no reward is above another.
+    """Return a preference pair (prompt, chosen, rejected) from the best and the worst sample.
 
-    Empty samples, which `finetune preference` does not read, are left out. Texts go on where the
-    prompt ends.
+    `samples` are the (score, sample) pairs from `ranked`. Empty samples are ignored, because
+    `finetune preference` does not accept them. The texts are continuations of the prompt, or
+    messages if the samples are answers in a conversation. Returns None if all scores are equal.
     """
-    some = [pair for pair in samples if pair[1].text.strip()]
-    if not some or some[0][0] == some[-1][0]:
+    nonempty = [pair for pair in samples if pair[1].text.strip()]
+    if not nonempty or nonempty[0][0] == nonempty[-1][0]:
         return None
-    (_, best), (_, worst) = some[0], some[-1]
+    (_, best), (_, worst) = nonempty[0], nonempty[-1]
     if best.answers:
-        return {"prompt": prompt, "chosen": [_message(best)], "rejected": [_message(worst)]}
+        return {"prompt": prompt, "chosen": [_to_message(best)], "rejected": [_to_message(worst)]}
     return {"prompt": prompt, "chosen": best.text, "rejected": worst.text}
 
 
-def _message(request: GenerationRequest) -> dict[str, str]:
+def _to_message(request: GenerationRequest) -> dict[str, str]:
+    """Return the generated text as a message of the assistant."""
     return {"role": "assistant", "content": request.text.strip()}
 
 
-def _sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
+def _make_sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
+    """Convert a generated text to the input of a reward function."""
     response, record = request.text.strip(), Record({}, f'the prompt "{prompt}"')
     text = prompt + request.text.rstrip()
-    messages = ({"role": "user", "content": prompt}, _message(request)) if request.answers else ()
+    messages = (
+        ({"role": "user", "content": prompt}, _to_message(request)) if request.answers else ()
+    )
     return Sample(prompt, response, text, record, messages, request.finish_reason == "stop")

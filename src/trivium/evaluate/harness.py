@@ -1,7 +1,7 @@
-"""Models in lm-evaluation-harness (EleutherAI), which has the tasks that papers report.
+"""Evaluation of models with lm-evaluation-harness (EleutherAI), whose tasks papers report.
 
-Tasks on local files need no network: a YAML file with `dataset_path: json` and
-`dataset_kwargs: {data_files: {validation: /path/to/file.jsonl}}` in a folder of tasks.
+Tasks on local files need no network. Such a task is a YAML file in a folder of tasks, with
+`dataset_path: json` and `dataset_kwargs: {data_files: {validation: /path/to/file.jsonl}}`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MAX_NEW_TOKENS = 256  # the harness's own default
 
 
 def harness_model(lm: LanguageModel) -> Any:
-    """A model for `lm_eval.simple_evaluate(model=harness_model(lm), ...)`.
+    """Wrap a model for the harness: `lm_eval.simple_evaluate(model=harness_model(lm), ...)`.
 
-    Decoders and encoder-decoders give log-likelihoods and generate; encoders give
-    pseudo-log-likelihoods (Salazar et al. 2020) and do not generate.
+    Decoders and encoder-decoders compute log-likelihoods and generate text. Encoders compute
+    pseudo-log-likelihoods (Salazar et al. 2020) and do not generate text.
 
     Raises:
         MissingExtraError: the harness is not installed.
@@ -34,10 +34,13 @@ def harness_model(lm: LanguageModel) -> Any:
         from lm_eval.api.model import LM
 
     class HarnessModel(LM):
-        """`LM` by means of `LanguageModel`."""
+        """The harness's interface `LM`, implemented with a `LanguageModel`."""
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-            """(log p(continuation | context), whether it is the greedy one) of each request."""
+            """Return (log p(continuation | context), whether it is the greedy output) per request.
+
+            The arguments of a request are the context and the continuation.
+            """
             # Consecutive requests with the same context are continuations of one item.
             groups = itertools.groupby(requests, key=lambda request: request.args[0])
             items = [encode_item(lm, text, [one.args[1] for one in some]) for text, some in groups]
@@ -45,12 +48,12 @@ def harness_model(lm: LanguageModel) -> Any:
             return [(score.total, score.greedy) for scores in scored for score in scores]
 
         def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            """log p(text) of each request."""
+            """Return log p(text) for the text of each request."""
             return [rolling_log_probability(lm, request.args[0]) for request in requests]
 
         def generate_until(self, requests: list[Any]) -> list[str]:
-            """The generated text of each request, up to a stop string."""
-            return [_generated(lm, *request.args) for request in requests]
+            """Return the generated text for each request, up to a stop string."""
+            return [_generate_until(lm, *request.args) for request in requests]
 
     return HarnessModel()
 
@@ -63,14 +66,18 @@ def run_tasks(
     shots: int | None = None,
     limit: int | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Metrics of the harness's tasks: task -> "acc,none" -> value, as the harness names them.
+    """Evaluate a model on tasks of the harness. Returns the metrics of each task.
+
+    The result is a dict of task -> metric -> value. Metrics have the harness's names, such as
+    "acc,none".
 
     Args:
         lm: the model.
-        tasks: names of tasks, of the folder or of the harness itself.
-        folder: YAML files of tasks; if it is set, these are the only known ones.
-        shots: solved examples in the prompt; default: as the task says.
-        limit: only the first examples of a task.
+        tasks: the names of the tasks.
+        folder: a folder of YAML files that define tasks. If it is set, only these tasks are known;
+            otherwise the tasks of the harness itself.
+        shots: the number of solved examples in the prompt; default: the setting of the task.
+        limit: the number of examples per task to evaluate; default: all.
 
     Raises:
         MissingExtraError: the harness is not installed.
@@ -88,7 +95,7 @@ def run_tasks(
         log_samples=False,
         bootstrap_iters=0,
     )
-    assert results is not None  # None is for all processes but the first
+    assert results is not None  # None only in processes other than the first one
     return {
         task: {
             name: float(value)
@@ -100,9 +107,10 @@ def run_tasks(
 
 
 def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any:
-    """The harness's `TaskManager` of a folder, or of its own tasks, which has all the tasks.
+    """Return the harness's `TaskManager` after a check that it knows all tasks.
 
-    Raises as `run_tasks`.
+    The manager knows the tasks of the folder, or without a folder the harness's own tasks. See
+    `run_tasks` for the arguments and errors.
     """
     with require_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.tasks import TaskManager
@@ -117,18 +125,22 @@ def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any
         more = "" if len(names) <= 20 else f" and {len(names) - 20} more"
         known = f"{', '.join(names[:20]) or 'none'}{more}"
         near = did_you_mean(unknown[0], names) if unknown else ""
-        unknown_names = ", ".join(unknown) or "(none named)"
-        raise TriviumError(f"{where} has no task {unknown_names}; known are {known}.{near}")
+        unknown_names = ", ".join(unknown) or "(none given)"
+        raise TriviumError(f"{where} has no task {unknown_names}; known tasks: {known}.{near}")
     return manager
 
 
-def _generated(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
+def _generate_until(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
+    """Generate the continuation of a context with the generation options of a task.
+
+    Raises SpecError if the model cannot generate text.
+    """
     if "generate" not in lm.capabilities:
-        raise SpecError("this task needs generated text, and this model generates none.")
+        raise SpecError("this task needs generated text, but this model cannot generate text.")
     until = options.get("until") or []
     stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
     count = int(options.get("max_gen_toks") or options.get("max_new_tokens") or _MAX_NEW_TOKENS)
-    if lm.spec.max_length is not None:  # the harness wants more than small models have positions
+    if lm.spec.max_length is not None:  # small models have too few positions for the task's count
         count = min(count, max(1, lm.spec.max_length // 2))
     sampled = bool(options.get("do_sample", False))
     return lm.generate(

@@ -1,4 +1,4 @@
-"""Few-shot prompting (Brown et al. 2020): solved examples before a question, nothing is trained."""
+"""Few-shot prompting (Brown et al. 2020): solved examples before a question, without training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ Normalise = Literal["sum", "token", "byte"]
 
 @dataclass(frozen=True, slots=True)
 class PromptQuestion:
-    """A question: the text before its answer and after it, the answer, and all options."""
+    """A question of a prompt.
+
+    Args:
+        before: the text before the answer.
+        after: the text after the answer.
+        answer: the correct answer.
+        options: all possible answers; empty if the answer is generated freely.
+        where: the file and line of the question, for messages.
+    """
 
     before: str
     after: str
@@ -51,43 +59,46 @@ def fill_prompts(
     examples: Iterable[Record] | None = None,
     instruction: str = "",
 ) -> Iterator[tuple[PromptQuestion, str]]:
-    """Every question with its prompt: some solved examples, then the question itself.
+    """Yield every question with its prompt: solved examples, followed by the question itself.
 
     Args:
-        records: they have a column `answer` or `label` (or `target`, `output`). Beside a list of
-            `choices` an integer is the index of a choice, counted from 0. A string is the text of
-            a choice or, if there is no such choice, an index or a capital letter (A is 0).
-        shots: solved examples before each question.
-        seed: with the number of a question, decides which examples these are.
-        template: the text of an example, with {column} for a column and {answer} for its answer;
-            default: a line "Column: value" for each, the answer last.
-        options: the words for labels 0, 1, ...; or the only answers there are.
-        examples: records that solved examples are drawn from; default: the other questions.
-        instruction: stands once before them.
+        records: records with a column `answer`, `label`, `target` or `output`. If a record also has
+            a list of `choices`, an integer answer is the index of a choice, counted from 0. A
+            string answer is the text of a choice. If there is no such choice, it is an index or a
+            capital letter (A is 0).
+        shots: the number of solved examples before each question.
+        seed: the random seed for the choice of examples. Different questions get different
+            examples.
+        template: the text of an example, with {column} for the value of a column and {answer} for
+            the answer; default: a line "Column: value" for each column, the answer last.
+        options: the words for the labels 0, 1, ...; or all possible answers.
+        examples: records for the solved examples; default: the other questions.
+        instruction: a text at the start of the prompt.
 
     Raises:
-        DataError: no question, a column that is missing, an answer that is no option, or too few
+        DataError: no questions, a missing column, an answer that is not an option, or too few
             examples.
     """
-    questions = _questions(records, template, options)
+    questions = _make_questions(records, template, options)
     if not questions:
-        raise DataError("The data holds no question.")
-    pool = questions if examples is None else _questions(examples, template, options)
+        raise DataError("The data contains no questions.")
+    pool = questions if examples is None else _make_questions(examples, template, options)
     count = len(pool) - 1 if examples is None else len(pool)  # without the question itself
     if not 0 <= shots <= count:
         raise DataError(f"{shots} shots, but there are only {count} examples.")
-    for index, one in enumerate(questions):
-        drawn = random.Random(f"{seed} {index}").sample(range(count), shots)
+    for index, question in enumerate(questions):
+        sampled = random.Random(f"{seed} {index}").sample(range(count), shots)
         if examples is None:
-            drawn = [i + 1 if i >= index else i for i in drawn]
-        solved = [f"{pool[i].before}{pool[i].answer}{pool[i].after}" for i in drawn]
+            sampled = [i + 1 if i >= index else i for i in sampled]
+        solved = [f"{pool[i].before}{pool[i].answer}{pool[i].after}" for i in sampled]
         head = [instruction] if instruction else []
-        yield one, "\n\n".join([*head, *solved, one.before])
+        yield question, "\n\n".join([*head, *solved, question.before])
 
 
-def _questions(
+def _make_questions(
     records: Iterable[Record], template: str | None, words: Sequence[str]
 ) -> list[PromptQuestion]:
+    """Convert records to questions. `words` are the `options` of `fill_prompts`."""
     rows, questions = list(records), []
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
     for record, column in zip(rows, answers):
@@ -98,23 +109,26 @@ def _questions(
     labels = sorted({str(record[column]) for record, column in zip(rows, answers)})
     for record, column in zip(rows, answers):
         listed, answer = record.columns.get("options"), str(record[column])
-        choices = _choices(record, listed) if listed else ()
+        choices = _read_choices(record, listed) if listed else ()
         usual = labels if column.lower() == "label" else ()
         options = tuple(map(str, choices or words or usual))
         if options:
-            answer = _option(record, column, options, is_index=bool(choices))
+            answer = _find_option(record, column, options, is_index=bool(choices))
         columns = [name for name in record if name not in (column, listed)]
         lines = [f"{name.capitalize()}: {{{name}}}" for name in columns]
         text = template or "\n".join([*lines, "Answer: {answer}"])
         if text.count("{answer}") != 1:
             raise DataError(f"the template {template!r} must have {{answer}} in it once.")
-        before, after = (_fill(part, record) for part in text.split("{answer}"))
+        before, after = (_fill_template(part, record) for part in text.split("{answer}"))
         questions.append(PromptQuestion(before, after, answer, options, record.where))
     return questions
 
 
-def _choices(record: Record, column: str) -> list[Any]:
-    """The list of choices in a column; in a table it is a list in JSON."""
+def _read_choices(record: Record, column: str) -> list[Any]:
+    """Return the list of choices in a column. In a CSV or TSV table, the list is written as JSON.
+
+    Raises DataError if the value is not a list.
+    """
     choices: Any = record[column] or []
     with contextlib.suppress(ValueError):
         choices = json.loads(choices) if record.untyped and choices else choices
@@ -123,10 +137,13 @@ def _choices(record: Record, column: str) -> list[Any]:
     return choices
 
 
-def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
-    """The option that the answer in a column names; `is_index`: an integer is always an index.
+def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
+    """Return the option that the answer in a column refers to.
 
-    The cells of a table have no types: whatever looks like an integer is one.
+    `is_index` says that an integer is always the index of an option. The cells of a table have no
+    types, so a cell that looks like an integer is treated as an integer.
+
+    Raises DataError if there is no such option.
     """
     value, answer = record[column], str(record[column])
     if isinstance(value, float) and value.is_integer():
@@ -138,22 +155,24 @@ def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: 
     number = int(value) if is_integer or answer.isdecimal() else number
     if not 0 <= number < len(options):
         raise DataError(
-            f'{record.where}: the answer "{answer}" is none of the options {", ".join(options)}, '
-            f"nor an index from 0 to {len(options) - 1}.{did_you_mean(answer, options)}"
+            f'{record.where}: the answer "{answer}" is none of the options {", ".join(options)} '
+            f"and not an index from 0 to {len(options) - 1}.{did_you_mean(answer, options)}"
         )
     return options[number]
 
 
-def _fill(template: str, record: Record) -> str:
-    """The template with the values of columns in place of {column}."""
+def _fill_template(template: str, record: Record) -> str:
+    """Replace every {column} in a template by the value of the column in the record."""
     return re.sub(r"\{([^{}]+)\}", lambda name: str(record.value(name[1])), template)
 
 
 def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
-    """The end of a prompt that leaves positions for `max_new_tokens`.
+    """Cut the start of a prompt if it is too long for the model.
+
+    A decoder's prompt leaves room for `max_new_tokens` tokens.
 
     Raises:
-        TriviumError: no prompt at all would fit.
+        TriviumError: there is no room for any prompt.
     """
     limit = lm.spec.max_length
     if limit is None:
@@ -165,10 +184,10 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
         capacity = limit - len(tokenizer.prefix_ids) - max_new_tokens
     if capacity < 1:
         raise TriviumError(
-            f"max_new_tokens is {max_new_tokens}: no prompt fits beside it into the model's "
+            f"max_new_tokens is {max_new_tokens}: this leaves no room for a prompt in the model's "
             f"{limit} positions."
         )
-    # The rest of a text may have a token more than it had inside the text.
+    # The rest of a text may have one token more when it is tokenized on its own: check again.
     while len(offsets := tokenizer.encode(prompt, add_special_tokens=False).offsets) > capacity:
         prompt = prompt[max(1, offsets[-capacity][0]) :]
     return prompt
@@ -182,50 +201,64 @@ def few_shot(
     max_new_tokens: int = 32,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Metrics:
-    """Accuracy on the questions of `fill_prompts`, its 95 % confidence interval, and what always
-    the most frequent answer reaches.
+    """Answer the questions of `fill_prompts` and return the accuracy.
 
-    The most probable option after the prompt is the answer; without options it is generated, up to
-    the end of the line.
+    The answer is the most probable option after the prompt. If a question has no options, the
+    answer is generated, up to the end of the line.
 
     Args:
-        normalise: options are compared by log-probability, in all, per token or per byte.
-        max_new_tokens: of a generated answer.
-        progress: called with the number of questions done.
+        lm: the model.
+        prompts: the questions with their prompts.
+        normalise: how to compare the log-probabilities of options: "sum", per "token" or per
+            "byte".
+        max_new_tokens: the maximum number of tokens of a generated answer.
+        progress: called with the number of answered questions.
+
+    Returns:
+        The accuracy with its 95 % confidence interval, and `majority`, the accuracy of always
+        giving the most frequent answer.
 
     Raises:
-        SpecError: questions without options need a model that generates.
+        SpecError: a question has no options and the model cannot generate text.
     """
     rows: list[dict[str, Any]] = []
-    for one, text in prompts:
-        if one.options:
-            answer = _best_option(lm, text, one, normalise)
+    for question, text in prompts:
+        if question.options:
+            answer = _best_option(lm, text, question, normalise)
         else:
-            # Tokenizers put the space before a word into the word: no prompt must end with one.
+            # In most tokenizers the space before a word is part of the word's token. Therefore the
+            # prompt must not end with a space.
             text = truncate_left(lm, text.rstrip(" "), max_new_tokens)
             answer = lm.generate(text, max_new_tokens=max_new_tokens, stop=["\n"], temperature=0.0)
-        right = answer.split() == one.answer.split()
-        row = {"where": one.where, "answer": one.answer, "predicted": answer, "right": right}
-        rows.append(row)
+        right = answer.split() == question.answer.split()
+        row = {"where": question.where, "answer": question.answer}
+        rows.append(row | {"predicted": answer, "right": right})
         progress(len(rows))
-    share = sum(row["right"] for row in rows) / len(rows)
-    majority = max(Counter(one.answer for one, _ in prompts).values()) / len(rows)
-    low, high = _wilson(share, len(rows))
-    values = {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "majority": majority}
-    return Metrics(values).with_examples(rows)
+    accuracy = sum(row["right"] for row in rows) / len(rows)
+    majority = max(Counter(question.answer for question, _ in prompts).values()) / len(rows)
+    low, high = _wilson_interval(accuracy, len(rows))
+    values = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
+    return Metrics(values | {"majority": majority}).with_examples(rows)
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share, also of few cases (Wilson 1927)."""
+def _wilson_interval(fraction: float, count: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval (Wilson 1927) of a fraction of `count` cases."""
     squared = 1.96**2 / count
-    middle, width = share + squared / 2, math.sqrt(share * (1 - share) * squared + squared**2 / 4)
-    return (middle - width) / (1 + squared), (middle + width) / (1 + squared)
+    center = fraction + squared / 2
+    width = math.sqrt(fraction * (1 - fraction) * squared + squared**2 / 4)
+    return (center - width) / (1 + squared), (center + width) / (1 + squared)
 
 
-def _best_option(lm: LanguageModel, text: str, one: PromptQuestion, normalise: Normalise) -> str:
-    """The option of the largest log-probability per unit of `normalise`."""
-    values, scores = [], continuation_scores(lm, text, one.options, after=one.after)
-    for option, score in zip(one.options, scores):
+def _best_option(
+    lm: LanguageModel, prompt: str, question: PromptQuestion, normalise: Normalise
+) -> str:
+    """Return the option with the largest log-probability after the prompt.
+
+    Log-probabilities are divided by the number of tokens or bytes as `normalise` says.
+    """
+    options, values = question.options, []
+    scores = continuation_scores(lm, prompt, options, after=question.after)
+    for option, score in zip(options, scores):
         units = {"sum": 1, "token": max(1, score.num_tokens), "byte": len(option.encode())}
         values.append(score.total / units[normalise])
-    return one.options[values.index(max(values))]
+    return options[values.index(max(values))]

@@ -1,7 +1,7 @@
-"""Reports of runs: one HTML file per run, a comparison of several, and text for the terminal.
+"""Reports of training runs: HTML pages for one run or several, and summaries for the terminal.
 
-Only the files of run folders are read. Charts are drawn by uPlot (MIT licence), which is part of
-the page: it needs no network.
+Reports are made only from the files in run folders. The pages contain their own copy of uPlot (MIT
+licence), which draws the charts, so they need no network.
 """
 
 from trivium.report.html_report import text_report as text_report

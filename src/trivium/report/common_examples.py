@@ -1,4 +1,4 @@
-"""Labelled runs that were measured on different held-out examples, compared on the common ones."""
+"""Comparison of fine-tuned runs with different validation examples on the examples they share."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ import numpy as np
 from trivium.messages import translated
 from trivium.report.run_files import RunFiles
 
-# The keys that a run adds to an example in predictions.jsonl; the others are the example itself.
-_ANSWERS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
-_RIGHT = ("label", "tags", "answers", "target")
+# The keys that a run adds to an example in predictions.jsonl. All other keys identify the example.
+_PREDICTION_KEYS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
+_TARGET_KEYS = ("label", "tags", "answers", "target")
 
 
-def common_examples(runs: Sequence[RunFiles]) -> list[str]:
-    """Return sentences where the held-out examples of runs differ, with metrics on common ones."""
-    rows = [{_content(row): row for row in run.predictions} for run in runs]
+def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
+    """Return sentences that warn of different validation examples in fine-tuned runs.
+
+    They contain the metrics of all runs on the examples that the runs have in common. The list is
+    empty if all runs have the same examples, or if the predictions of a run are unknown.
+    """
+    rows = [{_example_key(row): row for row in run.predictions} for run in runs]
     common = set(rows[0]).intersection(*rows[1:])
-    if not all(rows) or all(len(one) == len(common) for one in rows):
+    if not all(rows) or all(len(examples) == len(common) for examples in rows):
         return []
     if not common:
         return [translated("comparison.no_common_examples")]
-    sizes = ", ".join(f"{run.name}: {len(one):,}" for run, one in zip(runs, rows))
+    sizes = ", ".join(f"{run.name}: {len(examples):,}" for run, examples in zip(runs, rows))
     sentences = [translated("comparison.common_examples", count=len(common), sizes=sizes)]
-    values = [_metric([one[key] for key in sorted(common)]) for one in rows]
+    values = [_compute_metric([examples[key] for key in sorted(common)]) for examples in rows]
     if all(values):
         shown = ", ".join(f"{run.name} {value}" for run, value in zip(runs, values))
         sentences.append(
@@ -35,17 +39,17 @@ def common_examples(runs: Sequence[RunFiles]) -> list[str]:
     return sentences
 
 
-def _content(row: Mapping[str, Any]) -> str:
-    """Return the text and the right answer of an example as JSON, which identify the example."""
-    return json.dumps({k: v for k, v in row.items() if k not in _ANSWERS}, sort_keys=True)
+def _example_key(row: Mapping[str, Any]) -> str:
+    """Return the text and the correct answer of an example as JSON, to identify the example."""
+    return json.dumps({k: v for k, v in row.items() if k not in _PREDICTION_KEYS}, sort_keys=True)
 
 
-def _metric(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name and the value of the metric that follows from predictions alone.
+def _compute_metric(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Compute a metric from the rows of predictions.jsonl. Returns its name and value as a string.
 
-    The result is empty for tasks whose metric needs more than the predictions.
+    The string is empty if the metric of the task cannot be computed from predictions alone.
     """
-    key = next((key for key in _RIGHT if key in rows[0]), None)
+    key = next((key for key in _TARGET_KEYS if key in rows[0]), None)
     if key is None or any("predicted" not in row or key not in row for row in rows):
         return ""
     right, predicted = ([row[name] for row in rows] for name in (key, "predicted"))

@@ -1,4 +1,4 @@
-"""One table of runs, whatever they train on: a row per run, the columns that apply."""
+"""A table of runs with one row per run, for runs of any objective."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from trivium.config import flatten_keys
 from trivium.report.run_files import RunFiles
 
 
-def run_names(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the names of the folders; where two are equal, their paths."""
+def name_runs(runs: Sequence[RunFiles]) -> list[str]:
+    """Return the folder names of the runs. If two names are equal, returns the paths instead."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
-    """Return the keys of the recipes in which the runs differ, with the value of each run.
+    """Return the recipe keys whose values differ between the runs, with the value of each run.
 
-    The value of a run whose recipe lacks the key is None.
+    The value is None if the recipe of a run does not contain the key.
     """
     recipes = [flatten_keys(run.recipe) for run in runs]
-    keys = dict.fromkeys(key for one in recipes for key in one)
-    rows = {key: [one.get(key) for one in recipes] for key in keys}
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    rows = {key: [recipe.get(key) for recipe in recipes] for key in keys}
     return {key: values for key, values in rows.items() if len(set(map(str, values))) > 1}
 
 
 def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
-    """Return a row per run: name, folder, model, objective, sizes, results and settings.
+    """Return one row per run with its name, folder, model, objective, sizes, results and settings.
 
-    `loss` and the metrics are `RunFiles.validation_metrics`. `seconds` includes preparation and
-    evaluations. Settings are the keys of the recipe in which the runs differ. All rows have the
-    same keys. A value that a run lacks is None, and a key that every run lacks is left out.
+    `loss` and the metrics come from `RunFiles.validation_metrics`. `seconds` includes preparation
+    and evaluations. The settings are the recipe keys whose values differ between the runs. All rows
+    have the same keys. Missing values are None, and keys without any value are left out.
     """
     rows: list[dict[str, Any]] = []
-    for name, run in zip(run_names(runs), runs, strict=True):
-        held_out = run.validation_metrics
-        bits = run.bits_per_byte(held_out["loss"]) if "loss" in held_out else None
+    for name, run in zip(name_runs(runs), runs, strict=True):
+        metrics = run.validation_metrics
+        bits = run.bits_per_byte(metrics["loss"]) if "loss" in metrics else None
         row = {"run": name, "folder": str(run.folder), "model": run.model}
-        row |= {"objective": run.objective, "parameters": run.fact("num_parameters")}
-        row |= {size: run.last(size) for size in ("step", "tokens")}
+        row |= {"objective": run.objective, "parameters": run.metadata_number("num_parameters")}
+        row |= {size: run.last_number(size) for size in ("step", "tokens")}
         row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
         row |= {"train_loss": [None, *(loss for _, loss in run.series("train_loss"))][-1]}
-        rows.append(row | held_out | {"bits_per_byte": bits, "seconds": run.last("seconds")})
+        rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last_number("seconds")})
     known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
     different = different_settings(runs)
     settings = [{key: different[key][index] for key in different} for index in range(len(runs))]

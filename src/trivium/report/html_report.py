@@ -1,4 +1,4 @@
-"""The HTML pages: figures of run folders for the templates."""
+"""HTML pages with the results of runs, made from the templates in `templates/`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,29 @@ from trivium.errors import CheckpointError
 from trivium.files import write_file
 from trivium.messages import terminal_language, translated
 from trivium.progress import format_duration
-from trivium.report.common_table import different_settings, run_names
-from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
-from trivium.report.run_files import Points, RunFiles, number, read_run
+from trivium.report.common_table import different_settings, name_runs
+from trivium.report.ranking import describe_differences, format_ranking, have_same_text, rank_runs
+from trivium.report.run_files import Points, RunFiles, read_run, to_float
 from trivium.report.summary import summarize, text_summary
 from trivium.text import Tokenizer
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MAX_POINTS = 500  # of a curve
-_MAX_LABELS = 60  # of a confusion matrix
+_MAX_POINTS = 500  # per curve
+_MAX_LABELS = 60  # per confusion matrix
 _NUM_EXAMPLE_TOKENS = 36
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run, finished or not, to `out` or `report.html` in its folder.
+    """Write the report of a run as an HTML page. Returns the path of the page.
+
+    The run may be unfinished.
+
+    Args:
+        run_folder: the folder of the run.
+        out: the path of the page; default: `report.html` in the folder.
 
     Raises:
-        CheckpointError: there is no run in the folder, or nothing measured yet.
+        CheckpointError: there is no run in the folder, or it has no records yet.
     """
     run = read_run(run_folder)
     summary = summarize(run)
@@ -55,58 +61,65 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         title=run.name,
         run=run,
         summary=summary,
-        loss_chart=line_chart(
+        loss_chart=make_line_chart(
             translated("report.loss_in_unit", unit=run.unit), losses, levels=run.baselines
         ),
-        metric_chart=_metric_chart(run),
+        metric_chart=_make_metric_chart(run),
         training_charts=[
-            *(line_chart(name, {name: run.series(f"train_{name}")}) for name in run.step_terms),
-            line_chart(
+            *(
+                make_line_chart(name, {name: run.series(f"train_{name}")})
+                for name in run.step_terms
+            ),
+            make_line_chart(
                 translated("report.learning_rate"), {"lr": run.series("lr")}, from_zero=True
             ),
-            line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
-            line_chart(
+            make_line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
+            make_line_chart(
                 translated("report.gradient_norm"),
                 {translated("report.norm"): run.series("grad_norm")},
             ),
         ],
-        confusion=confusion_matrix(run.evaluation),
-        coverage_chart=line_chart(
+        confusion=make_confusion_matrix(run.evaluation),
+        coverage_chart=make_line_chart(
             translated("report.accuracy_by_coverage"),
             {accuracy: [one[1:] for one in points]},
             x_label="coverage",
         ),
-        tokenizers=_tokenizers(run),
+        tokenizers=_describe_tokenizers(run),
     )
 
 
 def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write a page that compares runs over steps, tokens and time, and ranks them.
+    """Write an HTML page that compares and ranks runs. Returns the path of the page.
+
+    The charts show the losses over steps, tokens and time.
 
     Raises:
-        CheckpointError: fewer than two runs, or a folder without one.
+        CheckpointError: fewer than two runs, or a folder without a run.
     """
     if len(run_folders) < 2:
         raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
     runs = [read_run(folder) for folder in run_folders]
-    names, summaries = run_names(runs), [summarize(run) for run in runs]
+    names, summaries = name_runs(runs), [summarize(run) for run in runs]
     levels = runs[0].baselines if have_same_text(runs) else {}
 
     def chart(
         title: str, key: str, over: str, levels: dict[str, float], only: str | None = None
     ) -> dict[str, Any] | None:
+        """Return a chart with a curve per run; `only` selects the runs with an objective."""
         chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
         series = {name: run.series(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
         title = translated("comparison.over_axis", title=title, axis=translated(f"axis.{over}"))
         title += f", {only}" if len(chosen) < len(runs) else ""
-        return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
+        return make_line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     charts = []
     metrics = {run.metric for run in runs}
     if len(metrics) == 1 and (metric := metrics.pop()) is not None:
         charts.append(chart(metric, f"valid_{metric}", "step", {}))
-    for objective in dict.fromkeys(run.objective for run in runs):  # losses do not compare
+    # Losses of different objectives do not compare, so each objective has its own charts.
+    for objective in dict.fromkeys(run.objective for run in runs):
         for over in ("tokens", "seconds", "step"):
             charts.append(
                 chart(translated("report.validation_loss"), "valid_loss", over, levels, objective)
@@ -121,47 +134,52 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         title=translated("comparison.title", count=len(runs)),
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
-        warnings=incomparable(runs),
+        warnings=describe_differences(runs),
         settings=different_settings(runs),
         charts=charts,
     )
 
 
 def text_report(run_folders: Sequence[str | Path]) -> str:
-    """Return the summary of a run as plain text; of several, their verdicts and rankings."""
+    """Return a report as plain text: the summary of one run, or a comparison of several runs.
+
+    The comparison contains the verdict on each run, and the rankings.
+    """
     runs = [read_run(folder) for folder in run_folders]
     if len(runs) == 1:
         return text_summary(runs[0])
-    names, colon = run_names(runs), translated("join.colon")
+    names, colon = name_runs(runs), translated("join.colon")
     texts = [f"{name}{colon}{summarize(run).verdict}" for name, run in zip(names, runs)]
-    texts += [text_ranking(ranking) for ranking in rank_runs(runs, names)]
-    return "\n\n".join([*texts, *incomparable(runs)])
+    texts += [format_ranking(ranking) for ranking in rank_runs(runs, names)]
+    return "\n\n".join([*texts, *describe_differences(runs)])
 
 
-def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
-    """The metric of a task, or accuracies beside the terms of a loss."""
+def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
+    """Return the chart of a task's main metric, or of the accuracies logged with loss terms."""
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
-        return line_chart(
+        return make_line_chart(
             translated("report.accuracy"), {name: run.series(f"valid_{name}") for name in names}
         )
-    limit, total = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
-    measured = run.fact("metric_examples") or 0
+    limit = run.metadata_number("eval_examples") or 0
+    total = run.metadata_number("valid_examples") or 0
+    measured = run.metadata_number("metric_examples") or 0
     title = translated("report.metric_on_examples", metric=metric)
     if 0 < limit < total:
         title = translated("report.metric_on_some_examples", metric=metric, count=measured)
-    return line_chart(title, {metric: run.series(f"valid_{metric}")})
+    return make_line_chart(title, {metric: run.series(f"valid_{metric}")})
 
 
-def _shown(value: Any) -> str:
-    value_number = number(value)
+def _format_value(value: Any) -> str:
+    """Format a value for a table; numbers get thousands separators."""
+    value_number = to_float(value)
     if value_number is None:
         return str(value)
     return f"{value_number:,.0f}" if value_number.is_integer() else f"{value_number:,.4f}"
 
 
-def line_chart(
+def make_line_chart(
     title: str,
     series: Mapping[str, Points],
     *,
@@ -169,18 +187,21 @@ def line_chart(
     levels: Mapping[str, float] | None = None,
     from_zero: bool = False,
 ) -> dict[str, Any] | None:
-    """A chart that `templates/charts.js` draws with uPlot; None where there is nothing to draw.
+    """Return the data of a line chart, which `templates/charts.js` draws with uPlot.
+
+    Returns None if there are no points.
 
     Args:
-        title: names the vertical axis with its unit.
-        series: name -> (x, y) points; empty ones are left out.
-        levels: name -> y of horizontal lines to compare with.
-        from_zero: begin the vertical axis at 0.
+        title: the name of the vertical axis with its unit.
+        series: name -> (x, y) points of a curve. Empty curves are left out.
+        x_label: the quantity on the horizontal axis, such as "step".
+        levels: name -> y value of a horizontal line for comparison.
+        from_zero: whether the vertical axis starts at 0.
     """
     lines = []
     for color, (name, points) in enumerate(series.items()):
         if points:
-            xs, ys = zip(*thin(points), strict=True)
+            xs, ys = zip(*thin_curve(points), strict=True)
             lines.append({"name": name, "x": xs, "y": ys, "color": color % 8})
     if not lines:
         return None
@@ -193,20 +214,26 @@ def line_chart(
     }
 
 
-def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
-    """At most about `most` points: means over equal runs of them; both ends stay as they are.
+def thin_curve(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
+    """Reduce a curve to at most `most` points. The first and the last point are unchanged.
 
-    >>> thin([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
+    The other points are averaged in groups of (almost) equal size.
+
+    >>> thin_curve([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
     [(0, 1), (1.5, 3.0), (3, 5)]
     """
     if len(points) <= most:
         return list(points)
-    runs = np.array_split(np.array(points[1:-1]), most - 2)
-    return [points[0], *(tuple(run.mean(axis=0).tolist()) for run in runs), points[-1]]
+    groups = np.array_split(np.array(points[1:-1]), most - 2)
+    return [points[0], *(tuple(group.mean(axis=0).tolist()) for group in groups), points[-1]]
 
 
-def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
-    """Labels and rows of (count, share of the row), the most frequent labels where many."""
+def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the confusion matrix for the template; None if the evaluation has none.
+
+    Each cell is a tuple: the count, the fraction of the row's total, and whether the cell is on the
+    diagonal. If there are more than 60 labels, only the most frequent ones are included.
+    """
     labels, counts = evaluation.get("labels") or [], evaluation.get("confusion") or []
     if not counts or len(labels) != len(counts):
         return None
@@ -221,23 +248,28 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     return {"labels": [labels[label] for label in kept], "rows": rows, "total": len(labels)}
 
 
-def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Heading -> statistics of each tokenizer."""
+def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each tokenizer of a run: heading -> `compute_token_statistics`."""
     own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
     if run.source_tokenizer is not None:
         own = translated("report.target_tokenizer")
         tokenizers[translated("report.source_tokenizer")] = run.source_tokenizer
     tokenizers[own] = run.tokenizer
-    return {title: token_statistics(one) for title, one in tokenizers.items() if one is not None}
+    return {
+        title: compute_token_statistics(one) for title, one in tokenizers.items() if one is not None
+    }
 
 
-def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A vocabulary at a glance: sizes, tokens by length in characters, and examples."""
+def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return statistics of a vocabulary: sizes, tokens by length in characters, and examples.
+
+    Lengths above 13 count as 13, and tokens that are only part of a character count as 0.
+    """
     special = set(tokenizer.special_ids)
     ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
     tokens = [tokenizer.readable_tokens[index] for index in ids]
     continuing = sum(tokenizer.vocabulary.continues_word.tolist())
-    # A part of a character counts as none.
+    # A token that is only part of a character has the length 0.
     texts = (tokenizer.token_bytes[index].decode(errors="ignore") for index in ids)
     lengths = Counter(min(13, len(text)) for text in texts)
     step = max(1, len(tokens) // _NUM_EXAMPLE_TOKENS)
@@ -249,28 +281,28 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            translated("report.special_tokens"): _clipped(
+            translated("report.special_tokens"): _clip_tokens(
                 [tokenizer.tokens[i] for i in tokenizer.special_ids]
             ),
             translated("report.example_tokens"): tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
-            # The vocabulary of Chinese WordPiece has single characters only.
+            # In Chinese WordPiece vocabularies, all tokens are single characters.
             translated("report.longest_tokens"): longest if max(lengths, default=0) > 1 else [],
         },
     }
 
 
-def _clipped(tokens: list[str]) -> list[str]:
-    """Shorten a list of tokens: T5, for example, has a hundred sentinels."""
+def _clip_tokens(tokens: list[str]) -> list[str]:
+    """Shorten a long list of tokens, such as the 100 sentinel tokens of T5, for display."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:
         return tokens
     return [*tokens[:_NUM_EXAMPLE_TOKENS], translated("report.more_tokens", count=more)]
 
 
-def short(value: float) -> str:
-    """A number of about four digits.
+def format_short(value: float) -> str:
+    """Format a number with about four digits; large numbers get the suffix k, M or G.
 
-    >>> short(12500), short(2.5), short(0.0003)
+    >>> format_short(12500), format_short(2.5), format_short(0.0003)
     ('12.5k', '2.5', '0.0003')
     """
     for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
@@ -280,15 +312,15 @@ def short(value: float) -> str:
 
 
 def _write_page(path: Path, template: str, **values: Any) -> Path:
-    """Fill a template, and write it to a path, which is returned."""
+    """Fill a template with values and write the page to a path. Returns the path."""
     files = ("vendor/uPlot.iife.min.js", "charts.js", "vendor/uPlot.min.css", "page.css")
     *scripts, vendor_style, own_style = ((_TEMPLATES / name).read_text("utf-8") for name in files)
-    # Nothing is fetched, and no other script runs, whatever text a run puts into the page.
+    # The page loads nothing and runs no other script, even if texts of the run contain HTML.
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     sources = " ".join(f"'sha256-{one}'" for one in hashes)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {sources}"
     style = vendor_style + own_style
-    page = _environment().get_template(template)
+    page = _make_environment().get_template(template)
     path.parent.mkdir(parents=True, exist_ok=True)
     values["language"] = terminal_language()
     write_file(path, page.render(scripts=scripts, style=style, policy=policy, **values))
@@ -296,7 +328,8 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _make_environment() -> jinja2.Environment:
+    """Return the Jinja environment of the templates with its filters and translations."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -305,7 +338,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     pretty = functools.partial(json.dumps, indent=2, ensure_ascii=False)
-    environment.filters |= {"short": short, "duration": format_duration, "number": number}
-    environment.filters |= {"shown": _shown, "pretty": pretty}
+    environment.filters |= {"short": format_short, "duration": format_duration}
+    environment.filters |= {"number": to_float, "shown": _format_value, "pretty": pretty}
     environment.globals["_"] = translated
     return environment

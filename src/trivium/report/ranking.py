@@ -1,4 +1,7 @@
-"""Runs ranked by their loss after equal steps, tokens or time, beside the unigram baseline."""
+"""Rankings of runs by their loss after the same number of steps or tokens, or the same time.
+
+The unigram baseline is included for comparison.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,30 @@ from dataclasses import dataclass, replace
 
 from trivium.messages import display_width, padded, translated, translated_english
 from trivium.progress import format_duration
-from trivium.report.common_examples import common_examples
-from trivium.report.run_files import Points, RunFiles, number
+from trivium.report.common_examples import compare_common_examples
+from trivium.report.run_files import Points, RunFiles, to_float
 
-# Budgets in minutes and tokens end after a step: a run may take this much more than the shortest.
+# Budgets in minutes and tokens are checked only after a step. Therefore the losses of a run count
+# up to this multiple of the shortest run's budget.
 _TOLERANCE = 1.05
 _BUDGETS = ("steps", "tokens", "epochs", "minutes")
-# Unigram losses closer than this are those of the same text and tokenizer.
+# Runs whose unigram losses differ by less than this have the same text and tokenizer.
 _SAME_TEXT = 1e-6
 
 
 @dataclass(frozen=True)
 class RankedRun:
-    """A line of a ranking; a baseline has no place and no parameters, and was never measured.
+    """A run or a baseline in a ranking.
 
-    `loss` is in nats per token, `bits` in bits per byte; `at` is the step, the number of tokens or
-    the second at which the loss was measured.
+    Args:
+        place: the position in the ranking; None for a baseline.
+        name: the name of the run or of the baseline.
+        model: the model of the run.
+        parameters: the number of parameters; None for a baseline.
+        loss: the loss in nats per token.
+        bits: the loss in bits per byte, if it is known.
+        at: the step, the number of tokens or the time in seconds at which the loss was measured;
+            None for a baseline.
     """
 
     place: int | None
@@ -38,11 +49,18 @@ class RankedRun:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Runs with the same objective, best first, by the best loss until the shortest had ended.
+    """A ranking of runs with the same objective, the best run first.
 
-    `axis` is what they have had equally much of, up to `limit`: "step", "tokens" or "seconds".
-    `budgets` are their budgets where they differ. `same_text` False: they have other texts or
-    tokenizers, and are ranked by bits per byte.
+    The runs are compared by their best loss up to the end of the shortest run.
+
+    Args:
+        objective: the objective of the runs.
+        axis: the quantity that is equal in the comparison: "step", "tokens" or "seconds".
+        limit: the value of this quantity at the end of the shortest run.
+        lines: the runs and the baselines.
+        same_text: whether all runs have the same text and tokenizer. If not, they are ranked by
+            bits per byte.
+        budgets: the training budgets of the runs if they differ, otherwise empty.
     """
 
     objective: str
@@ -54,22 +72,22 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The objective, and when the runs are compared."""
-        after = self.shown(self.limit)
+        """The title: the objective, and the point of training at which the runs are compared."""
+        after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
     def note(self) -> str:
-        """A sentence where the runs were not given the same budget."""
+        """A sentence about the different training budgets of the runs; empty if they are equal."""
         if not self.budgets:
             return ""
         budgets = translated("join.comma").join(self.budgets)
         return translated(
-            "comparison.different_budgets", budgets=budgets, time=self.shown(self.limit)
+            "comparison.different_budgets", budgets=budgets, time=self.format_point(self.limit)
         )
 
-    def shown(self, at: float) -> str:
-        """A step, a number of tokens or a time in words."""
+    def format_point(self, at: float) -> str:
+        """Format a point of training: a step, a number of tokens or a time, depending on `axis`."""
         if self.axis == "seconds":
             return format_duration(at)
         return translated(
@@ -77,11 +95,15 @@ class Ranking:
         )
 
 
-def incomparable(runs: Sequence[RunFiles]) -> list[str]:
-    """Sentences on what runs side by side do not have in common."""
-    objectives = dict.fromkeys(_objective(run) for run in runs)
-    each = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
-    notes = dict.fromkeys(map(translated("join.semicolon").join, each))
+def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
+    """Return sentences that warn of differences between runs that make them hard to compare.
+
+    Runs may differ in the objective, in the metrics of the evaluation or in the validation
+    examples.
+    """
+    objectives = dict.fromkeys(_objective_name(run) for run in runs)
+    translated_notes = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
+    notes = dict.fromkeys(map(translated("join.semicolon").join, translated_notes))
     sentences = []
     if len(objectives) > 1:
         sentences.append(
@@ -92,37 +114,39 @@ def incomparable(runs: Sequence[RunFiles]) -> list[str]:
             translated("comparison.different_metrics", notes=" / ".join(filter(None, notes)))
         )
     if len(runs) > 1 and len(objectives) == 1 and all(run.evaluation for run in runs):
-        sentences += common_examples(runs)
+        sentences += compare_common_examples(runs)
     return sentences
 
 
 def have_same_text(runs: Sequence[RunFiles]) -> bool:
-    """Whether runs are known to have the same text and tokenizer: one unigram baseline."""
-    unigram = [run.fact("unigram_loss") or math.nan for run in runs]
+    """Return whether runs have the same text and tokenizer, and therefore equal unigram losses."""
+    unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
 
 
 def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
-    """A ranking for every objective that two or more pretraining runs share."""
+    """Return a ranking for every objective that two or more pretraining runs have in common."""
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.series("valid_loss") and run.metric is None:
-            groups.setdefault(_objective(run), []).append((name, run))
-    return [_rank(objective, group) for objective, group in groups.items() if len(group) > 1]
+            groups.setdefault(_objective_name(run), []).append((name, run))
+    return [_rank_group(objective, group) for objective, group in groups.items() if len(group) > 1]
 
 
-def _objective(run: RunFiles) -> str:
+def _objective_name(run: RunFiles) -> str:
+    """Return the objective of a run, with one name for all objectives of next-token prediction."""
     return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
-def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
-    budgets = [_budget(run) for _, run in group]
+def _rank_group(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
+    """Return the ranking of (name, run) pairs with the same objective."""
+    budgets = [_find_budget(run) for _, run in group]
     kinds = {kind for kind, _ in budgets}
     axis = {"steps": "step", "minutes": "seconds"}.get(*kinds) if len(kinds) == 1 else None
     axis = axis or "tokens"
-    limit = min(_losses(run, axis)[-1][0] for _, run in group)
+    limit = min(_validation_losses(run, axis)[-1][0] for _, run in group)
     same_text = have_same_text([run for _, run in group])
-    lines = [_line(name, run, axis, limit) for name, run in group]
+    lines = [_make_entry(name, run, axis, limit) for name, run in group]
     if same_text:
         _, run = group[0]
         for label, loss in run.baselines.items():
@@ -137,37 +161,43 @@ def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     return Ranking(objective, axis, limit, ranked, same_text, differ)
 
 
-def _budget(run: RunFiles) -> tuple[str, float]:
-    """The key of `[train]` that says how long a run is, and its value."""
-    sizes = {name: number(run.setting("train", name)) for name in _BUDGETS}
+def _find_budget(run: RunFiles) -> tuple[str, float]:
+    """Return the recipe key in `[train]` that limits the length of a run, and its value."""
+    sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
-def _line(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
-    """The best loss up to a limit, or the first one if that was measured later."""
-    points = _losses(run, axis)
+def _make_entry(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
+    """Return the entry of a run in a ranking, with its best validation loss up to `limit`.
+
+    If the first evaluation was after the limit, its loss is used. The place is not set yet.
+    """
+    points = _validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE
     in_time = [(loss, at) for at, loss in points if at <= most]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
-    parameters = run.fact("num_parameters")
+    parameters = run.metadata_number("num_parameters")
     return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 
-def _losses(run: RunFiles, axis: str) -> Points:
-    """Validation losses over steps, tokens, or seconds without the time of measuring them."""
+def _validation_losses(run: RunFiles, axis: str) -> Points:
+    """Return the validation losses of a run over steps, tokens or seconds.
+
+    The seconds of an evaluation are taken before it started, so they exclude its own duration.
+    """
     if axis != "seconds":
         return run.series("valid_loss", over=axis)
     seconds: dict[float, float] = {}
-    for key in ("valid_loss", "train_loss"):  # a record of training is written before measuring
+    for key in ("valid_loss", "train_loss"):  # training records are written before evaluations
         for record in run.metrics:
-            step, time = number(record.get("step")), number(record.get("seconds"))
+            step, time = to_float(record.get("step")), to_float(record.get("seconds"))
             if key in record and step is not None and time is not None:
                 seconds[step] = time
     return [(seconds.get(step, step), loss) for step, loss in run.series("valid_loss")]
 
 
-def text_ranking(ranking: Ranking) -> str:
-    """A ranking as plain text."""
+def format_ranking(ranking: Ranking) -> str:
+    """Return a ranking as plain text."""
     width = max(display_width(line.name) for line in ranking.lines)
     nats, per_byte = translated("unit.nats_per_token"), translated("unit.bits_per_byte")
     lines = [ranking.title, *filter(None, [ranking.note]), ""]

@@ -1,4 +1,4 @@
-"""The files of a run folder, as far as they exist."""
+"""Reads the files of a run folder for reports. Most files may be missing."""
 
 from __future__ import annotations
 
@@ -22,37 +22,49 @@ Points = Sequence[tuple[float, float]]
 
 
 class _Shape(BaseModel):
-    """What a report reads of a JSON file; other keys are not looked at."""
+    """The part of a JSON file that a report reads. Other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class _Sample(_Shape):
+    """A sample of the model's output in run.json."""
+
     prompt: str
     output: str
 
 
-class _ShownRow(_Shape):
+class _BatchRow(_Shape):
+    """A row of the first batch in run.json: (token, label, color) triples and a caption."""
+
     caption: str
     tokens: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
 
 
 class _Metadata(_Shape):
+    """The contents of run.json."""
+
     samples: list[_Sample] | None = None
-    first_batch: list[_ShownRow] | None = None
+    first_batch: list[_BatchRow] | None = None
 
 
 class _Response(_Shape):
+    """A sampled response with its reward in metrics.jsonl."""
+
     prompt: str
     response: str
     reward: float
 
 
 class _Record(_Shape):
+    """A record (line) of metrics.jsonl."""
+
     samples: list[_Response] = []
 
 
 class _LabelScores(_Shape):
+    """Precision, recall, F1 and number of examples of a label in evaluation.json."""
+
     label: str
     precision: float
     recall: float
@@ -61,6 +73,8 @@ class _LabelScores(_Shape):
 
 
 class _Mistake(_Shape):
+    """A wrong prediction in evaluation.json."""
+
     where: str
     text: str
     expected: str
@@ -69,6 +83,8 @@ class _Mistake(_Shape):
 
 
 class _Calibration(_Shape):
+    """The calibration of a classifier in evaluation.json."""
+
     calibration_error: float
     points: Annotated[
         list[Annotated[list[float], Field(min_length=3, max_length=3)]], Field(min_length=1)
@@ -81,6 +97,8 @@ class _Calibration(_Shape):
 
 
 class _Evaluation(_Shape):
+    """The contents of evaluation.json."""
+
     values: dict[str, float | None] = {}
     notes: list[str] = []
     by_label: list[_LabelScores] = []
@@ -91,16 +109,26 @@ class _Evaluation(_Shape):
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
+        """Check that the confusion matrix has as many columns as there are labels."""
         if any(len(row) != len(self.labels) for row in self.confusion):
-            raise ValueError("confusion has no number for each pair of labels")
+            raise ValueError("confusion does not have a number for each pair of labels")
         return self
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run, finished or not; what its folder lacks is empty.
+    """The contents of a run folder. The run may be unfinished, and missing files are empty.
 
-    `metadata` are those of `run.json`, `evaluation` that of a fine-tuned run's `evaluation.json`.
+    Args:
+        folder: the run folder.
+        recipe_text: the text of recipe.toml.
+        recipe: the recipe.
+        spec: the model specification, from spec.json.
+        metadata: the run metadata, from run.json.
+        metrics: the records of metrics.jsonl.
+        evaluation: the final evaluation of a fine-tuned run, from evaluation.json.
+        tokenizer: the tokenizer of the model, in an encoder-decoder that of the targets.
+        source_tokenizer: the tokenizer of the sources, if there is one.
     """
 
     folder: Path
@@ -115,66 +143,71 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the run folder."""
         return self.folder.resolve().name
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
-        """The held-out examples of a fine-tuned run with its predictions; empty where unknown."""
+        """The validation examples of a fine-tuned run with its predictions; empty if unknown."""
         return list(read_json_lines(self.folder / "predictions.jsonl"))
 
     def series(self, key: str, *, over: str = "step") -> Points:
-        """A curve of the run, by default over steps."""
-        return curve(self.metrics, key, over)
+        """Return the curve of a logged value: (x, y) points, with x from the key `over`."""
+        return extract_curve(self.metrics, key, over)
 
-    def fact(self, key: str) -> float | None:
-        """A number of `run.json`, None where there is none."""
-        return number(self.metadata.get(key))
+    def metadata_number(self, key: str) -> float | None:
+        """Return a number from run.json; None if it is missing."""
+        return to_float(self.metadata.get(key))
 
-    def last(self, key: str) -> float | None:
-        """A number of the last record, None where there is none."""
-        return number(self.metrics[-1].get(key))
+    def last_number(self, key: str) -> float | None:
+        """Return a number from the last record of metrics.jsonl; None if it is missing."""
+        return to_float(self.metrics[-1].get(key))
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median of the measured training speeds; None without any."""
+        """The median of the measured training speeds; None if no speed was measured."""
         speeds = [speed for _, speed in self.series("tokens_per_second")]
         return statistics.median(speeds) if speeds else None
 
-    def setting(self, section: str, key: str) -> Any:
-        """A value of the recipe, None where there is none."""
+    def recipe_value(self, section: str, key: str) -> Any:
+        """Return the value of a recipe key in a section; None if it is missing."""
         table = self.recipe.get(section)
         return table.get(key) if isinstance(table, dict) else None
 
     @property
     def model(self) -> str:
-        """The preset, or the model whose weights it started from."""
-        return str(self.setting("model", "preset") or self.setting("model", "init_from") or "")
+        """The preset of the model, or else the model whose weights initialized the run."""
+        return str(
+            self.recipe_value("model", "preset") or self.recipe_value("model", "init_from") or ""
+        )
 
     @property
     def objective(self) -> str:
-        """The kind of its objective, of several sources joined by +."""
+        """The kind of the objective. Objectives of several data sources are joined by "+"."""
         sources = self.recipe.get("mix") or [self.recipe]
         kinds = [str((source.get("objective") or {}).get("kind", "")) for source in sources]
         return " + ".join(dict.fromkeys(filter(None, kinds)))
 
     @property
     def predicts_next_token(self) -> bool:
-        """Whether each token of the text is predicted, so that bits per byte have a meaning."""
+        """Whether the model predicts every token of the text, so that bits per byte are defined."""
         return self.objective in ("causal", "bidirectional-lm")
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """Convert nats per token; None where the loss is not that of the whole text."""
-        per_token = self.fact("bytes_per_token")
+        """Convert a loss from nats per token to bits per byte.
+
+        Returns None if the loss does not cover every token of the text.
+        """
+        per_token = self.metadata_number("bytes_per_token")
         if not per_token or not self.predicts_next_token:
             return None
         return loss / math.log(2) / per_token
 
     @property
     def loss_terms(self) -> list[str]:
-        """The sources and terms of the loss that have `train_NAME` and `valid_NAME` records.
+        """The names of data sources and loss terms that have `train_NAME` and `valid_NAME` records.
 
-        Those of a policy, which has no validation loss, are `step_terms`.
+        Empty for a policy, which has no validation loss. See `step_terms`.
         """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("valid_") for key in keys if key.startswith("valid_"))
@@ -183,26 +216,26 @@ class RunFiles:
 
     @property
     def step_terms(self) -> list[str]:
-        """What is logged of the steps of a policy: rewards, divergence, length, ..."""
+        """The names of the values logged in policy optimization, such as rewards and lengths."""
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("train_") for key in keys if key.startswith("train_"))
         return [name for name in names if name != "loss"] if "train_policy" in keys else []
 
     @property
     def unfinished(self) -> bool:
-        """Whether it is known to be training still, or to have been interrupted."""
+        """Whether the run is still training or was interrupted. False if this is unknown."""
         return self.metadata.get("finished") is False
 
     @property
     def metric(self) -> str | None:
-        """The main metric of a fine-tuned run, which run.json names; None for pretraining."""
+        """The name of the main metric of a fine-tuned run; None for pretraining."""
         if self.evaluation or self.metadata.get("task"):
             return str(self.evaluation.get("main", self.metadata.get("metric", "loss")))
         return None
 
     @property
     def unit(self) -> str:
-        """The unit of losses in words: nats, in pretraining nats per token."""
+        """The name of the unit of losses: nats, or nats per token for pretraining."""
         return translated("unit.nats" if self.metric else "unit.nats_per_token")
 
     @property
@@ -213,31 +246,32 @@ class RunFiles:
 
     @property
     def score(self) -> float | None:
-        """The main metric at the end of the run."""
+        """The value of the main metric in the final evaluation; None if there is none."""
         values = self.evaluation.get("values")
-        return number(values.get(self.metric)) if isinstance(values, dict) else None
+        return to_float(values.get(self.metric)) if isinstance(values, dict) else None
 
     @property
     def validation_metrics(self) -> dict[str, float]:
-        """The held-out results of the weights that the run keeps, by name.
+        """The validation losses and metrics of the weights that the run saved: name -> value.
 
-        These are the metrics of the final evaluation, and the losses and metrics that were measured
-        at the step of these weights; before the end of a run, those of its last evaluation.
+        These are the results of the final evaluation, and the values that were measured during
+        training at the step of the saved weights. If this step is unknown, the values of the last
+        evaluation are used.
         """
-        records = [one for one in self.metrics if any(key.startswith("valid_") for key in one)]
-        kept = [one for one in records if one.get("step") == self.fact("weights_step")]
+        records = [row for row in self.metrics if any(key.startswith("valid_") for key in row)]
+        kept = [row for row in records if row.get("step") == self.metadata_number("weights_step")]
         record = [{}, *records, *kept][-1]
         measured = {
             key.removeprefix("valid_"): record[key] for key in record if key[:6] == "valid_"
         }
         final = self.evaluation.get("values") or {}
         values = (final | measured | final).items()
-        return {name: one for name, value in values if (one := number(value)) is not None}
+        return {name: one for name, value in values if (one := to_float(value)) is not None}
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Label -> nats per token of the unigram baseline; empty where there is none."""
-        loss = self.fact("unigram_loss")
+        """The loss of the unigram baseline in nats per token: label -> loss; empty if unknown."""
+        loss = self.metadata_number("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}
 
 
@@ -245,13 +279,14 @@ def read_run(folder: str | Path) -> RunFiles:
     """Read a run folder.
 
     Raises:
-        CheckpointError: no folder, no run in it, nothing measured yet, or a damaged file.
+        CheckpointError: there is no folder or no run in it, it has no records yet, or a file is
+            damaged.
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file() and not (folder / METRICS).is_file():
         problem = "is not a run" if folder.is_dir() else "does not exist"
         raise CheckpointError(
-            f"{folder} {problem}: give the folder that `trivium pretrain ... --out` named, which "
+            f"{folder} {problem}: give the folder from `trivium pretrain ... --out`, which "
             f"has a {RECIPE}.{'' if folder.is_dir() else did_you_mean_folder(folder)}"
         )
     try:
@@ -276,33 +311,40 @@ def read_run(folder: str | Path) -> RunFiles:
         raise CheckpointError(f"{folder} has a damaged file: {error}") from None
     if not metrics:
         raise CheckpointError(
-            f"{folder} has nothing to report yet: {METRICS} holds no record. The first one is "
+            f"{folder} has nothing to report yet: {METRICS} contains no records. The first one is "
             "written at step train.log_every."
         )
     return run
 
 
-def number(value: object) -> float | None:
-    """A finite number as a float, None for everything else."""
+def to_float(value: object) -> float | None:
+    """Return a finite number as a float, and None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
-    """(record[over], record[key]) of every record with a finite number in both."""
-    pairs = ((number(record.get(over)), number(record.get(key))) for record in records)
+def extract_curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
+    """Return the points (record[over], record[key]) of all records where both are finite numbers.
+
+    Other records are skipped.
+    """
+    pairs = ((to_float(record.get(over)), to_float(record.get(key))) for record in records)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
 def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
+    """Read a JSON object and check it against a schema; a missing file is an empty object.
+
+    Raises ValueError if the file contains something else.
+    """
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no JSON object")
+        raise ValueError(f"{path} is not a JSON object")
     try:
         shape.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path.name}: {key} is not as it is written: {first['msg']}") from None
+        raise ValueError(f"{path.name}: {key} has an unexpected value: {first['msg']}") from None
     return content

@@ -1,4 +1,4 @@
-"""A run in a few words: how good it became, against which baseline, and what to try if stuck."""
+"""The summary of a run: its results, the comparison with a baseline, and advice if it is stuck."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from trivium.messages import display_width, padded, translated, translated_english
-from trivium.report.run_files import RunFiles, number
+from trivium.report.run_files import RunFiles, to_float
 
-# Nats. Closer than this to the unigram baseline, a model has learned little but frequencies.
+# In nats. A model that is closer than this to the unigram baseline has learned little more than
+# the frequencies of tokens.
 _PLATEAU = 0.25
-# Nats above the best evaluation at which the last one counts as worse, not as noise.
+# In nats. If the last loss exceeds the best one by more than this, it is worse, not just noise.
 _OVERFITTING = 0.05
-# A main metric of a task (accuracy, F1, ...) of 0 to 1 below which it says nothing; that of
-# generated texts is higher for any text of the language.
+# If the main metric of a task (0 to 1) is below this, the model has learned nothing. The limit is
+# higher for generated texts, because any text of the right language has some overlap.
 _NOTHING_LEARNED, _NOTHING_GENERATED = 0.01, 0.05
 UNKNOWN_SHARE = 0.01
-"""A share of unknown tokens above which training warns of them."""
+"""The fraction of unknown tokens above which training prints a warning."""
 _TABLE_ROWS = 20
 
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """Losses in nats at one step, the training loss from the log step before; the main metric.
+    """The results of an evaluation at one step.
 
-    A policy has no validation loss.
+    Args:
+        step: the step.
+        train_loss: the training loss in nats from the last logged step.
+        valid_loss: the validation loss in nats; None for a policy.
+        metric: the value of the main metric of a task.
     """
 
     step: int
@@ -38,10 +43,15 @@ class EvaluationPoint:
 
 @dataclass(frozen=True)
 class Summary:
-    """The outcome of a run.
+    """The summary of a run.
 
-    `loss` is the best validation loss, without evaluations the last training loss. `stuck`: it
-    learned little more than a trivial baseline knows.
+    Args:
+        evaluations: the evaluations during training.
+        best: the best evaluation.
+        loss: the validation loss of the best evaluation, or the last training loss if there are no
+            evaluations.
+        verdict: the results, warnings and advice as a text.
+        stuck: whether the model is hardly better than a trivial baseline.
     """
 
     evaluations: tuple[EvaluationPoint, ...]
@@ -52,29 +62,29 @@ class Summary:
 
     @property
     def perplexity(self) -> float:
-        """The perplexity of `loss`, read as nats per token."""
+        """The perplexity that corresponds to `loss` in nats per token."""
         return math.exp(min(self.loss or 0.0, 700.0))
 
 
 def summarize(run: RunFiles) -> Summary:
-    """Sum up a run."""
-    evaluations = tuple(_evaluations(run))
-    best = min(evaluations, key=lambda point: _rank(run, point), default=None)
+    """Summarize the results of a run."""
+    evaluations = tuple(_list_evaluations(run))
+    best = min(evaluations, key=lambda point: _sort_key(run, point), default=None)
     train = [loss for _, loss in run.series("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
-        sentences, stuck = _task_verdict(run, run.metric, evaluations, best)
+        sentences, stuck = _judge_task(run, run.metric, evaluations, best)
     else:
-        sentences, stuck = _verdict(run, evaluations, best, loss)
-    sentences += [_unknown_tokens(run), *_warnings(run), _how_far(run)]
+        sentences, stuck = _judge_pretraining(run, evaluations, best, loss)
+    sentences += [_describe_unknown_tokens(run), *_list_warnings(run), _describe_progress(run)]
     verdict = translated("join.space").join(filter(None, sentences))  # Chinese has no space there
     return Summary(evaluations, best, loss, verdict, stuck)
 
 
 def text_summary(run: RunFiles) -> str:
-    """The table `Step | Training loss | Validation loss` and the verdict, as plain text."""
+    """Return the summary of a run as plain text: a table of evaluations and the verdict."""
     summary, metric, unit = summarize(run), run.metric, run.unit
-    best, unigram = summary.best, run.fact("unigram_loss")
+    best, unigram = summary.best, run.metadata_number("unigram_loss")
     columns = ("step", "training_loss", "validation_loss")
     head = [translated(f"report.{one}") for one in columns]
     head += [metric] if metric else []
@@ -111,8 +121,8 @@ def text_summary(run: RunFiles) -> str:
     return "\n".join(lines)
 
 
-def _warnings(run: RunFiles) -> Iterator[str]:
-    """Yield a sentence for each warning of training, and one for skipped steps."""
+def _list_warnings(run: RunFiles) -> Iterator[str]:
+    """Yield a sentence for each warning logged in training, and a sentence about skipped steps."""
     for record in run.metrics:
         if "warning" in record:
             step, warning = record.get("step"), translated_english(str(record["warning"]))
@@ -122,18 +132,18 @@ def _warnings(run: RunFiles) -> Iterator[str]:
         yield translated("verdict.skipped_steps", count=skipped)
 
 
-def _how_far(run: RunFiles) -> str:
-    """A sentence about a run that has not finished."""
+def _describe_progress(run: RunFiles) -> str:
+    """Return a sentence about the progress of an unfinished run; empty for a finished run."""
     if not run.unfinished:
         return ""
-    step, steps = run.last("step") or 0, run.setting("train", "steps")
+    step, steps = run.last_number("step") or 0, run.recipe_value("train", "steps")
     if steps:
         return translated("verdict.unfinished_of", step=step, steps=steps)
     return translated("verdict.unfinished", step=step)
 
 
-def _majority_label(run: RunFiles) -> tuple[str, float] | None:
-    """The most frequent label of the held-out examples and its share, where it is known."""
+def _find_majority_label(run: RunFiles) -> tuple[str, float] | None:
+    """Return the most frequent label of the validation examples and its fraction, if known."""
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
     if not labels or not counts or len(labels) != len(counts):
         return None
@@ -141,33 +151,42 @@ def _majority_label(run: RunFiles) -> tuple[str, float] | None:
     return str(labels[sizes.index(max(sizes))]), max(sizes) / max(1, sum(sizes))
 
 
-def _evaluations(run: RunFiles) -> list[EvaluationPoint]:
+def _list_evaluations(run: RunFiles) -> list[EvaluationPoint]:
+    """Return the evaluations of a run, from the records of metrics.jsonl."""
     points: list[EvaluationPoint] = []
     train: float | None = None
     for record in run.metrics:
-        train = number(record.get("train_loss")) or train
-        step, valid = number(record.get("step")), number(record.get("valid_loss"))
-        metric = number(record.get(f"valid_{run.metric}"))
+        train = to_float(record.get("train_loss")) or train
+        step, valid = to_float(record.get("step")), to_float(record.get("valid_loss"))
+        metric = to_float(record.get(f"valid_{run.metric}"))
         if step is not None and (valid, metric) != (None, None):
             points.append(EvaluationPoint(int(step), train, valid, metric))
     return points
 
 
-def _rank(run: RunFiles, point: EvaluationPoint) -> float:
-    """The smaller, the better: by the metric, without one by the loss."""
+def _sort_key(run: RunFiles, point: EvaluationPoint) -> float:
+    """Return the sort key of an evaluation, which is smallest for the best evaluation.
+
+    Evaluations are compared by the main metric, or by the validation loss if there is no metric.
+    """
     if point.metric is None:
         return math.inf if point.valid_loss is None else point.valid_loss
     return -point.metric if run.higher_is_better else point.metric
 
 
-def _task_verdict(
+def _judge_task(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
 ) -> tuple[list[str], bool]:
-    """The metric, and whether it is no better than one label for everything."""
+    """Return sentences about the main metric of a task, and whether the model is stuck.
+
+    A model is stuck if it has learned nothing, or if its accuracy is not better than that of always
+    predicting the most frequent label.
+    """
     if run.score is None:
         value = translated("verdict.not_measured") if best.metric is None else f"{best.metric:.4f}"
         return [translated("verdict.so_far", metric=metric, value=value, step=best.step)], False
-    examples = number(run.evaluation.get("num_examples")) or run.fact("valid_examples")
+    examples = to_float(run.evaluation.get("num_examples"))
+    examples = examples or run.metadata_number("valid_examples")
     result, count = f"{metric} {run.score:.4f}", len(evaluations)
     if metric.endswith("bleu"):
         result += f" ({100 * run.score:.1f} BLEU)"
@@ -177,10 +196,11 @@ def _task_verdict(
         result = translated("verdict.best_weights", result=result, step=best.step, count=count)
     generated = metric.endswith(("bleu", "rouge_l"))
     least = _NOTHING_GENERATED if generated else _NOTHING_LEARNED
-    if run.higher_is_better and metric != "reward" and run.score < least:  # that is any number
+    # A reward can be any number, so a small one does not mean that nothing was learned.
+    if run.higher_is_better and metric != "reward" and run.score < least:
         nothing = translated("verdict.nothing_learned", result=result)
-        return [nothing, _task_advice(run)], True
-    majority = _majority_label(run)
+        return [nothing, _suggest_task_changes(run)], True
+    majority = _find_majority_label(run)
     if metric != "accuracy" or majority is None:
         return [translated("verdict.result", result=result)], False
     label, share = majority
@@ -188,19 +208,20 @@ def _task_verdict(
         better = translated("verdict.above_majority", result=result, label=label, share=share)
         return [better], False
     no_better = translated("verdict.below_majority", result=result, label=label, share=share)
-    return [no_better, _task_advice(run)], True
+    return [no_better, _suggest_task_changes(run)], True
 
 
-def _task_advice(run: RunFiles) -> str:
-    if _unknown_tokens(run):
+def _suggest_task_changes(run: RunFiles) -> str:
+    """Return a sentence that advises what to try for a stuck fine-tuning run."""
+    if _describe_unknown_tokens(run):
         return translated("verdict.try_other_tokenizer")
     budgets = ("minutes", "tokens", "steps")
-    budget = next((key for key in budgets if run.setting("train", key)), "epochs")
+    budget = next((key for key in budgets if run.recipe_value("train", key)), "epochs")
     return translated("verdict.try_more_examples", budget=budget)
 
 
-def _unknown_tokens(run: RunFiles) -> str:
-    """A sentence where the tokenizer does not know the text."""
+def _describe_unknown_tokens(run: RunFiles) -> str:
+    """Return a sentence that warns of many unknown tokens in the text; empty if there are few."""
     shares = (run.metadata.get("unknown_shares") or {}).items()
     unknown = [
         translated("verdict.share_of_side", share=share, side=translated(f"side.{side}"))
@@ -212,23 +233,26 @@ def _unknown_tokens(run: RunFiles) -> str:
     return translated("verdict.unknown_tokens", shares=", ".join(unknown))
 
 
-def _verdict(
+def _judge_pretraining(
     run: RunFiles,
     evaluations: tuple[EvaluationPoint, ...],
     best: EvaluationPoint | None,
     loss: float | None,
 ) -> tuple[list[str], bool]:
-    """The loss beside the unigram baseline, and whether it is hardly better."""
+    """Return sentences about the loss of a pretraining run, and whether the model is stuck.
+
+    A model is stuck if its loss is hardly better than that of the unigram baseline.
+    """
     if loss is None:
         return [translated("verdict.no_loss")], False
     if best is not None:
         measured = "verdict.validation_loss"
-    elif run.fact("valid_tokens") or run.fact("valid_examples"):
+    elif run.metadata_number("valid_tokens") or run.metadata_number("valid_examples"):
         measured = "verdict.training_loss_not_evaluated"
     else:
         measured = "verdict.training_loss_nothing_held_out"
     result = translated(measured, loss=loss)
-    unigram, worse = run.fact("unigram_loss"), _worse_since(best, evaluations)
+    unigram, worse = run.metadata_number("unigram_loss"), _describe_overfitting(best, evaluations)
     if unigram is None:
         return [translated("verdict.result", result=result), worse], False
     below = unigram - loss
@@ -241,12 +265,17 @@ def _verdict(
         words = "verdict.no_better_than_unigram"
     else:
         words = "verdict.above_unigram"
-    advice = "" if worse or run.unfinished else _advice(run)
+    advice = "" if worse or run.unfinished else _suggest_changes(run)
     return [translated(words, result=result, unigram=unigram), worse, advice], True
 
 
-def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
-    """A sentence where the last weights are worse than those of an evaluation before."""
+def _describe_overfitting(
+    best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]
+) -> str:
+    """Return a sentence if the last loss is clearly worse than the best one; otherwise empty.
+
+    The sentence says whether the model overfits or the training loss rises, too.
+    """
     if best is None or best.valid_loss is None:
         return ""
     last = evaluations[-1]
@@ -258,16 +287,19 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
     return translated(words, loss=last.valid_loss, step=best.step)
 
 
-def _advice(run: RunFiles) -> str:
-    """What helped stuck runs, the cheapest first, without what this run does already."""
+def _suggest_changes(run: RunFiles) -> str:
+    """Return a sentence that advises what to try for a stuck pretraining run.
+
+    The cheapest measures come first. Measures that the run already uses are left out.
+    """
     advice = [translated("verdict.longer_run")]
-    lr = number(run.setting("optimizer", "lr"))
-    default = run.fact("default_lr")
+    lr = to_float(run.recipe_value("optimizer", "lr"))
+    default = run.metadata_number("default_lr")
     if lr is not None and default is not None and lr < 0.95 * default:
         advice.append(translated("verdict.higher_lr", lr=default))
-    if (number(run.setting("train", "batch_tokens")) or 0) > 16_384:
+    if (to_float(run.recipe_value("train", "batch_tokens")) or 0) > 16_384:
         advice.append(translated("verdict.smaller_batch"))
-    if (number(run.setting("model", "dropout")) or 0.0) > 0.0:
+    if (to_float(run.recipe_value("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
     stacks = [stack for stack in stacks if isinstance(stack, dict)]

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's API, endpoints for the other tasks, and a playground."""
+"""The HTTP server: OpenAI's API, endpoints for other tasks, and a playground in the browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `create_app` at its first use: it needs torch and optional libraries."""
+    """Import `create_app` on first access, because it needs torch and optional libraries."""
     if name != "create_app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

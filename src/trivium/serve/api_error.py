@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in the one shape that OpenAI's clients read."""
+"""Errors as HTTP responses, in the JSON format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from trivium.errors import TriviumError, nearest_name, shorten
 from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail
 
 CLIENT_CLOSED = 499
-"""The status in log and metrics of a request whose client left before its answer."""
+"""The status code in the log and the metrics if a client disconnects before the response."""
 
 _MAX_NAME, _MAX_VALUE = 100, 60
 _TYPE_NAMES = ("str", "int", "float", "bool")
-_OF_TOOLS, _TOOL_ROLES = ("tool_calls", "tool_call_id", "function_call"), ("tool", "function")
+_TOOL_FIELDS, _TOOL_ROLES = ("tool_calls", "tool_call_id", "function_call"), ("tool", "function")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """An HTTP error.
+    """An HTTP error that is sent in the format of OpenAI's API.
 
     Args:
-        status: of HTTP.
-        message: for people; the attribute `detail`.
+        status: the HTTP status code.
+        message: the message for people; stored in the attribute `detail`.
         param: the field of the request that is wrong.
-        code: for programs.
-        headers: of the answer, such as Retry-After.
+        code: an error code for programs.
+        headers: additional response headers, such as Retry-After.
     """
 
     def __init__(
@@ -49,103 +49,114 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
     def body(self) -> dict[str, Any]:
-        """`{"error": {"message", "type", "param", "code"}}`."""
+        """Return the JSON body: `{"error": {"message", "type", "param", "code"}}`."""
         default = "invalid_request_error" if self.status_code < 500 else "server_error"
         kind = _TYPES.get(self.status_code, default)
         detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail).model_dump()
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """Return the error as an HTTP response."""
         return JSONResponse(self.body(), self.status_code, headers=self.headers)
 
 
-def as_api_error(error: BaseException) -> ApiError:
-    """Any exception as what the client reads; of an unexpected one only the log has details."""
+def to_api_error(error: BaseException) -> ApiError:
+    """Convert any exception to an ApiError.
+
+    For unexpected exceptions, the message contains no details. They are only in the log.
+    """
     match error:
         case ApiError():
             return error
         case RequestValidationError() | ValidationError():
-            return _invalid(error.errors())
+            return _body_error(error.errors())
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case TriviumError():
             return ApiError(400, str(error))
         case TimeoutError():
-            message = "the time for a request was over before the answer: ask for less text."
+            message = "the request timed out before the answer was complete: ask for less text."
             return ApiError(504, message, code="timeout")
         case _:
             message = "the server failed; its log has the details."
             return ApiError(500, message, code="internal_error")
 
 
-async def respond(request: Request, error: Exception) -> JSONResponse:
-    """Answer an exception in this shape."""
+async def handle_error(request: Request, error: Exception) -> JSONResponse:
+    """Return the HTTP response for an exception. FastAPI calls this exception handler."""
     if isinstance(error, RequestValidationError):
         body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
-        return _invalid(error.errors(), getattr(body, "model_fields", None)).response()
-    return as_api_error(error).response()
+        return _body_error(error.errors(), getattr(body, "model_fields", None)).response()
+    return to_api_error(error).response()
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every exception in this shape."""
-
+    """Make the app send every exception as an error in the format of OpenAI's API."""
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
-        app.add_exception_handler(kind, respond)
+        app.add_exception_handler(kind, handle_error)
 
 
-def _invalid(errors: Sequence[Any], known: Mapping[str, Any] | None = None) -> ApiError:
-    """400 for a body that is not JSON, or for the first field that does not fit the schema.
+def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = None) -> ApiError:
+    """Return the error (400) for a body that is not JSON or does not match the schema.
+
+    The message names only the first field that is wrong.
 
     Args:
-        errors: pydantic's.
-        known: the fields of the endpoint by their names.
+        errors: the list of errors from pydantic.
+        known_fields: the fields of the endpoint's schema by name.
     """
-    known, first = known or {}, errors[0]
+    known_fields, first = known_fields or {}, errors[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
-    field = _path(first)[:1]
-    # Of a union every member has its errors; those farthest inside are of the member that is meant.
-    deepest = max((e for e in errors if _path(e)[:1] == field), key=lambda e: len(_path(e)))
-    path = _path(deepest)
+    field = _field_path(first)[:1]
+    # pydantic reports errors for every member of a union. The error with the longest path belongs
+    # to the member that the client meant.
+    same_field = [error for error in errors if _field_path(error)[:1] == field]
+    deepest = max(same_field, key=lambda error: len(_field_path(error)))
+    path = _field_path(deepest)
     if not path:
         return ApiError(400, "the body must be a JSON object; /docs has one for every endpoint.")
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
-    name, param = (_printable(text, _MAX_NAME) for text in (name, path[0]))
-    description = getattr(known.get(str(path[0])), "description", None) or ""
+    name, param = (_shorten_printable(text, _MAX_NAME) for text in (name, path[0]))
+    description = getattr(known_fields.get(str(path[0])), "description", None) or ""
     match deepest["type"]:
         case _ if description.startswith(NOT_SUPPORTED):
             verb, object_ = ("are", "them") if param.endswith("s") else ("is", "it")
             message = f"{param} {verb} not supported: leave {object_} out."
-        case _ if path[-1] in _OF_TOOLS or (path[-1] == "role" and deepest["input"] in _TOOL_ROLES):
+        case _ if path[-1] in _TOOL_FIELDS or (
+            path[-1] == "role" and deepest["input"] in _TOOL_ROLES
+        ):
             message = f"{name}: tools are not supported."
         case "too_short":
             message = f"{name} is empty, but must have at least one entry."
         case "missing":
             message = f"{name} is missing; "
-            unknown = [_path(e) for e in errors if e["type"] == "extra_forbidden"]
+            unknown = [_field_path(e) for e in errors if e["type"] == "extra_forbidden"]
             if siblings := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
-                other_name = _printable(siblings[0], _MAX_NAME)
+                other_name = _shorten_printable(siblings[0], _MAX_NAME)
                 message += f"there is no field {other_name}, did you mean {path[-1]}? "
             message += "/docs has an example of every endpoint."
         case "extra_forbidden":
-            similar = nearest_name(name, known) if len(path) == 1 else []
+            similar = nearest_name(name, known_fields) if len(path) == 1 else []
             hint = f"did you mean {similar[0]}? " if similar else ""
             message = f"there is no field {name}; {hint}/docs lists the fields of every endpoint."
         case "none_required":
             message = f"{name} is not supported: leave it out."
         case _:
-            same = [error for error in errors if _path(error) == path]
+            same = [error for error in errors if _field_path(error) == path]
             allowed = " or ".join(dict.fromkeys(map(expected, same)))
             allowed = allowed.replace("a table of keys", "an object")  # as JSON calls it
-            value = _printable(json.dumps(deepest["input"], default=str), _MAX_VALUE)
+            value = _shorten_printable(json.dumps(deepest["input"], default=str), _MAX_VALUE)
             message = f"{name} is {value}, but must be {allowed}."
     return ApiError(400, message, param=param)
 
 
-def _path(error: Any) -> list[str | int]:
-    """The steps to a field of the body, without the names of types that pydantic adds."""
+def _field_path(error: Any) -> list[str | int]:
+    """Return the path to the wrong field: its keys and indices in the JSON body.
+
+    Names of types, which pydantic adds for unions, are left out.
+    """
     steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
     return [
         step
@@ -154,6 +165,9 @@ def _path(error: Any) -> list[str | int]:
     ]
 
 
-def _printable(value: Any, longest: int) -> str:
-    """A value of the request as one short text; it may have lone surrogates."""
-    return shorten(str(value), longest).encode("utf-8", "backslashreplace").decode()
+def _shorten_printable(value: Any, max_length: int) -> str:
+    """Return a value as a string, shortened to `max_length` characters, for an error message.
+
+    Lone surrogates, which JSON can express, are replaced by escape sequences.
+    """
+    return shorten(str(value), max_length).encode("utf-8", "backslashreplace").decode()

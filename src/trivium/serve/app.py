@@ -1,4 +1,4 @@
-"""The app: routes made from the table of endpoints, errors, pages and the playground."""
+"""The FastAPI app: routes for all endpoints, error handlers, documentation and the playground."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.generation import longest_prompt
 from trivium.serve.limits import Limits
 from trivium.serve.models import ModelRegistry, ServedModel
-from trivium.serve.replies import EventStream, finish_unless
+from trivium.serve.replies import EventStream, run_until
 from trivium.serve.schemas import ErrorBody, ModelRequest
 from trivium.serve.security import Security
 
 _DOCS_PAGE = Path(__file__).with_name("docs.html")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request is wrong, or more than is allowed.", "model": ErrorBody},
-    "5XX": {"description": "No answer, or not in time.", "model": ErrorBody},
+    "4XX": {"description": "The request is invalid or exceeds a limit.", "model": ErrorBody},
+    "5XX": {"description": "The server failed or did not answer in time.", "model": ErrorBody},
 }
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -52,18 +52,20 @@ def create_app(
     playground: bool = True,
     runs: Path | None = None,
 ) -> Security:
-    """An ASGI app that serves models.
+    """Create an ASGI app that serves models.
 
     Args:
-        models: id -> folder of each model, or a model that is loaded already.
-        limits: what is refused rather than tried.
-        key: the API key that clients must send; None: no key.
-        hosts: names that clients may give as Host, beside those of `origins`; None: any.
+        models: id -> folder of the model, or the loaded model.
+        limits: the limits of the server; default: `Limits()`.
+        key: the API key that clients must send; None: no key is needed.
+        hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None:
+            any.
         origins, proxies, root_path: see `Security`.
-        load: reads a model from its folder.
-        preload: `run` loads all models before it listens, rather than each when it is first used.
-        playground: show it at `/`, where Gradio is installed.
-        runs: a folder of training runs, whose curves the playground shows.
+        load: loads a model from a folder.
+        preload: whether `run` loads all models before it accepts requests. If False, each model is
+            loaded at its first request.
+        playground: whether to show the playground at `/` if Gradio is installed.
+        runs: a folder of training runs. The playground shows their loss curves.
     """
     registry = ModelRegistry(models, load=load, preload=preload, limits=limits)
 
@@ -77,15 +79,15 @@ def create_app(
     )
     add_handlers(app)
     for endpoint in ENDPOINTS.values():
-        _add_endpoint(app, endpoint, registry)
-    _add_status(app, registry)
-    _add_docs(app, registry, has_key=key is not None)
+        _add_endpoint_route(app, endpoint, registry)
+    _add_status_routes(app, registry)
+    _add_docs_routes(app, registry, has_key=key is not None)
     if playground and importlib.util.find_spec("gradio") is not None:
         from trivium.serve.playground import mount_playground
 
         mount_playground(app, registry, runs=runs, root_path=root_path)
     else:
-        app.add_api_route("/", _docs_page, include_in_schema=False)
+        app.add_api_route("/", _send_docs_page, include_in_schema=False)
     return Security(
         app,
         registry=registry,
@@ -97,7 +99,8 @@ def create_app(
     )
 
 
-def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
+def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
+    """Add the route of an endpoint to the app."""
     timeout = registry.limits.timeout
 
     async def handle(http: Request, body: ModelRequest) -> Response:
@@ -109,10 +112,11 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
             http.state.usage = reply.usage
             if isinstance(reply.content, dict):
                 return JSONResponse(reply.content)
-            first = await anext(reply.content)  # Until here an error still has its status.
+            # An error before the first event can still set the status code of the response.
+            first = await anext(reply.content)
             return EventStream(first, reply.content, deadline)
 
-        return await finish_unless(make_response(), _disconnected(http), timeout=timeout)
+        return await run_until(make_response(), _wait_for_disconnect(http), timeout=timeout)
 
     handle.__annotations__["body"] = endpoint.schema
     streams = "stream" in endpoint.schema.model_fields
@@ -126,24 +130,25 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
     )
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
+    """Wait until the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
-    """What is served, whether it is well, and how busy it is."""
+def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
+    """Add the routes that list the models and report the health and the metrics of the server."""
 
     @app.get("/v1/models", summary="List the models")
     async def list_models() -> JSONResponse:
-        data = [await _model_card(model) for model in registry]
+        data = [await _make_model_card(model) for model in registry]
         return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}", summary="Describe a model")
     async def describe_model(name: str) -> JSONResponse:
-        return JSONResponse(await _model_card(registry.find(name)))
+        return JSONResponse(await _make_model_card(registry.find(name)))
 
-    @app.get("/healthz", summary="Whether the server is well")
+    @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:
         loaded = [model for model in registry if model.loaded]
         failed = [model.name for model in loaded if not model.thread.alive]
@@ -155,14 +160,17 @@ def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
         }
         return JSONResponse(body, 503 if failed else 200)
 
-    @app.get("/metrics", summary="Metrics for Prometheus")
+    @app.get("/metrics", summary="Return metrics for Prometheus")
     async def measure() -> Response:
-        return Response(registry.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(registry.metrics.format_text(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _model_card(model: ServedModel) -> dict[str, Any]:
-    """As OpenAI lists models, with what Trivium adds; null where that is unknown until loaded."""
-    lm = await asyncio.to_thread(model.outline)
+async def _make_model_card(model: ServedModel) -> dict[str, Any]:
+    """Return the description of a model in the format of OpenAI's API, with additional fields.
+
+    The additional fields are null if the model's folder is damaged.
+    """
+    lm = await asyncio.to_thread(model.load_outline)
     able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
     return {
         "id": model.name,
@@ -177,45 +185,51 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
-    app.add_api_route("/docs", _docs_page, include_in_schema=False)
+def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
+    """Add the documentation pages, and routes that answer requests to unknown paths.
+
+    `has_key` says whether clients must send an API key, which the OpenAPI document then mentions.
+    """
+    app.add_api_route("/docs", _send_docs_page, include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def document(http: Request) -> JSONResponse:
-        document = await _openapi(app, registry, has_key=has_key)
+    async def send_openapi(http: Request) -> JSONResponse:
+        document = await _make_openapi(app, registry, has_key=has_key)
         return JSONResponse(document | {"servers": [{"url": http.scope["root_path"] or "/"}]})
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
-    async def unknown(http: Request, rest: str) -> Response:
-        """OpenAI's error shape also for unknown paths and methods."""
+    async def refuse_unknown_path(http: Request, rest: str) -> Response:
+        """Refuse unknown paths and methods with an error in the format of OpenAI's API."""
         matching = [each for each in app.routes if each.matches(http.scope)[0] is Match.PARTIAL]
         allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
         if allowed:
-            message = f"{http.url.path} does not take {http.method}, but {', '.join(allowed)}."
+            message = f"{http.url.path} does not allow {http.method}, only {', '.join(allowed)}."
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
-    async def without_v1(http: Request) -> Response:
+    async def refuse_without_v1(http: Request) -> Response:
+        """Refuse a path of the API without the prefix /v1, and name the path with the prefix."""
         path = http.scope["route"].path
         url = f"{http.base_url}v1"
         raise ApiError(404, f"there is no {path}, but /v1{path}: a client's base URL is {url}.")
 
-    for path in (*ENDPOINTS, "/v1/models"):  # Before Gradio answers them in a form of its own.
+    # These routes come before Gradio's, whose errors have another format.
+    for path in (*ENDPOINTS, "/v1/models"):
         app.add_api_route(
-            path.removeprefix("/v1"), without_v1, methods=_METHODS, include_in_schema=False
+            path.removeprefix("/v1"), refuse_without_v1, methods=_METHODS, include_in_schema=False
         )
 
 
-async def _docs_page() -> FileResponse:
+async def _send_docs_page() -> FileResponse:
     return FileResponse(_DOCS_PAGE, media_type="text/html")
 
 
-async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
-    """The OpenAPI document; every example names a served model that can answer it."""
+async def _make_openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
+    """Return the OpenAPI document. Every example names a served model that can answer it."""
     document = get_openapi(
         title="Trivium",
         version=version("trivium"),
-        description="Language models behind OpenAI's API and endpoints for their other tasks.",
+        description="Language models served with OpenAI's API, and endpoints for other tasks.",
         routes=app.routes,
     )
     for schema in document["components"]["schemas"].values():
@@ -224,7 +238,7 @@ async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> d
     if has_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-    outlines = {model.name: await asyncio.to_thread(model.outline) for model in registry}
+    outlines = {model.name: await asyncio.to_thread(model.load_outline) for model in registry}
     for path, endpoint in ENDPOINTS.items():
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         if able := [name for name, lm in outlines.items() if lm and endpoint.accepts(lm)]:

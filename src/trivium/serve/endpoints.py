@@ -1,8 +1,8 @@
-"""The table of endpoints; an endpoint without an entry does not exist.
+"""The table of all endpoints, and the functions that answer their requests.
 
-Routes, the OpenAPI document and `/v1/models` are made from `ENDPOINTS`. An endpoint is a request, a
-function and an entry of the table; the function and the request of completions and chat are in
-`generation.py` and `schemas.py`, those of the others here.
+Routes, the OpenAPI document and `/v1/models` are made from the table `ENDPOINTS`. An endpoint
+consists of a request schema, a function and an entry in the table. For completions and chat, the
+schemas are in `schemas.py` and the functions in `generation.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from trivium.models.heads.text import Pooling
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
     chat_completions,
-    check_count,
-    check_ids,
-    check_length,
+    check_num_texts,
+    check_num_tokens,
+    check_token_ids,
     completions,
     longest_prompt,
 )
@@ -50,21 +50,25 @@ from trivium.serve.schemas import (
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, join_words
 
-_SOURCE = "Of two tokenizers that of sources, which the encoder reads; false: that of targets."
-_TRUNCATE = "Cut texts that are too long rather than refuse them."
+_SOURCE = (
+    "Which tokenizer to use if the model has two: true for the tokenizer of sources (the input of "
+    "the encoder), false for the tokenizer of targets."
+)
+_TRUNCATE = "Whether to truncate texts that are too long. If false, they are refused."
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One endpoint.
+    """An endpoint of the API.
 
     Args:
-        path: of the URL.
-        schema: the body of a request.
-        function: answers it; the first line of its docstring is the summary in the documents.
-        capability: what the model must have: one of its own, the task that it was fine-tuned for,
-            "chat" (a chat template) or "tokenize".
-        example: a request, without its model.
+        path: the path of the URL.
+        schema: the schema of the request body.
+        function: the function that answers a request. The first line of its docstring is the
+            summary in the OpenAPI document.
+        capability: the capability that a model needs: one of `LanguageModel.capabilities`, the
+            task that it was fine-tuned for, "chat" (it has a chat template) or "tokenize".
+        example: an example of a request body without the field `model`.
     """
 
     path: str
@@ -75,25 +79,29 @@ class Endpoint:
 
     @property
     def summary(self) -> str:
-        """What it does, in one line."""
+        """A one-line description of the endpoint."""
         return (self.function.__doc__ or "").partition("\n")[0].rstrip(".")
 
     def accepts(self, lm: LanguageModel) -> bool:
-        """Whether a model can answer its requests; one without a tokenizer answers nothing."""
-        able = {*lm.capabilities, lm.settings.task, "tokenize"}
-        if "generate" in able and lm.settings.chat_template:
-            able.add("chat")
-        return lm.tokenizer is not None and self.capability in able
+        """Return whether a model can answer requests to this endpoint.
+
+        A model without a tokenizer cannot answer any.
+        """
+        supported = {*lm.capabilities, lm.settings.task, "tokenize"}
+        if "generate" in supported and lm.settings.chat_template:
+            supported.add("chat")
+        return lm.tokenizer is not None and self.capability in supported
 
     async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
-        """The reply of the model that the request names, loaded first where it is not.
+        """Return the reply of the model that the request names. Loads the model if necessary.
 
-        Raises ApiError (400) where that model cannot answer it.
+        Raises ApiError (400) if the model cannot answer requests to this endpoint.
         """
-        model = await registry.ready(request.model)
+        model = await registry.get_loaded(request.model)
         if self.accepts(model.lm):
-            with model.in_use():
-                return await self.function(model.reading(request.special_tokens), request)
+            with model.keep_loaded():
+                served = model.with_special_tokens(request.special_tokens)
+                return await self.function(served, request)
         paths = [each.path for each in ENDPOINTS.values() if each.accepts(model.lm)]
         no_template = self.capability == "chat" and "generate" in model.lm.capabilities
         reason = ": it has no chat template" if no_template else ""
@@ -106,18 +114,24 @@ class Endpoint:
         )
 
 
-async def _list_reply(
+async def _run_and_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
-    """What `function(lm, items, **options)` gives for every item, numbered."""
+    """Call `function(lm, items, **options)` in the model's thread and reply with the results.
+
+    `num_tokens` is the number of tokens of all items.
+    """
     data = await model.thread.call(
         function, items, num_tokens, special_tokens=model.special_tokens, **options
     )
-    return _list_of(model, data, Usage(num_tokens))
+    return _make_list_reply(model, data, Usage(num_tokens))
 
 
-def _list_of(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
-    """Numbered results: objects whose values may be dataclasses, or dataclasses."""
+def _make_list_reply(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
+    """Return a reply with a list of results, each with its index, and count the tokens.
+
+    The results are dataclasses, or dicts whose values may be dataclasses.
+    """
     counts = {"prompt": usage.prompt_tokens, "generated": usage.completion_tokens}
     for kind, count in counts.items():
         model.metrics.tokens.labels(model.name, kind).inc(count)
@@ -127,34 +141,35 @@ def _list_of(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
 
 
 async def _count_tokens(
-    model: ServedModel, items: Sequence[str | Sequence[str]], most: int | None = None
+    model: ServedModel, items: Sequence[str | Sequence[str]], max_tokens: int | None = None
 ) -> int:
-    """The number of tokens of texts, pairs or lists of words, where none is too long.
+    """Return the total number of tokens of texts, pairs of texts or lists of words.
 
-    Raises ApiError (400) for too many items, or one of more than `most` tokens, by default
-    `max_prompt`.
+    Raises ApiError (400) for too many items, or for an item with more than `max_tokens` tokens
+    (default: `Limits.max_prompt`).
     """
-    check_count(len(items), model.limits)
+    check_num_texts(len(items), model.limits)
     encode = model.lm.source_tokenizer.encode_ids_batch
     texts = [[item] if isinstance(item, str) else item for item in items]
     counts = await asyncio.to_thread(lambda: [sum(map(len, encode(parts))) for parts in texts])
-    check_length("text", max(counts), most or model.limits.max_prompt)
+    check_num_tokens("text", max(counts), max_tokens or model.limits.max_prompt)
     return sum(counts)
 
 
-def _longest_text(model: ServedModel) -> int:
+def _max_text_tokens(model: ServedModel) -> int:
+    """Return the maximum number of tokens of a text that the model reads in one piece."""
     return min(model.limits.max_prompt, model.lm.max_length or model.limits.max_prompt)
 
 
 async def _encode_texts(
     model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
-    """Texts or pairs as a model reads them; with `truncate` what is too long is cut.
+    """Tokenize texts or pairs of texts as inputs of the model; texts that are too long are cut.
 
-    Raises ApiError (400) for too many texts or, without `truncate`, one that is too long.
+    Raises ApiError (400) for too many texts, or without `truncate` for a text that is too long.
     """
-    check_count(len(texts), model.limits)
-    lm, longest = model.lm, _longest_text(model)
+    check_num_texts(len(texts), model.limits)
+    lm, longest = model.lm, _max_text_tokens(model)
     inputs = await asyncio.to_thread(
         encode_inputs,
         lm.source_tokenizer,
@@ -164,28 +179,38 @@ async def _encode_texts(
     )
     if not truncate:
         length = max(len(each.ids) + each.cut for each in inputs)
-        check_length("text", length, longest, "shorten it, or set truncate")
+        check_num_tokens("text", length, longest, "shorten it, or set truncate")
     return inputs
 
 
 class EmbeddingRequest(ModelRequest):
-    """`POST /v1/embeddings`."""
+    """The request body of `POST /v1/embeddings`."""
 
     input: Prompt = Field(description=PROMPT_DESCRIPTION)
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None,
+        description="Whether to return vectors as lists of numbers (float, the default) or as "
+        "base64 of little-endian float32.",
+    )
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Only the width of the model."
+        None, description="Only the size of the model's vectors is accepted."
     )
     pooling: Pooling | None = Field(
-        None, description="Over token vectors; by default as the model was trained, else the mean."
+        None,
+        description="How to pool the vectors of the tokens; default: the pooling that the model "
+        "was trained with, otherwise the mean.",
     )
-    normalize: bool | None = Field(None, description="Scale to length 1; null: as the model does.")
-    truncate: bool = Field(False, description="Cut long texts rather than read them in windows.")
+    normalize: bool | None = Field(
+        None, description="Whether to scale vectors to length 1; null: the model's own setting."
+    )
+    truncate: bool = Field(
+        False, description="Whether to truncate long texts. If false, they are read in windows."
+    )
     user: str | None = Field(None, description=NO_EFFECT)
 
 
 async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
-    """Embed texts as vectors."""
+    """Compute embedding vectors of texts."""
     lm = model.lm
     if request.dimensions not in (None, lm.vector_size):
         have = f"the vectors of this model have {lm.vector_size}"
@@ -195,19 +220,19 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     if not all(texts):
         raise ApiError(400, "an input is empty.", param="input")
     if not isinstance(texts[0], str):
-        check_count(len(texts), model.limits)
-        check_length("input", max(map(len, texts)), _longest_text(model))
-        check_ids("input", [max(row) for row in texts], lm.source_tokenizer)
+        check_num_texts(len(texts), model.limits)
+        check_num_tokens("input", max(map(len, texts)), _max_text_tokens(model))
+        check_token_ids("input", [max(row) for row in texts], lm.source_tokenizer)
         windows = [[TextInput(row, [0] * len(row), [], [])] for row in texts]
     elif request.truncate:
-        check_count(len(texts), model.limits)
+        check_num_texts(len(texts), model.limits)
         windows = await asyncio.to_thread(
-            lm.embedding_windows, texts, max_length=_longest_text(model)
+            lm.embedding_windows, texts, max_length=_max_text_tokens(model)
         )
     else:
         await _count_tokens(model, texts)
         windows = await asyncio.to_thread(lm.embedding_windows, texts)
-    return await _list_reply(
+    return await _run_and_reply(
         model,
         sum(len(window.ids) for each in windows for window in each),
         _embed,
@@ -226,6 +251,7 @@ def _embed(
     normalize: bool | None,
     base64: bool,
 ) -> list[Json]:
+    """Return the embedding of each text in the format of OpenAI's API."""
     vectors = embed_windows(lm, windows, pooling=pooling, normalize=normalize)
     return [
         {
@@ -237,69 +263,74 @@ def _embed(
 
 
 class FillMaskRequest(ModelRequest):
-    """`POST /v1/fill-mask`."""
+    """The request body of `POST /v1/fill-mask`."""
 
-    text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
+    text: Texts = Field(description="A text or a list of texts, each with [MASK] or <mask>.")
     top_k: int = Field(
         5,
         ge=1,
         le=100,
-        description="Predictions per mask; of T5 and BART, for all masks together; of GLM one.",
+        description="Number of predictions per mask. T5 and BART return this number of predictions "
+        "for all masks of a text together. GLM returns only one.",
     )
 
 
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
-    """Predict masked tokens, for every mask the most probable first."""
+    """Predict masked tokens, with the most probable predictions first."""
     texts = as_list(request.text)
     around = model.lm.source_template.num_special(paired=False)
     num_tokens = await _count_tokens(model, texts) + around * len(texts)
-    return await _list_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
+    return await _run_and_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
 
 
 def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
+    """Return the predictions for every mask of each text."""
     fills = [lm.fill_mask(text, top_k=top_k) for text in texts]
     return [{"masks": each if isinstance(each[0], list) else [each]} for each in fills]
 
 
 class ClassifyRequest(ModelRequest):
-    """`POST /v1/classify`."""
+    """The request body of `POST /v1/classify`."""
 
-    text: Texts
-    pair: Texts | None = Field(None, description="As many second texts, for a model of pairs.")
+    text: Texts = Field(description="A text or a list of texts.")
+    pair: Texts | None = Field(
+        None, description="The second text of each pair, for models that classify pairs of texts."
+    )
     truncate: bool = Field(False, description=_TRUNCATE)
 
 
 async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
-    """Classify texts or pairs, with the probabilities of all labels."""
+    """Classify texts or pairs of texts, with the probabilities of all labels."""
     texts = as_list(request.text)
     pairs = [None] * len(texts) if request.pair is None else as_list(request.pair)
     if len(pairs) != len(texts):
-        message = f"there are {len(texts)} texts and {len(pairs)} second texts: give equally many."
+        message = f"there are {len(texts)} texts and {len(pairs)} second texts: give equal numbers."
         raise ApiError(400, message, param="pair")
     items = list(zip(texts, pairs))
     inputs = await _encode_texts(model, items, truncate=request.truncate)
     num_tokens = sum(len(each.ids) for each in inputs)
-    return await _list_reply(model, num_tokens, LanguageModel.classify, items)
+    return await _run_and_reply(model, num_tokens, LanguageModel.classify, items)
 
 
 class TagRequest(ModelRequest):
-    """`POST /v1/tag`."""
+    """The request body of `POST /v1/tag`."""
 
     text: Text | Annotated[list[Text | TextList], ITEMS] = Field(
-        description="One or several texts, or sentences as lists of words."
+        description="A text or a list of texts. In a list, a sentence may be a list of words."
     )
 
 
 async def tag(model: ServedModel, request: TagRequest) -> Reply:
-    """Tag words (parts of speech), and merge tags of words to named entities."""
+    """Tag the words of texts, and merge tags into named entities."""
     texts = as_list(request.text)
     if not all(text.strip() if isinstance(text, str) else text and all(text) for text in texts):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
     num_tokens = await _count_tokens(model, texts)
-    return await _list_reply(model, num_tokens, _tag, texts)
+    return await _run_and_reply(model, num_tokens, _tag, texts)
 
 
 def _tag(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
+    """Return the tagged words and the entities of each text."""
     results: list[Json] = []
     for text, words in zip(texts, lm.tag(texts)):
         joined = text if isinstance(text, str) else join_words(text)[0]
@@ -308,45 +339,52 @@ def _tag(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
 
 
 class AnswerRequest(ModelRequest):
-    """`POST /v1/answer`."""
+    """The request body of `POST /v1/answer`."""
 
-    question: Text
-    context: Text
-    top_k: int = Field(1, ge=1, le=20, description="Answers.")
+    question: Text = Field(description="The question.")
+    context: Text = Field(description="The text that contains the answer.")
+    top_k: int = Field(1, ge=1, le=20, description="Number of answers to return.")
 
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
-    """Answer a question with spans of a context, best first."""
-    longest = _longest_text(model) // 4
+    """Answer a question with spans of a context, the best answer first."""
+    longest = _max_text_tokens(model) // 4
     in_question = await _count_tokens(model, [request.question])
     hint = "shorten it, to leave room for its context"
-    check_length("question", in_question, longest, hint)
+    check_num_tokens("question", in_question, longest, hint)
     in_context = await _count_tokens(model, [request.context])
     items = [(request.question, request.context)]
-    return await _list_reply(model, in_question + in_context, _answer, items, top_k=request.top_k)
+    return await _run_and_reply(
+        model, in_question + in_context, _answer, items, top_k=request.top_k
+    )
 
 
 def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) -> list[Json]:
+    """Return the `top_k` best answers for each pair of question and context."""
     return [{"answers": spans} for spans in lm.answer_all(items, top_k=top_k)]
 
 
 class TranslateRequest(ModelRequest):
-    """`POST /v1/translate`."""
+    """The request body of `POST /v1/translate`."""
 
-    text: Texts
+    text: Texts = Field(description="A source text or a list of source texts.")
     num_beams: Annotated[int, Field(ge=1, le=16)] | None = Field(
-        None, description="1 is greedy; the model's own setting by default."
+        None, description="Number of beams; 1 is greedy decoding; default: the model's own setting."
     )
-    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = Field(
+        None,
+        description="Exponent of the length by which scores are divided; above 0 favours long "
+        "texts.",
+    )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="Largest number of tokens to generate, at most the server's limit; by default "
-        "the model's own, or twice the tokens of the source and 16, at most 256.",
+        description="Maximum number of tokens to generate, limited by the server; default: the "
+        "model's own limit, or twice the number of source tokens plus 16, at most 256.",
     )
 
 
 async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
-    """Translate, or map texts to texts by any encoder-decoder, with beam search."""
+    """Translate texts, or generate outputs of any encoder-decoder, with beam search."""
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
@@ -355,13 +393,22 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     targets = await model.thread.call(_translate, texts, num_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
-    return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))
+    return _make_list_reply(model, data, Usage(num_tokens, sum(map(len, encoded))))
 
 
 def _translate(
     lm: LanguageModel, texts: Sequence[str], *, max_tokens: int | None, most: int, **options: Any
 ) -> list[str]:
-    """Translate with the limits of `LanguageModel.translate` where they are within the server's."""
+    """Generate the translation of each text.
+
+    Args:
+        lm: the model.
+        texts: the source texts.
+        max_tokens: the maximum number of tokens that the request sets; None: the default of
+            `LanguageModel.translate`.
+        most: the server's limit, which overrides larger limits.
+        options: other arguments of `LanguageModel.translate`.
+    """
     if max_tokens is not None:
         return lm.translate([*texts], max_new_tokens=min(max_tokens, most), **options)
     too_long = [lm.target_limit(ids) > most for ids in lm.prompts(texts)]
@@ -375,30 +422,32 @@ def _translate(
 
 
 class ScoreRequest(ModelRequest):
-    """`POST /v1/score`."""
+    """The request body of `POST /v1/score`."""
 
-    text: Texts
+    text: Texts = Field(description="A text or a list of texts.")
     context: Text | None = Field(
         None,
-        description="What the texts continue: context and text are tokenized as one string, and no "
-        "space is added between them. An encoder-decoder reads the context with its encoder. The "
-        "start of a context that is too long is cut, by `num_cut` tokens.",
+        description="The text that precedes each text. Both are tokenized as one string, without a "
+        "space between them. An encoder-decoder reads the context with its encoder. A context that "
+        "is too long is truncated at its start; num_cut in the response is the number of removed "
+        "tokens.",
     )
 
 
 async def score(model: ServedModel, request: ScoreRequest) -> Reply:
-    """Score texts by log-probability in nats, alone or as continuations of a context."""
+    """Compute the log-probability of texts in nats, alone or as continuations of a context."""
     texts, context = as_list(request.text), request.context
     if context is None and model.lm.spec.family == "encoder-decoder":
-        message = "this model scores a text as the output for what its encoder reads: set context."
+        message = "this model scores a text as the output for an input of its encoder: set context."
         raise ApiError(400, message, param="context")
-    # Where positions have no end, memory has: that of a prompt.
+    # The scoring of a model without a maximum context length is limited to save memory.
     most = None if model.lm.context_length else longest_prompt(model.lm, model.limits)[0]
     num_tokens = await _count_tokens(model, [(context or "", text) for text in texts], most)
-    return await _list_reply(model, num_tokens, _score, texts, context=context)
+    return await _run_and_reply(model, num_tokens, _score, texts, context=context)
 
 
 def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
+    """Return the log-probability of each text and of its tokens, given the context."""
     tokenizer = lm.text_tokenizer
     results: list[Json] = []
     for text in texts:
@@ -413,16 +462,18 @@ def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> l
 
 
 class TokenizeRequest(ModelRequest):
-    """`POST /v1/tokenize`."""
+    """The request body of `POST /v1/tokenize`."""
 
-    text: Texts
-    add_special_tokens: bool = True
+    text: Texts = Field(description="A text or a list of texts.")
+    add_special_tokens: bool = Field(
+        True, description="Whether to add the special tokens at the start and end of each text."
+    )
     source: bool = Field(True, description=_SOURCE)
 
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
-    """Encode texts as tokens, with their offsets in characters."""
-    tokenizer = _tokenizer(model, request)
+    """Tokenize texts into tokens with ids and character offsets."""
+    tokenizer = _get_tokenizer(model, request)
     encodings = await asyncio.to_thread(
         tokenizer.encode_batch, as_list(request.text), add_special_tokens=request.add_special_tokens
     )
@@ -441,22 +492,27 @@ async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
 
 
 class DetokenizeRequest(ModelRequest):
-    """`POST /v1/detokenize`."""
+    """The request body of `POST /v1/detokenize`."""
 
-    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=2**17)]
-    skip_special_tokens: bool = True
+    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=2**17)] = Field(
+        description="The token ids of a text."
+    )
+    skip_special_tokens: bool = Field(
+        True, description="Whether to leave special tokens out of the text."
+    )
     source: bool = Field(True, description=_SOURCE)
 
 
-def _tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
+def _get_tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
+    """Return the tokenizer for sources or for targets, as the request asks."""
     lm = model.lm.prompting
     return lm.source_tokenizer if request.source else lm.text_tokenizer
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:
-    """Decode token ids."""
-    tokenizer = _tokenizer(model, request)
-    check_ids("ids", request.ids, tokenizer)
+    """Decode token ids to text."""
+    tokenizer = _get_tokenizer(model, request)
+    check_token_ids("ids", request.ids, tokenizer)
     text = await asyncio.to_thread(
         tokenizer.decode, request.ids, skip_special_tokens=request.skip_special_tokens
     )
@@ -487,4 +543,4 @@ ENDPOINTS = {
         Endpoint("/v1/detokenize", DetokenizeRequest, detokenize, "tokenize", {"ids": [5, 6, 7]}),
     )
 }
-"""Path -> endpoint."""
+"""All endpoints by path."""

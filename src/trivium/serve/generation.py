@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: OpenAI's API over the model's thread."""
+"""The endpoints `/v1/completions` and `/v1/chat/completions`, compatible with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -33,26 +33,35 @@ from trivium.serve.schemas import (
 )
 from trivium.text import Tokenizer
 
-_DEFAULT_TOKENS = 16  # of OpenAI's completions
-_MIN_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot express
-_CHUNK = 256  # positions whose logits are in memory at a time
+_DEFAULT_TOKENS = 16  # the default of OpenAI's completions
+_MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
+_CHUNK_SIZE = 256  # the number of positions whose logits are in memory at the same time
 
-_Choice = Callable[[int, TextDelta, bool], Json]
-"""A choice of an answer or of a streamed chunk: its index, its text, whether it is its first."""
+_MakeChoice = Callable[[int, TextDelta, bool], Json]
+"""Builds one entry of `choices`, from its index, its new text and whether it is the first text."""
 
 
-async def _generate(
+async def _generate_reply(
     model: ServedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
     options: Json,
-    choice: _Choice,
+    make_choice: _MakeChoice,
     *,
     chat: bool = False,
 ) -> Reply:
-    """`n` texts per prompt, those of a prompt side by side; text i has seed + i.
+    """Generate `n` texts per prompt and return the reply, streamed if the request asks for it.
 
-    As in OpenAI's API, temperature is 1 unless the request or the model says otherwise.
+    The texts of a prompt have consecutive indices. The text with index i uses `seed` + i. As in
+    OpenAI's API, the default temperature is 1, unless the model has its own default.
+
+    Args:
+        model: the model that generates.
+        request: the body of the request.
+        prompts: the token ids of each prompt.
+        options: the sampling options.
+        make_choice: builds an entry of `choices`; see `_MakeChoice`.
+        chat: whether the texts are answers in a conversation.
     """
     common: Json = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -74,28 +83,36 @@ async def _generate(
         if request.stream:
             if chat:
                 common["object"] += ".chunk"
-            return Reply(_chunks(request, deltas, usage, common, choice), usage)
+            return Reply(_stream_chunks(request, deltas, usage, common, make_choice), usage)
         async with contextlib.aclosing(deltas):
             texts = {index: text async for index, text in deltas}
     usage.completion_tokens = sum(text.num_tokens for text in texts.values())
-    choices = [choice(index, texts[index], True) for index in range(len(copies))]
+    choices = [make_choice(index, texts[index], True) for index in range(len(copies))]
     return Reply({**common, "choices": choices, "usage": usage.body()}, usage)
 
 
-async def _chunks(
+async def _stream_chunks(
     request: GenerateRequest,
     deltas: AsyncGenerator[tuple[int, TextDelta]],
     usage: Usage,
     common: Json,
-    choice: _Choice,
+    make_choice: _MakeChoice,
 ) -> AsyncGenerator[Json]:
-    """One choice per chunk; with `include_usage` each has a usage, null but in the last."""
+    """Yield the chunks of a streamed reply, each with one entry in `choices`.
+
+    With the stream option `include_usage`, an extra last chunk contains the token counts. The
+    other chunks then contain `"usage": null`.
+    """
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     no_usage = {"usage": None} if include_usage else {}
     num_tokens: dict[int, int] = {}
     async with contextlib.aclosing(deltas):
         async for index, delta in deltas:
-            yield {**common, "choices": [choice(index, delta, index not in num_tokens)], **no_usage}
+            yield {
+                **common,
+                "choices": [make_choice(index, delta, index not in num_tokens)],
+                **no_usage,
+            }
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
@@ -109,21 +126,24 @@ def _check_limits(
     *,
     prompt_field: str,
 ) -> None:
-    """Raise ApiError (400) for longer prompts or more texts than the server or the model allows.
+    """Raise ApiError (400) if prompts are too long or the request asks for too many texts.
 
-    Errors name the field of the request that has the prompts.
+    `prompt_field` is the field of the request that contains the prompts. Error messages name it.
     """
     limits = model.limits
     if request.stream_options is not None and not request.stream:
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
-    check_count(len(prompts) * (request.n or 1), limits)
+    check_num_texts(len(prompts) * (request.n or 1), limits)
     most, name = longest_prompt(model.lm, limits)
-    check_length(prompt_field, max(map(len, prompts)), most, f"that is {name}")
+    check_num_tokens(prompt_field, max(map(len, prompts)), most, f"that is {name}")
 
 
 def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
-    """The tokens that a prompt may have, and what limits them; encoders read texts in windows."""
+    """Return the maximum number of tokens of a prompt, and the name of the limit for messages.
+
+    The context length of an encoder is not a limit, because encoders read long texts in windows.
+    """
     longest = [(limits.max_prompt, "the server's limit for prompts")]
     limit = lm.context_length
     if lm.spec.family != "encoder-only" and limit is not None:
@@ -133,25 +153,37 @@ def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
     return min(longest)
 
 
-def check_count(count: int, limits: Limits) -> None:
-    """Raise ApiError (400) for a request of more texts than the server ever takes at a time."""
-    if count > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
-        raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
+def check_num_texts(num_texts: int, limits: Limits) -> None:
+    """Raise ApiError (400) if a request has more texts than fit into the slots and the queue."""
+    if num_texts > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
+        raise ApiError(400, f"the request has {num_texts} texts, but at most {most} are allowed.")
 
 
-def check_length(param: str, length: int, most: int, hint: str = "shorten it") -> None:
-    """Raise ApiError (400) for a text of too many tokens."""
-    if length > most:
+def check_num_tokens(
+    param: str, num_tokens: int, max_tokens: int, hint: str = "shorten it"
+) -> None:
+    """Raise ApiError (400) if a text of `num_tokens` tokens exceeds the limit `max_tokens`.
+
+    Args:
+        param: the field of the request that contains the text.
+        num_tokens: the number of tokens of the text.
+        max_tokens: the maximum number of tokens.
+        hint: the end of the error message.
+    """
+    if num_tokens > max_tokens:
         raise ApiError(
             400,
-            f"{param} has {length} tokens, but at most {most} are allowed: {hint}.",
+            f"{param} has {num_tokens} tokens, but at most {max_tokens} are allowed: {hint}.",
             param=param,
             code="context_length_exceeded",
         )
 
 
-def check_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
-    """Raise ApiError (400) for an id that is not in the vocabulary."""
+def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Raise ApiError (400) if a token id is not in the vocabulary.
+
+    `param` is the field of the request that contains the ids.
+    """
     if (largest := max(ids, default=0)) > (last := tokenizer.vocab_size - 1):
         raise ApiError(400, f"{param} has the id {largest}, but the last is {last}.", param=param)
 
@@ -159,20 +191,29 @@ def check_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
 # /v1/completions
 
 _Token = tuple[str, float | None, dict[str, float] | None]
-"""Text, log-probability, and those of the most probable tokens; None where nothing precedes it."""
+"""A token's text, its log-probability, and the most probable tokens with their log-probabilities.
+
+The last two are None for the first token of a prompt, which no token precedes.
+"""
 
 
 @dataclass
 class _Prompt:
-    """A prompt's ids; its own text, and its own tokens without what the tokenizer puts before."""
+    """A tokenized prompt.
+
+    Args:
+        ids: the token ids, including the special tokens that the tokenizer adds at the start.
+        text: the text of the prompt.
+        num_text_tokens: the number of tokens of the text, without the added special tokens.
+    """
 
     ids: list[int]
     text: str
-    num_own: int
+    num_text_tokens: int
 
 
 async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
-    """Continue prompts."""
+    """Generate continuations of prompts."""
     wanted = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     max_tokens = min(wanted, model.limits.max_tokens)
     n = request.n or 1
@@ -198,8 +239,9 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         )
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
-    def choice(index: int, delta: TextDelta, first: bool) -> Json:
-        text, new = delta.text, [_token(scored) for scored in delta.logprobs]
+    def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
+        """Return an entry of `choices` in the format of OpenAI's API."""
+        text, new = delta.text, [_format_token(scored) for scored in delta.logprobs]
         if first and request.echo:
             text, new = prompts[index // n].text + text, [*tokens[index // n], *new]
         logprobs = None
@@ -216,20 +258,23 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate(model, request, ids, options, choice)
+    return await _generate_reply(model, request, ids, options, make_choice)
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
-    """Texts as the model reads them; ids as they are."""
+    """Tokenize the prompts. Prompts that are token ids already are used unchanged.
+
+    Raises ApiError (400) for an id that is not in the vocabulary.
+    """
     has_encoder = lm.spec.family == "encoder-decoder"
     tokenizer = lm.source_tokenizer if has_encoder else lm.text_tokenizer
     encoded: list[_Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            num_own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
-            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, num_own))
+            num_text_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, num_text_tokens))
         else:
-            check_ids("prompt", prompt, tokenizer)
+            check_token_ids("prompt", prompt, tokenizer)
             text = tokenizer.decode(prompt, skip_special_tokens=False)
             encoded.append(_Prompt(prompt, text, len(prompt)))
     return encoded
@@ -239,31 +284,40 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 def _score_prompts(
     lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int
 ) -> list[list[_Token]]:
-    """The own tokens of prompts, each prompt by itself, given the tokens before them."""
+    """Return the log-probability of every token of each prompt, given the tokens before it.
+
+    Special tokens that the tokenizer adds at the start are left out. `top` is the number of most
+    probable tokens to return alongside each token. Each prompt has its own forward pass.
+    """
     tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
     for prompt in prompts:
         ids = prompt.ids
         (first,) = token_texts(tokenizer, [(None, ids[0])])
         tokens: list[_Token] = [(first, None, None)]
         hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, :-1]
-        for start in range(0, len(hidden), _CHUNK):
-            states = hidden[start : start + _CHUNK]
+        for start in range(0, len(hidden), _CHUNK_SIZE):
+            states = hidden[start : start + _CHUNK_SIZE]
             logprobs = vocabulary_log_probabilities(lm.module, states, tokenizer.vocab_size)
             for row, (previous, token_id) in zip(logprobs, pairwise(ids[start:])):
-                tokens.append(_token(token_logprob(tokenizer, previous, token_id, row, top)))
-        scored.append(tokens[len(ids) - prompt.num_own :])
+                tokens.append(_format_token(token_logprob(tokenizer, previous, token_id, row, top)))
+        scored.append(tokens[len(ids) - prompt.num_text_tokens :])
     return scored
 
 
-def _token(score: TokenLogprob) -> _Token:
-    """The most probable tokens include the token itself; of those with equal text the first."""
+def _format_token(score: TokenLogprob) -> _Token:
+    """Return a token's text, its log-probability, and the most probable tokens at its position.
+
+    The most probable tokens are a dict of text -> log-probability that also contains the token
+    itself. If several tokens have the same text, only the first one is kept.
+    """
     top: dict[str, float] = {}
     for each in (*score.top, score):
-        top.setdefault(each.text, _finite(each.logprob))
-    return score.text, _finite(score.logprob), top
+        top.setdefault(each.text, _clamp_logprob(each.logprob))
+    return score.text, _clamp_logprob(score.logprob), top
 
 
-def _finite(logprob: float) -> float:
+def _clamp_logprob(logprob: float) -> float:
+    """Replace minus infinity by `_MIN_LOGPROB`, since JSON cannot express infinity."""
     return max(logprob, _MIN_LOGPROB)
 
 
@@ -271,7 +325,7 @@ def _finite(logprob: float) -> float:
 
 
 async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
-    """Answer in a conversation, by the chat template of the model."""
+    """Generate the next message of a conversation, using the model's chat template."""
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs needs logprobs: set both, or neither."
         raise ApiError(400, message, param="top_logprobs")
@@ -281,13 +335,14 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
     tokenizer = model.lm.text_tokenizer
     _check_limits(model, request, [ids], prompt_field="messages")
 
-    def choice(index: int, delta: TextDelta, first: bool) -> Json:
+    def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
+        """Return an entry of `choices` in the format of OpenAI's API."""
         message: Json = {"content": delta.text}
         if first:
             message |= {"role": "assistant", "refusal": None}
         logprobs = None
         if request.logprobs:
-            tokens = [_chat_token(tokenizer, scored) for scored in delta.logprobs]
+            tokens = [_format_chat_token(tokenizer, scored) for scored in delta.logprobs]
             logprobs = {"content": tokens, "refusal": None}
         return {
             "index": index,
@@ -298,11 +353,14 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
 
     top = (request.top_logprobs or 0) if request.logprobs else None
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
-    return await _generate(model, request, [ids], options, choice, chat=True)
+    return await _generate_reply(model, request, [ids], options, make_choice, chat=True)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """Raises ApiError (400) for messages that the template refuses."""
+    """Return the token ids of a conversation, formatted with the model's chat template.
+
+    Raises ApiError (400) for messages that the template refuses.
+    """
     turns: list[dict[str, str]] = []
     for index, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name
@@ -310,7 +368,7 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
         if content is None and role != "assistant":
             name = f"messages[{index}].content"
             raise ApiError(
-                400, f"{name} is null, but the {role} must say a text.", param="messages"
+                400, f"{name} is null, but a message of the {role} needs text.", param="messages"
             )
         content = content or ""
         if not isinstance(content, str):
@@ -322,12 +380,14 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
         raise ApiError(400, str(error), param="messages") from None
 
 
-def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    top = [_chat_logprob(tokenizer, each) for each in score.top]
-    return {**_chat_logprob(tokenizer, score), "top_logprobs": top}
+def _format_chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+    """Return a generated token and the most probable tokens in the format of OpenAI's chat API."""
+    top = [_format_chat_logprob(tokenizer, each) for each in score.top]
+    return {**_format_chat_logprob(tokenizer, score), "top_logprobs": top}
 
 
-def _chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+def _format_chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+    """Return the text, the log-probability and the UTF-8 bytes of one token."""
     data = tokenizer.token_bytes[score.id]
     data = score.text.encode() if is_utf8(data) else data
-    return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(data)}
+    return {"token": score.text, "logprob": _clamp_logprob(score.logprob), "bytes": list(data)}

@@ -1,4 +1,4 @@
-"""How much one request, one model and the whole server may take."""
+"""Limits on the resources of one request, of one model and of the whole server."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from trivium.inference.sampling_params import check_options
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused rather than tried; the command line has an option for every field.
+    """The limits of a server. The server refuses requests that exceed most of them.
+
+    `trivium serve` has an option for every field.
 
     Raises:
         TriviumError: a number that is not above 0.
     """
 
-    slots: int = option(16, "texts a model generates at a time", gt=0)
-    slot_length: int = option(2048, "tokens of a slot: prompt and generated ones together", gt=0)
-    max_queue: int = option(256, "texts that wait for a model; above it: HTTP 429", gt=0)
+    slots: int = option(16, "number of texts that a model generates at the same time", gt=0)
+    slot_length: int = option(2048, "tokens per slot: the prompt and the generated tokens", gt=0)
+    max_queue: int = option(256, "texts waiting for a model; more are refused with HTTP 429", gt=0)
     max_tokens: int = option(
-        1024, "tokens that are generated per text; a request for more gets as many", gt=0
+        1024, "generated tokens per text; requests for more tokens get this number", gt=0
     )
     max_prompt: int = option(
-        16384, "tokens of a text or prompt, where a slot holds as many; above it: HTTP 400", gt=0
+        16384, "tokens per text or prompt, if they fit into a slot; more: HTTP 400", gt=0
     )
-    max_texts: int = option(128, "texts of one request, prompts times n; above it: HTTP 400", gt=0)
-    max_body: int = option(2**20, "bytes of a request; above it: HTTP 413", gt=0)
+    max_texts: int = option(128, "texts per request, prompts times n; more: HTTP 400", gt=0)
+    max_body: int = option(2**20, "bytes per request body; more: HTTP 413", gt=0)
     max_loaded: int | None = option(
-        None, "models in memory; for another one the least recently used leaves", gt=0
+        None, "models in memory; loading another one unloads the least recently used", gt=0
     )
-    timeout: float = option(120.0, "seconds for one request; above it: HTTP 504", gt=0)
+    timeout: float = option(120.0, "seconds per request; after that: HTTP 504", gt=0)
     grace: float = option(30.0, "seconds to finish requests when the server stops", gt=0)
 
     def __post_init__(self) -> None:

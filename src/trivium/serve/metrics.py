@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, one registry per server."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from prometheus_client import (
     generate_latest,
 )
 
-# Seconds: from one token of a tiny model to a request that reaches its time limit.
+# Bucket limits in seconds, from one token of a tiny model to a request that nearly times out.
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class ServerMetrics:
-    """Counters and times of one server."""
+    """The Prometheus metrics of one server: counters, gauges and histograms of times."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -30,25 +30,33 @@ class ServerMetrics:
         common: dict[str, Any] = {"namespace": "trivium", "registry": self.registry}
         counter, gauge = partial(Counter, **common), partial(Gauge, **common)
         seconds = partial(Histogram, **common, buckets=_SECONDS)
-        self.requests = counter("requests", "Answers sent.", ["route", "model", "status"])
-        spent = "From a request to the last byte of its answer."
+        self.requests = counter("requests", "Responses sent.", ["route", "model", "status"])
+        spent = "Seconds from the start of a request to the last byte of its response."
         self.request_seconds = seconds("request_seconds", spent, ["route", "model"])
         self.tokens = counter("tokens", "Prompt and generated tokens.", ["model", "kind"])
-        until = "From the queue to the first token."
+        until = "Seconds from joining the queue to the first token."
         self.first_token = seconds("time_to_first_token_seconds", until, ["model"])
-        mean = "Mean over the tokens after the first, per text."
+        mean = "Seconds per token, as the mean over the tokens of a text after the first one."
         self.per_token = seconds("time_per_token_seconds", mean, ["model"])
-        self.loads = counter("model_loads", "Models loaded.", ["model", "result"])
-        restarts = "New engines after failed steps or batches."
+        self.loads = counter("model_loads", "Attempts to load a model.", ["model", "result"])
+        restarts = "Restarts of the engine after a failed step or batch."
         self.engine_restarts = counter("engine_restarts", restarts, ["model"])
-        self._running = gauge("running", "Texts in a slot or in a batch.", ["model"])
+        self._running = gauge("running", "Texts in a slot or batch.", ["model"])
         self._waiting = gauge("waiting", "Texts in the queue.", ["model"])
 
-    def watch(self, model: str, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Read the load of a model whenever /metrics is read."""
+    def watch_load(
+        self, model: str, running: Callable[[], int], waiting: Callable[[], int]
+    ) -> None:
+        """Set the functions that return the load of a model whenever /metrics is requested.
+
+        Args:
+            model: the id of the model.
+            running: returns the number of texts in a slot or batch.
+            waiting: returns the number of texts in the queue.
+        """
         self._running.labels(model).set_function(running)
         self._waiting.labels(model).set_function(waiting)
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def format_text(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

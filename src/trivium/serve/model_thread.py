@@ -1,7 +1,7 @@
-"""The one thread that runs a model: decode steps and, between them, batches of calls.
+"""The thread that runs a model: decode steps of the engine and, between them, batches of calls.
 
-The event loop hands jobs over by a queue and cancels them; their events come back with
-`call_soon_threadsafe`, once per step for all jobs.
+The event loop passes jobs to the thread through a queue and may cancel them. The thread returns
+events for all jobs once per step with `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trivium.errors import TriviumError
 from trivium.inference.engine import Engine
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
 from trivium.language_model import LanguageModel
-from trivium.serve.api_error import ApiError, as_api_error
+from trivium.serve.api_error import ApiError, to_api_error
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 
-# Calls of one function that run together; the function may batch them.
+# The maximum number of calls in a batch.
 _MAX_CALLS = 16
-_SHORT = 512  # Tokens of a request below which all are equally short.
+_MIN_SIZE = 512  # Requests with fewer tokens are treated as equally short.
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,9 +35,13 @@ Function = Callable[..., Sequence[Any]]
 
 
 class TextDelta(NamedTuple):
-    """New text of a request since its last delta, and its number of tokens in all.
+    """The text that was generated for a request since its last delta.
 
-    `finish_reason` is None until its end.
+    Args:
+        text: the new text.
+        logprobs: the log-probabilities of the new tokens, if they were requested.
+        finish_reason: the reason why the text ended; None before the end.
+        num_tokens: the number of tokens generated for the request so far.
     """
 
     text: str
@@ -48,16 +52,19 @@ class TextDelta(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class _Job:
-    """One text or item: counts 1 in the queue, and is cancelled by itself."""
+    """A text to generate or an item of a call. Each has one place in the queue.
+
+    Each job can be cancelled on its own.
+    """
 
     cancelled: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
 class _Call(_Job):
-    """One item of a function's argument; items of an equal key may share a batch.
+    """A call of a function for one item. Calls with the same `batch_key` can run in one batch.
 
-    `size` is the number of tokens of its request.
+    `size` is the number of tokens of the request that the item belongs to.
     """
 
     function: Function
@@ -66,13 +73,18 @@ class _Call(_Job):
     size: int
 
     @property
-    def key(self) -> Hashable:
+    def batch_key(self) -> Hashable:
+        """The function and its options, which are equal for all calls of a batch."""
         return self.function, tuple(sorted(self.options.items()))
 
 
 @dataclass(eq=False, kw_only=True)
 class _Generation(_Job):
-    """A text that the engine generates, and how much of it was delivered."""
+    """A text that the engine generates.
+
+    `num_characters` and `num_logprobs` say how much of the text has been sent to the event loop.
+    `created` and `first_token` are times in seconds.
+    """
 
     request: GenerationRequest
     stream: bool
@@ -83,28 +95,29 @@ class _Generation(_Job):
 
 
 _Events = asyncio.Queue[tuple[_Job, Any]]
-"""The events of the jobs of one request, as they come."""
+"""The queue of events for the jobs of one request."""
 
 
 class _CancelledCallError(Exception):
-    """Ends a batch of calls that all were cancelled, before its next forward pass."""
+    """Raised before a forward pass to end a batch whose calls have all been cancelled."""
 
 
 class ModelThread:
-    """Owns a model and its engine, which alone this thread runs.
+    """A thread that owns a model and its engine. No other thread runs the model.
 
-    Jobs are texts to generate, which the engine batches, and calls: one item each of what a
-    function computes for classification, embeddings and so on. A failed step ends all texts of the
-    model, also those that wait for a slot; the next text gets a new engine.
+    There are two kinds of jobs: texts to generate, which the engine batches, and calls of a
+    function (such as classification or embedding) for one item each. If a decode step fails, all
+    texts of the model end with an error, including those that wait for a slot. The next text gets
+    a new engine.
 
-    Long requests do not keep short ones waiting: before every forward pass of a batch of calls, the
-    engine decodes one token of its texts, and calls of less than half the size run.
+    Long requests do not block short ones. Before every forward pass of a batch of calls, the
+    engine decodes one token of each active text, and calls of less than half the size run first.
 
     Args:
-        name: of the model, for metrics.
-        lm: no other thread runs its module from here on; its tokenizers may be shared.
-        limits: slots and queue.
-        metrics: tokens and times.
+        name: the id of the model, for metrics and messages.
+        lm: the model. Its module must not be run by other threads; its tokenizers may be shared.
+        limits: the limits of the server.
+        metrics: the metrics of the server.
     """
 
     def __init__(
@@ -121,43 +134,50 @@ class ModelThread:
         self._generations: dict[GenerationRequest, _Generation] = {}
         self._outbox: list[tuple[_Job, Any]] = []
         self._stopped = self._ended = False
-        lm.module.register_forward_pre_hook(self._before_pass)
+        lm.module.register_forward_pre_hook(self._before_forward)
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs: without it nothing is admitted."""
+        """Whether the thread is running. After its end, new jobs are refused."""
         return not self._ended
 
     @property
     def running(self) -> int:
-        """Texts in a slot and items in a batch."""
+        """The number of texts in a slot and of items in a batch."""
         return (self._engine.num_active if self._engine else 0) + sum(map(len, self._batches))
 
     @property
     def busy(self) -> bool:
-        """Whether a text or item is not finished."""
+        """Whether any job is unfinished."""
         return bool(self._open)
 
     @property
     def waiting(self) -> int:
-        """Texts and items in the queue."""
+        """The number of texts and items in the queue."""
         return max(0, len(self._open) - self.running)
 
     def stop(self) -> None:
-        """Cancel everything and end the thread; blocks, so not for the event loop."""
+        """Cancel all jobs and end the thread.
+
+        Blocks for up to 5 seconds until the thread has ended, so the event loop should call this
+        method only if the thread is idle.
+        """
         self._stopped = True
         for job in list(self._open):
             job.cancelled = True
         self._inbox.put(None)
         self._thread.join(timeout=5.0)
 
-    def _admit(self, count: int) -> None:
-        """Raise ApiError: 429 for a full queue, 503 after the end of the thread."""
+    def _check_queue(self, num_jobs: int) -> None:
+        """Check that `num_jobs` new jobs fit into the queue.
+
+        Raises ApiError: 429 if the queue is full, 503 if the thread has ended.
+        """
         if not self.alive:
             raise self._stopped_error()
-        if len(self._open) + count > self._limits.slots + self._limits.max_queue:
+        if len(self._open) + num_jobs > self._limits.slots + self._limits.max_queue:
             raise ApiError(
                 429,
                 f"the model {self.name!r} has {self.waiting} texts waiting, and the queue holds "
@@ -169,14 +189,21 @@ class ModelThread:
     async def call(
         self, function: Function, items: Sequence[Any], num_tokens: int, **options: Any
     ) -> list[Any]:
-        """`function(lm, items, **options)` in the model's thread, in batches.
+        """Run `function(lm, items, **options)` in the model's thread. Returns a result per item.
 
-        Calls of the same function and options share batches, where their requests have similar
-        numbers of tokens. The option `special_tokens` is that of `TextModel.reading`. Cancelling
-        the task that waits ends the work before its next forward pass. Raises what the function
-        raises, and ApiError for a full queue.
+        Items of several requests can run in one batch if the function and the options are equal
+        and the requests have a similar number of tokens. Cancelling the waiting task ends the work
+        before its next forward pass. Raises any error of the function, and ApiError for a full
+        queue.
+
+        Args:
+            function: receives the model, a list of items and the options.
+            items: the items.
+            num_tokens: the number of tokens of all items.
+            options: passed to the function, except `special_tokens`, which is applied to the model
+                with `TextModel.reading`.
         """
-        size = max(num_tokens, _SHORT)
+        size = max(num_tokens, _MIN_SIZE)
         jobs = [_Call(function=function, options=options, item=item, size=size) for item in items]
         async with contextlib.aclosing(self._submit(jobs)) as results:
             by_index = {index: result async for index, result in results}
@@ -185,16 +212,20 @@ class ModelThread:
     def generate(
         self, requests: Sequence[GenerationRequest], *, stream: bool
     ) -> AsyncGenerator[tuple[int, TextDelta]]:
-        """Deltas as they come, each with the index of its request; without `stream` the last only.
+        """Generate texts. Yields the index of a request and a delta of its text.
 
-        Closing the generator cancels what is not finished. Raises what `Engine.add` raises, and
-        ApiError for a full queue.
+        If `stream` is False, there is only one delta per request, with the complete text. Closing
+        the generator cancels unfinished texts. Raises the errors of `Engine.add`, and ApiError for
+        a full queue.
         """
         return self._submit([_Generation(request=each, stream=stream) for each in requests])
 
     async def _submit(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
-        """Events with the index of their job; at the end jobs that go on are cancelled."""
-        self._admit(len(jobs))
+        """Submit jobs to the thread. Yields the index of a job and its next event.
+
+        When the generator is closed, unfinished jobs are cancelled.
+        """
+        self._check_queue(len(jobs))
         self._loop = asyncio.get_running_loop()
         events, indices = _Events(), {job: index for index, job in enumerate(jobs)}
         self._open.update(dict.fromkeys(jobs, events))
@@ -206,7 +237,7 @@ class ModelThread:
                 job, event = await events.get()
                 if isinstance(event, Exception):
                     raise event
-                unfinished -= _is_last(event)
+                unfinished -= _is_final_event(event)
                 yield indices[job], event
         finally:
             for job in self._open.keys() & indices.keys():
@@ -214,99 +245,113 @@ class ModelThread:
                 job.cancelled = True
                 self._inbox.put(job)
 
-    def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
-        """Put events into the queues of their jobs; nobody waits for those of a cancelled one."""
+    def _deliver_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
+        """Put events into the queues of their jobs. Events of cancelled jobs are dropped."""
         for job, event in outbox:
             if (events := self._open.get(job)) is not None:
                 events.put_nowait((job, event))
-                if _is_last(event):
+                if _is_final_event(event):
                     del self._open[job]
 
-    def _end_open_jobs(self) -> None:
-        self._receive_events([(job, self._stopped_error()) for job in self._open])
+    def _fail_open_jobs(self) -> None:
+        """End all open jobs with the error that the model has stopped."""
+        self._deliver_events([(job, self._stopped_error()) for job in self._open])
 
     def _stopped_error(self) -> ApiError:
+        """Return the error (503) for requests after the thread has ended."""
         message = f"the model {self.name!r} has stopped: restart the server."
         return ApiError(503, message, code="model_stopped")
 
-    # The methods above but `stop` run in the event loop, those below in the thread.
+    # The methods above, except `stop`, run in the event loop. The methods below run in the thread.
 
     def _run(self) -> None:
+        """Process jobs until the thread is stopped."""
         try:
             while not self._stopped:
-                self._work()
-        finally:  # A job that is admitted before this line is open, and ended by the next.
+                self._run_iteration()
+        finally:  # A job that was admitted before the next line is ended by the line after it.
             self._ended = True
-            self._run_in_loop(self._end_open_jobs)
+            self._run_in_loop(self._fail_open_jobs)
 
-    def _work(self) -> None:
-        """Take jobs, run one batch of calls and one decode step, and deliver their events."""
+    def _run_iteration(self) -> None:
+        """Receive jobs, run one batch of calls and one decode step, and deliver the events."""
         try:
-            self._receive()
+            self._receive_jobs()
             self._run_batch()
             self._decode_step()
-        except BaseException as error:  # Also SystemExit: the thread must not end by it.
-            self._restart(error)
+        except BaseException as error:  # including SystemExit, which must not end the thread
+            self._fail_generations(error)
         if self._outbox:
             outbox, self._outbox = self._outbox, []
-            self._run_in_loop(self._receive_events, outbox)
+            self._run_in_loop(self._deliver_events, outbox)
 
     def _run_in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function in the event loop, unless the loop has been closed."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # The loop may have been closed.
                 self._loop.call_soon_threadsafe(function, *args)
 
-    def _restart(self, error: BaseException) -> None:
-        """End all texts; the next gets a new engine: what broke this step may break the next."""
+    def _fail_generations(self, error: BaseException) -> None:
+        """End all texts with an error and discard the engine, whose state may be broken.
+
+        The next text gets a new engine.
+        """
         self._metrics.engine_restarts.labels(self.name).inc()
         _LOG.error("%s failed, and starts with a new engine", self.name, exc_info=error)
         for job in self._generations.values():
-            self._outbox.append((job, as_api_error(error)))
+            self._outbox.append((job, to_api_error(error)))
         self._generations.clear()
         self._engine = None
 
-    def _receive(self) -> None:
-        """Take jobs; with nothing to do, wait for one. A job that comes again is cancelled."""
+    def _receive_jobs(self) -> None:
+        """Receive new jobs from the queue; if there is no work, wait for one.
+
+        A job that is received a second time has been cancelled.
+        """
         idle = not (self._calls or self._generations or self._batches)
         with contextlib.suppress(queue.Empty):
             while not self._stopped:
                 job = self._inbox.get(block=idle)
                 idle = False
-                if isinstance(job, _Call):  # `_run_batch` passes over cancelled ones.
+                if isinstance(job, _Call):  # `_run_batch` skips cancelled calls
                     self._calls.append(job)
                 elif isinstance(job, _Generation):
-                    (self._cancel if job.cancelled else self._add)(job)
+                    (self._cancel_generation if job.cancelled else self._add_to_engine)(job)
 
-    def _add(self, job: _Generation) -> None:
+    def _add_to_engine(self, job: _Generation) -> None:
+        """Add a text to the engine. If the engine refuses it, the job ends with the error."""
         try:
             if self._engine is None:
                 slots, length = self._limits.slots, self._limits.slot_length
                 self._engine = self.lm.engine(slots=slots, slot_length=length)
             self._engine.add(job.request)
-        except Exception as error:  # Other requests must not suffer.
-            self._fail(job, error)
+        except Exception as error:  # must not affect other requests
+            self._fail_job(job, error)
             return
         self._generations[job.request] = job
 
-    def _cancel(self, job: _Generation) -> None:
+    def _cancel_generation(self, job: _Generation) -> None:
+        """Remove a text from the engine if it is unfinished."""
         if self._engine is not None and self._generations.pop(job.request, None):
             self._engine.cancel(job.request)
-            self._count(job, time.perf_counter())
+            self._record_metrics(job, time.perf_counter())
 
     def _decode_step(self) -> None:
+        """Run one decode step of the engine and collect the new text of every job."""
         if not self._generations:
             return
         assert self._engine is not None
-        self._batches.append([])  # Its forward passes are not interrupted.
+        self._batches.append([])  # An empty batch: its forward passes are not interrupted.
         try:
             self._engine.step()
         finally:
             self._batches.pop()
         now = time.perf_counter()
         for job in list(self._generations.values()):
-            self._add_delta(job, now)
+            self._emit_delta(job, now)
 
-    def _add_delta(self, job: _Generation, now: float) -> None:
+    def _emit_delta(self, job: _Generation, now: float) -> None:
+        """Add the new text of a job to the outbox, and end the job if its text is complete."""
         request = job.request
         if job.first_token is None and request.output_ids:
             job.first_token = now
@@ -321,9 +366,10 @@ class ModelThread:
                 self._outbox.append((job, delta))
         if request.finished:
             del self._generations[request]
-            self._count(job, now)
+            self._record_metrics(job, now)
 
-    def _count(self, job: _Generation, now: float) -> None:
+    def _record_metrics(self, job: _Generation, now: float) -> None:
+        """Write the tokens and the speed of a finished or cancelled text to the metrics."""
         generated = len(job.request.output_ids)
         self._metrics.tokens.labels(self.name, "prompt").inc(len(job.request.prompt_ids))
         self._metrics.tokens.labels(self.name, "generated").inc(generated)
@@ -332,9 +378,9 @@ class ModelThread:
             self._metrics.per_token.labels(self.name).observe(seconds)
 
     def _run_batch(self) -> None:
-        """Run the oldest call with others of its key and a similar size.
+        """Run the oldest call together with other calls of the same key and a similar size.
 
-        Within the forward pass of another batch it must be shorter than half of that.
+        If another batch is interrupted for this one, only calls of at most half its size run.
         """
         most = self._batches[-1][0].size / 2 if self._batches else math.inf
         self._calls = [call for call in self._calls if not call.cancelled]
@@ -344,7 +390,8 @@ class ModelThread:
         alike = [
             call
             for call in self._calls
-            if call.key == first.key and first.size / 2 <= call.size <= min(most, 2 * first.size)
+            if call.batch_key == first.batch_key
+            and first.size / 2 <= call.size <= min(most, 2 * first.size)
         ]
         batch = alike[:_MAX_CALLS]
         self._calls = [call for call in self._calls if call not in batch]
@@ -352,12 +399,13 @@ class ModelThread:
         try:
             self._run_calls(batch)
         except BaseException as error:
-            self._outbox += [(call, as_api_error(error)) for call in batch]
+            self._outbox += [(call, to_api_error(error)) for call in batch]
             raise
         finally:
             self._batches.pop()
 
     def _run_calls(self, batch: Sequence[_Call]) -> None:
+        """Run a batch of calls with the same key. If it fails, run each call on its own."""
         first = batch[0]
         try:
             items = [call.item for call in batch]
@@ -369,25 +417,32 @@ class ModelThread:
             return
         except Exception as error:
             if len(batch) == 1:
-                self._fail(first, error)
+                self._fail_job(first, error)
                 return
-            for call in batch:  # One wrong item must not spoil the others.
+            for call in batch:  # One invalid item must not make the other calls fail.
                 self._run_calls([call])
 
-    def _before_pass(self, module: Any, inputs: Any) -> None:
-        """Before every forward pass: of calls, what is shorter goes first."""
+    def _before_forward(self, module: Any, inputs: Any) -> None:
+        """Interrupt a batch of calls before each of its forward passes to run shorter work first.
+
+        Raises _CancelledCallError if all calls of the batch have been cancelled.
+        """
         if not self._batches or not (batch := self._batches[-1]):
             return
         if all(call.cancelled for call in batch):
             raise _CancelledCallError
-        self._work()
+        self._run_iteration()
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail_job(self, job: _Job, error: Exception) -> None:
+        """End a job with an error. Unexpected errors are also logged."""
         if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
             _LOG.error("a request to %s failed", self.name, exc_info=error)
-        self._outbox.append((job, as_api_error(error)))
+        self._outbox.append((job, to_api_error(error)))
 
 
-def _is_last(event: Any) -> bool:
-    """Whether a job ends with an event; all but the deltas of a text come alone."""
+def _is_final_event(event: Any) -> bool:
+    """Return whether an event is the last one of its job.
+
+    Only deltas of unfinished texts are followed by further events.
+    """
     return not isinstance(event, TextDelta) or event.finish_reason is not None

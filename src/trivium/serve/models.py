@@ -1,4 +1,4 @@
-"""The served models: chosen by id, loaded when first needed, one at a time."""
+"""The served models. A model is loaded at its first request, and only one is loaded at a time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def named_paths(arguments: Iterable[str]) -> dict[str, str]:
-    """Id -> path of models written as `path` or `id=path`; by default the name of the folder.
+    """Parse models written as `path` or `id=path`. Returns a dict of id -> path.
+
+    The default id is the name of the folder.
 
     Raises:
-        TriviumError: two models of one id, or an empty id or path.
+        TriviumError: two models with the same id, or an empty id or path.
     """
     paths: dict[str, str] = {}
     for argument in arguments:
@@ -36,7 +38,7 @@ def named_paths(arguments: Iterable[str]) -> dict[str, str]:
         if not equals or "/" in name:  # A path may have an equals sign of its own.
             name, path = Path(argument).resolve().name, argument
         if not name or not path:
-            raise TriviumError(f"{argument!r} names no model: write a folder, or name=folder.")
+            raise TriviumError(f"{argument!r} is not a model: write a folder, or name=folder.")
         if name in paths:
             raise TriviumError(
                 f"two models are called {name!r}: {paths[name]} and {path}. Write name=folder to "
@@ -47,17 +49,24 @@ def named_paths(arguments: Iterable[str]) -> dict[str, str]:
 
 
 class ServedModel:
-    """One model: its id, what it can do, and its thread once it is loaded."""
+    """A served model. It has a `ModelThread` while it is loaded.
+
+    Args:
+        name: the id of the model.
+        path: the folder of the model; None for a model that was passed as an object.
+        limits: the limits of the server.
+        metrics: the metrics of the server.
+    """
 
     def __init__(self, name: str, path: str | None, limits: Limits, metrics: ServerMetrics) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
-        self.users, self.last_used = 0, 0.0
+        self.num_users, self.last_used = 0, 0.0
         self.special_tokens: SpecialTokens | None = None
         self._thread: ModelThread | None = None
-        self._leaving = False
+        self._unloading = False
         self._outline: LanguageModel | None = None
-        metrics.watch(
+        metrics.watch_load(
             name,
             lambda: self._thread.running if self._thread else 0,
             lambda: self._thread.waiting if self._thread else 0,
@@ -65,22 +74,25 @@ class ServedModel:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is in memory, to stay there."""
-        return self._thread is not None and not self._leaving
+        """Whether the model is in memory and is not being unloaded."""
+        return self._thread is not None and not self._unloading
 
     @property
     def busy(self) -> bool:
-        """Whether a request needs it."""
-        return self.users > 0 or self.thread.busy
+        """Whether a request is using the model."""
+        return self.num_users > 0 or self.thread.busy
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep it in memory; streams do so by themselves once they have begun."""
-        self.users, self.last_used = self.users + 1, time.monotonic()
+    def keep_loaded(self) -> Iterator[None]:
+        """Keep the model in memory while the context is open.
+
+        A stream that has started keeps the model in memory without this context.
+        """
+        self.num_users, self.last_used = self.num_users + 1, time.monotonic()
         try:
             yield
         finally:
-            self.users -= 1
+            self.num_users -= 1
 
     @property
     def thread(self) -> ModelThread:
@@ -90,17 +102,23 @@ class ServedModel:
 
     @property
     def lm(self) -> LanguageModel:
-        """The loaded model; its weights belong to its thread."""
+        """The loaded model. Only its thread may run the module."""
         return self.thread.lm.reading(self.special_tokens)
 
-    def reading(self, special_tokens: SpecialTokens | None) -> ServedModel:
-        """Return this model, whose texts are read as a request says."""
+    def with_special_tokens(self, special_tokens: SpecialTokens | None) -> ServedModel:
+        """Return a copy of this model that reads names of special tokens as a request says.
+
+        See `TextModel.reading`.
+        """
         other = copy.copy(self)
         other.special_tokens = special_tokens
         return other
 
-    def outline(self) -> LanguageModel | None:
-        """The model, before it is loaded without its weights; None where its folder is damaged."""
+    def load_outline(self) -> LanguageModel | None:
+        """Return the model, which has no weights if it is not loaded, to read its metadata.
+
+        Returns None if the folder is damaged.
+        """
         if (thread := self._thread) is not None:  # read once: another thread may unload it
             return thread.lm
         if self._outline is None:
@@ -110,32 +128,35 @@ class ServedModel:
         return self._outline
 
     def start(self, lm: LanguageModel) -> None:
-        """Serve the loaded model."""
+        """Start the thread that runs the loaded model."""
         self._thread = ModelThread(self.name, lm, limits=self.limits, metrics=self.metrics)
 
     async def unload(self) -> None:
-        """Free the memory once no request needs it; new requests wait, and load it again."""
-        await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for its load go first.
-        self._leaving = True
+        """Wait until no request uses the model, then free its memory.
+
+        Requests that arrive in the meantime wait and load the model again.
+        """
+        await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
+        self._unloading = True
         while self.busy:
             await asyncio.sleep(_POLL_SECONDS)
-        self.thread.stop()  # at once: it is idle
-        self._thread, self._leaving = None, False
-        await asyncio.sleep(0)  # The loop holds the thread's last callback.
+        self.thread.stop()  # returns at once, because the thread is idle
+        self._thread, self._unloading = None, False
+        await asyncio.sleep(0)  # The event loop still refers to the thread's last callback.
         await asyncio.to_thread(gc.collect)
 
 
 class ModelRegistry:
-    """All served models.
+    """The served models by id.
 
     Args:
-        models: id -> folder, or a loaded model.
-        load: reads a model from its folder.
-        preload: whether a server loads all models before it listens.
-        limits: what is refused rather than tried.
+        models: id -> folder of the model, or the loaded model.
+        load: loads a model from a folder.
+        preload: whether the server loads all models before it accepts requests.
+        limits: the limits of the server.
 
     Attributes:
-        stopping: set when the server stops: open pages must not keep it waiting.
+        stopping: set when the server stops, so that open pages of the playground do not delay it.
     """
 
     def __init__(
@@ -155,7 +176,7 @@ class ModelRegistry:
             if isinstance(model, LanguageModel):
                 served.start(model)
         self._load_model = load
-        self._one_at_a_time = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[ApiError | None]] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -163,16 +184,19 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The ids, in the order of the command line."""
+        """The ids of the models, in the order of the command line."""
         return list(self._models)
 
     @property
-    def _removable(self) -> list[ServedModel]:
-        """The loaded models that can be loaded again."""
+    def _evictable(self) -> list[ServedModel]:
+        """The loaded models that can be unloaded, because their folders are known."""
         return [model for model in self if model.loaded and model.path is not None]
 
     def find(self, name: str) -> ServedModel:
-        """A model by its id. Raises ApiError (404) for an unknown one."""
+        """Return a model by its id. The model may not be loaded yet.
+
+        Raises ApiError (404) for an unknown id.
+        """
         if name in self._models:
             return self._models[name]
         raise ApiError(
@@ -183,27 +207,33 @@ class ModelRegistry:
             code="model_not_found",
         )
 
-    async def ready(self, name: str) -> ServedModel:
-        """A model by its id, loaded first where it is not; requests share one load and its error.
+    async def get_loaded(self, name: str) -> ServedModel:
+        """Return a model by its id, and load it first if necessary.
 
-        Raises ApiError: 404 for an unknown one, 503 where it cannot be loaded.
+        Requests for the same model wait for the same load. If it fails, all of them get its error.
+
+        Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
         model = self.find(name)
         while not model.loaded:
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))
-            # A client that leaves must not stop it for the others.
+            # If one client disconnects, the others still need the model.
             error = await asyncio.shield(self._loads[name])
             if error is not None:
                 raise error
         return model
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Load a model, for which others may have to leave; the error if it fails."""
-        async with self._one_at_a_time:
+        """Load a model. Returns the error if loading fails, otherwise None.
+
+        If `max_loaded` models are in memory, the least recently used one is unloaded first.
+        Idle models are unloaded before busy ones.
+        """
+        async with self._load_lock:
             most = self.limits.max_loaded
-            while most is not None and len(self._removable) >= most:
-                await min(self._removable, key=lambda each: (each.busy, each.last_used)).unload()
+            while most is not None and len(self._evictable) >= most:
+                await min(self._evictable, key=lambda each: (each.busy, each.last_used)).unload()
             start = time.perf_counter()
             assert model.path is not None
             try:
@@ -219,7 +249,7 @@ class ModelRegistry:
                     f"the model {model.name!r} cannot be loaded now: {message}",
                     code="model_not_loaded",
                 )
-            finally:  # Before its waiters go on, who may need it loaded once more.
+            finally:  # before the waiting requests continue, which may have to load it again
                 del self._loads[model.name]
             self.metrics.loads.labels(model.name, "loaded").inc()
             seconds = time.perf_counter() - start
@@ -227,7 +257,7 @@ class ModelRegistry:
             return None
 
     def close(self) -> None:
-        """End all threads; what they run is cancelled."""
+        """Stop the threads of all models and cancel their work."""
         for model in self:
             if model.loaded:
                 model.thread.stop()

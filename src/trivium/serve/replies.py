@@ -1,4 +1,4 @@
-"""What endpoint functions return, and how it is sent: whole, or as server-sent events."""
+"""The replies of endpoints, and how they are sent: as one JSON object or as server-sent events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from trivium.serve.api_error import CLIENT_CLOSED, ApiError, as_api_error
+from trivium.serve.api_error import CLIENT_CLOSED, ApiError, to_api_error
 
 Result = TypeVar("Result")
 Json = dict[str, Any]
@@ -20,13 +20,17 @@ Json = dict[str, Any]
 
 @dataclass
 class Usage:
-    """Tokens read and generated; a prompt counts once, whatever `n`. Streams update it."""
+    """The numbers of prompt tokens and generated tokens of a request.
+
+    The tokens of a prompt are counted once, even if several texts are generated for it. A streamed
+    reply updates the counts while it is sent.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
 
     def body(self) -> dict[str, int]:
-        """As OpenAI's API spells it."""
+        """Return the counts in the format of OpenAI's API."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -36,18 +40,21 @@ class Usage:
 
 @dataclass
 class Reply:
-    """The answer of an endpoint: a JSON object, or a stream of them."""
+    """The reply of an endpoint: one JSON object or a stream of JSON objects, and the token counts.
+
+    The counts are for the log and the metrics.
+    """
 
     content: Json | AsyncGenerator[Json]
     usage: Usage
 
 
-async def finish_unless(
+async def run_until(
     work: Awaitable[Result], stop: Awaitable[Any], *, timeout: float | None = None
 ) -> Result:
-    """The result of work, which is cancelled where `stop` ends first or the time is over.
+    """Return the result of `work`. Cancel `work` if `stop` ends first or after `timeout` seconds.
 
-    Raises ApiError: 499 where `stop` ended first, 504 after the time.
+    Raises ApiError: 499 if `stop` ended first, 504 after the timeout.
     """
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     try:
@@ -56,7 +63,7 @@ async def finish_unless(
             return task.result()
         if stopped.done():
             raise ApiError(CLIENT_CLOSED, "the connection was closed.")
-        raise as_api_error(TimeoutError())
+        raise to_api_error(TimeoutError())
     finally:
         task.cancel()
         stopped.cancel()
@@ -64,41 +71,47 @@ async def finish_unless(
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events: `data: JSON` per event, then `data: [DONE]`.
+    """A response of server-sent events: `data: JSON` for each event, then `data: [DONE]`.
 
-    An error after the first event is the last event: the status has long been sent.
+    If an error occurs after the first event, it is sent as the last event, because the status code
+    has already been sent.
 
     Args:
         first: the first event.
-        events: the others; closed at the end, also where the client leaves.
-        deadline: the time of the event loop at which the stream ends with an error.
+        events: the other events. The generator is closed at the end or if the client disconnects.
+        deadline: the time at which the stream ends with an error, on the clock of the event loop.
     """
 
     def __init__(self, first: Json, events: AsyncGenerator[Json], deadline: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._events, self._lines = events, _lines(first, events, deadline)
+        self._events, self._lines = events, _format_events(first, events, deadline)
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
-        """Send all events; Starlette itself leaves the generators of a closed connection open."""
+        """Send all events and close the generators.
+
+        Starlette alone would leave the generators open if the connection is closed.
+        """
         async with contextlib.aclosing(self._events), contextlib.aclosing(self._lines):
             await super().stream_response(send)
 
 
-async def _lines(
+async def _format_events(
     first: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
+    """Yield the lines of the event stream, including a final error or `[DONE]`."""
     event = first
     try:
         while event is not None:
-            yield _line(event)
+            yield _format_event(event)
             async with asyncio.timeout_at(deadline):
                 event = await anext(events, None)
     except Exception as error:
-        yield _line(as_api_error(error).body())
+        yield _format_event(to_api_error(error).body())
     else:
         yield b"data: [DONE]\n\n"
 
 
-def _line(event: Json) -> bytes:
+def _format_event(event: Json) -> bytes:
+    """Return an event as a line of the event stream."""
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -1,4 +1,7 @@
-"""Types of request bodies, and those of generation; unknown fields and wrong types are refused."""
+"""Base types of all request bodies, and the request bodies of the text generation endpoints.
+
+Unknown fields and values of the wrong type are refused.
+"""
 
 from __future__ import annotations
 
@@ -22,38 +25,42 @@ Texts = Text | TextList
 TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
 Ids = Annotated[list[TokenId], ITEMS]
 Prompt = Text | TextList | Ids | Annotated[list[Ids], ITEMS]
-PROMPT_DESCRIPTION = "A text, texts, token ids, or lists of token ids."
+PROMPT_DESCRIPTION = "A text, a list of texts, a list of token ids, or several lists of token ids."
 
-NO_EFFECT = "Accepted, without effect."
+NO_EFFECT = "Accepted for compatibility with OpenAI's API, but has no effect."
 NOT_SUPPORTED = "Not supported"
-_NEUTRAL = f"{NOT_SUPPORTED}: only what means none of it."
+_NEUTRAL = f"{NOT_SUPPORTED}. Only values that do not request this feature are accepted."
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
+    """A part of a request body that refuses unknown fields and values of the wrong type."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ModelRequest(_Strict):
-    """A request to a model."""
+class ModelRequest(_StrictModel):
+    """The fields that all request bodies have."""
 
-    model: str = Field(description="The id of a model of /v1/models.")
+    model: str = Field(description="The id of the model, as listed by /v1/models.")
     special_tokens: SpecialTokens | None = Field(
         None,
-        description="What the name of a special token in a text is: text, or the special token. By "
-        "default special in prompts of /v1/completions and /v1/tokenize, text elsewhere ([MASK] "
-        "aside in /v1/fill-mask).",
+        description="Whether the name of a special token in a text, such as [SEP], is read as "
+        "plain text or as the special token. The default is special for prompts of /v1/completions "
+        "and for /v1/tokenize, and text elsewhere (except [MASK] in /v1/fill-mask).",
     )
 
 
-class StreamOptions(_Strict):
-    """Options of a streamed answer."""
+class StreamOptions(_StrictModel):
+    """Options of a streamed response."""
 
-    include_usage: bool | None = Field(None, description="End with a chunk of token counts.")
+    include_usage: bool | None = Field(
+        None, description="Send an extra chunk with the token counts at the end."
+    )
     include_obfuscation: bool | None = Field(None, description=NO_EFFECT)
 
 
-# Sampling options whose JSON differs from Python's.
+# Sampling options whose type in JSON differs from the type in `SamplingParams`.
 _JSON_TYPES: dict[str, Any] = {
     "seed": Annotated[int, Field(ge=-(2**63), le=2**63 - 1)],
     "stop": NonEmptyText | Annotated[list[NonEmptyText], Field(max_length=16)],
@@ -61,15 +68,15 @@ _JSON_TYPES: dict[str, Any] = {
         Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]
     ],
 }
-_OTHER_NAMES = ("max_new_tokens", "top_logprobs", "choices")
-"""Fields of `SamplingParams` that OpenAI's API spells in a way of its own, or does not have."""
+_OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", "choices")
+"""Fields of `SamplingParams` that have another name in OpenAI's API, or do not exist there."""
 
 
-def _sampling_fields() -> dict[str, Any]:
-    """The fields of `SamplingParams` as optional JSON fields with their bounds."""
+def _make_sampling_fields() -> dict[str, Any]:
+    """Return the fields of `SamplingParams` as optional pydantic fields with the same bounds."""
     types, json_fields = get_type_hints(SamplingParams), dict[str, Any]()
     for each in fields(SamplingParams):
-        if each.name not in _OTHER_NAMES:
+        if each.name not in _OMITTED_FIELDS:
             metadata = dict(each.metadata)
             description = metadata.pop("description")
             kind: Any = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**metadata)]
@@ -77,62 +84,76 @@ def _sampling_fields() -> dict[str, Any]:
     return json_fields
 
 
-_SAMPLING_FIELDS = _sampling_fields()
+_SAMPLING_FIELDS = _make_sampling_fields()
 _Sampling: type[ModelRequest] = create_model("_Sampling", __base__=ModelRequest, **_SAMPLING_FIELDS)
 
 
 class GenerateRequest(_Sampling):
-    """What `/v1/completions` and `/v1/chat/completions` have in common."""
+    """The fields that `/v1/completions` and `/v1/chat/completions` have in common."""
 
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Texts per prompt.")
-    stream: bool | None = Field(None, description="Server-sent events rather than one answer.")
-    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Number of texts to generate per prompt."
+    )
+    stream: bool | None = Field(
+        None, description="Whether to send the text in server-sent events while it is generated."
+    )
+    stream_options: StreamOptions | None = Field(
+        None, description="Options of the stream; only allowed if stream is true."
+    )
     user: str | None = Field(None, description=NO_EFFECT)
     metadata: dict[str, str] | None = Field(None, description=NO_EFFECT)
-    store: bool | None = Field(None, description="Accepted; nothing is stored.")
+    store: bool | None = Field(None, description="Accepted, but nothing is stored.")
     service_tier: str | None = Field(None, description=NO_EFFECT)
     safety_identifier: str | None = Field(None, description=NO_EFFECT)
     prompt_cache_key: str | None = Field(None, description=NO_EFFECT)
 
     def sampling_options(self, *, max_new_tokens: int, top_logprobs: int | None) -> dict[str, Any]:
-        """The sampling options that the request sets."""
+        """Return the sampling options that the request sets, with the names of `SamplingParams`.
+
+        `max_new_tokens` and `top_logprobs` are added to the result.
+        """
         options = self.model_dump(include={*_SAMPLING_FIELDS}, exclude_none=True)
         if "seed" in options:
-            options["seed"] %= 2**63  # OpenAI's may be negative.
+            options["seed"] %= 2**63  # Seeds of OpenAI's API may be negative.
         return {**options, "max_new_tokens": max_new_tokens, "top_logprobs": top_logprobs}
 
 
 class CompletionRequest(GenerateRequest):
-    """`POST /v1/completions`."""
+    """The request body of `POST /v1/completions`."""
 
     prompt: Prompt = Field(description=PROMPT_DESCRIPTION)
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Number of tokens to generate, at most the server's limit; 16 by default."
+        None,
+        description="Maximum number of tokens to generate, limited by the server; default: 16.",
     )
-    echo: bool | None = Field(None, description="Put the prompt before the generated text.")
+    echo: bool | None = Field(None, description="Whether the returned text starts with the prompt.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Log-probabilities of the tokens and of that many most probable ones."
+        None,
+        description="Return the log-probability of each token, and this number of most probable "
+        "tokens at each position.",
     )
-    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Only as large as n.")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Only the value of n is accepted."
+    )
     suffix: None = Field(None, description="Not supported.")
 
 
-class TextPart(_Strict):
-    """A part of a message."""
+class TextPart(_StrictModel):
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(_Strict):
+class ChatMessage(_StrictModel):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], ITEMS] | None = Field(
-        description="null only of an assistant without words."
+        description="The text of the message. It may be null only if the role is assistant."
     )
     name: str | None = Field(None, description=NO_EFFECT)
-    # Of an answer that comes back as history.
+    # Fields of an earlier answer that the client sends back as part of the conversation.
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -140,24 +161,30 @@ class ChatMessage(_Strict):
     tool_calls: _Empty | None = None
 
 
-class TextFormat(_Strict):
-    """Plain text, the only supported format of an answer."""
+class TextFormat(_StrictModel):
+    """The response format: plain text, the only supported format."""
 
     type: Literal["text"]
 
 
 class ChatRequest(GenerateRequest):
-    """`POST /v1/chat/completions`."""
+    """The request body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], ITEMS]
+    messages: Annotated[list[ChatMessage], ITEMS] = Field(
+        description="The messages of the conversation so far."
+    )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Largest number of tokens to generate; the server's limit by default."
+        None, description="Maximum number of tokens to generate; default: the server's limit."
     )
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="The newer name of max_tokens."
+        None, description="The newer name of max_tokens, which it overrides."
     )
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: bool | None = Field(
+        None, description="Whether to return the log-probability of each token."
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Number of most probable tokens to return at each position."
+    )
     response_format: TextFormat | None = Field(None, description=_NEUTRAL)
     tools: _Empty | None = Field(None, description=_NEUTRAL)
     tool_choice: Literal["none", "auto"] | None = Field(None, description=_NEUTRAL)
@@ -173,7 +200,7 @@ class ChatRequest(GenerateRequest):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The description of an error."""
 
     message: str
     type: str
@@ -182,12 +209,15 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every error."""
+    """The response body of every error."""
 
     error: ErrorDetail
 
 
 def as_list(value: Any) -> list[Any]:
-    """One text, or the ids of one, as a list of one; several as they are."""
+    """Return a single text or a single list of token ids as a list with one item.
+
+    A list of several texts or of lists of ids is returned unchanged.
+    """
     one = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
     return [value] if one else list(value)

@@ -1,4 +1,7 @@
-"""What every request passes first: host, origin, API key, content type and size; then its log."""
+"""Checks of every request before it reaches the app, and the log of requests.
+
+The checks concern the Host header, the origin, the API key, the content type and the size.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from trivium.serve.api_error import CLIENT_CLOSED, ApiError
 from trivium.serve.models import ModelRegistry
 
 PUBLIC = "/healthz"
-"""Needs no key: what watches the server has none."""
-_OF_PAGES = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
-"""What the pages of the playground load by themselves: logged only where it fails."""
+"""The path that needs no API key, because monitoring tools request it without one."""
+_ASSETS = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
+"""Paths that the playground's pages load automatically; only failed requests are logged."""
 _HEADERS = {
-    # The browser itself keeps a page from reaching any other server.
+    # With this policy, the browser does not let the server's pages contact any other server.
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'",
     "referrer-policy": "no-referrer",
@@ -41,21 +44,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class Security:
-    """ASGI middleware around the whole app.
+    """ASGI middleware around the whole app that checks and logs every request.
 
     Args:
-        app: what answers.
-        registry: the models of the app, its largest body, and its metrics by route and status.
-        key: the API key, sent as `Authorization: Bearer KEY` or as the password of a browser's
-            form; None: no key.
-        hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
-        origins: whose pages may call the server, as `https://HOST[:PORT]`: its own behind a proxy,
-            and other sites (CORS).
-        proxies: addresses and networks, separated by commas, whose X-Forwarded-For, -Proto and,
-            where any Host is allowed, -Host are read; those of others are dropped.
-        root_path: the path under which a proxy serves the app, whether or not it removes it.
+        app: the app that answers the requests.
+        registry: the served models, with the maximum size of a request body and the metrics.
+        key: the API key that clients send as `Authorization: Bearer KEY`, or as the password in
+            the login form of a browser. None: no key is needed.
+        hosts: the allowed values of the Host header, as a defence against DNS rebinding. None: any.
+        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`: the
+            server's own origin behind a proxy, and other sites (CORS).
+        proxies: addresses and networks of trusted proxies, separated by commas. The headers
+            X-Forwarded-For, -Proto and (if any Host is allowed) -Host are read only in requests
+            from these proxies. They are removed from other requests.
+        root_path: the path under which a proxy serves the app. The proxy may remove this path from
+            its requests or not.
 
-    Raises TriviumError for an origin or an address that is none.
+    Raises TriviumError for an invalid origin or address.
     """
 
     def __init__(
@@ -77,19 +82,22 @@ class Security:
         self._hosts = None if hosts is None else {*hosts, *own_hosts}
         self._root_path, self._max_body = root_path, registry.limits.max_body
         self._with_cors = CORSMiddleware(
-            self._checked,
+            self._check_and_serve,
             allow_origins=list(self._origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["Retry-After", "X-Request-ID"],
         )
-        logged: Any = self._logged  # uvicorn types ASGI in a way of its own
+        logged: Any = self._serve_and_log  # uvicorn has its own types for ASGI
         self._behind_proxy: Any = ProxyHeadersMiddleware(
-            logged, trusted_hosts=check_addresses(proxies)
+            logged, trusted_hosts=check_proxies(proxies)
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; scopes other than HTTP are refused."""
+        """Answer an HTTP request. Websocket connections are refused.
+
+        Headers of proxies are applied or removed first.
+        """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] != "http":
@@ -104,8 +112,8 @@ class Security:
                 headers["host"] = host.partition(",")[0].strip()
             await self._behind_proxy(scope, receive, send)
 
-    async def _logged(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request and log its answer."""
+    async def _serve_and_log(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, add the security headers and the request ID, and log the request."""
         path: str = scope["path"]
         if not f"{path}/".startswith(f"{self._root_path}/"):
             scope["path"] = self._root_path + path
@@ -115,46 +123,49 @@ class Security:
         scope.setdefault("state", {})
         start, status = time.perf_counter(), CLIENT_CLOSED
 
-        async def send_noting_status(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message).update({"x-request-id": request_id, **_HEADERS})
             elif message.get("body") and not message.get("more_body"):
-                # Then an end of its own, before which uvicorn waits until the client has read.
+                # The end of the body gets a message of its own: before it is sent, uvicorn waits
+                # until the client has read the rest.
                 await send({**message, "more_body": True})
                 message = {"type": "http.response.body"}
             await send(message)
 
         try:
-            await self._with_cors(scope, receive, send_noting_status)
+            await self._with_cors(scope, receive, send_with_headers)
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - start)
+            self._record_request(scope, request_id, status, time.perf_counter() - start)
 
-    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the app if it passes all checks; otherwise send an error."""
         try:
             headers = Headers(scope=scope)
             self._check_source(scope, headers)
             self._check_key(scope, headers)
-            if scope["method"] == "POST" and self._path(scope).startswith("/v1/"):
+            if scope["method"] == "POST" and self._relative_path(scope).startswith("/v1/"):
                 _check_content_type(headers)
-            await self._app(scope, self._limited(headers, receive), send)
+            await self._app(scope, self._limit_body(headers, receive), send)
         except ApiError as error:
             await error.response()(scope, receive, send)
 
-    def _path(self, scope: Scope) -> str:
-        """The path below `root_path`."""
+    def _relative_path(self, scope: Scope) -> str:
+        """Return the path of a request without the prefix `root_path`."""
         return scope["path"].removeprefix(self._root_path)
 
     def _check_source(self, scope: Scope, headers: Headers) -> None:
-        """403 for another host's name, and for requests that pages of other sites make.
+        """Raise ApiError (403) for a wrong Host header, or a request from a page of another site.
 
-        A browser says itself whether a page is of the same origin, in a header that no page can
-        set (Fetch Metadata). Of older ones, and over plain HTTP, Origin is compared with Host.
+        Browsers send a header (Fetch Metadata) that says whether the page has the same origin.
+        Pages cannot set it. If the header is missing, as in older browsers and over plain HTTP,
+        Origin is compared with Host.
         """
         host = headers.get("host", "").lower()
-        if self._hosts is not None and _hostname(host) not in self._hosts:
+        if self._hosts is not None and _parse_hostname(host) not in self._hosts:
             raise ApiError(
                 403,
                 f"the server does not answer to the host {host[:100]!r}: without an API key only "
@@ -181,10 +192,11 @@ class Security:
             )
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        path = self._path(scope)
+        """Raise ApiError (401) if the API key is missing or wrong."""
+        path = self._relative_path(scope)
         if self._key is None or path == PUBLIC:
             return
-        key = _key_of(headers.get("authorization", ""))
+        key = _parse_key(headers.get("authorization", ""))
         if hmac.compare_digest(key, self._key):
             return
         reason = "the API key is wrong" if key else "the API key is missing"
@@ -196,11 +208,14 @@ class Security:
             headers={"WWW-Authenticate": scheme},
         )
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """A `receive` that raises 413 where the body turns out to be too large."""
+    def _limit_body(self, headers: Headers, receive: Receive) -> Receive:
+        """Wrap `receive` so that it raises ApiError (413) once the body exceeds the size limit.
+
+        Raises the error at once if the Content-Length header exceeds the limit.
+        """
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body:
-            raise self._too_large()
+            raise self._too_large_error()
         size = 0
 
         async def receive_limited() -> Message:
@@ -208,25 +223,27 @@ class Security:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_body:
-                raise self._too_large()
+                raise self._too_large_error()
             return message
 
         return receive_limited
 
-    def _too_large(self) -> ApiError:
+    def _too_large_error(self) -> ApiError:
+        """Return the error (413) for a request body that exceeds the size limit."""
         return ApiError(
             413,
             f"the body has more than the {self._max_body} bytes that the server reads.",
             code="request_too_large",
         )
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record_request(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        """Write a finished request to the metrics and to the log."""
         route = getattr(scope.get("route"), "path", None) or "other"
         model = scope["state"].get("model", "")
         self._metrics.requests.labels(route, model, str(status)).inc()
         self._metrics.request_seconds.labels(route, model).observe(seconds)
-        own_path = self._path(scope)
-        if own_path == PUBLIC or (status < 400 and own_path.startswith(_OF_PAGES)):
+        own_path = self._relative_path(scope)
+        if own_path == PUBLIC or (status < 400 and own_path.startswith(_ASSETS)):
             return
         usage = scope["state"].get("usage")
         fields = {
@@ -247,7 +264,10 @@ class Security:
 
 
 def _check_content_type(headers: Headers) -> None:
-    """415 for what is not JSON: also forms, which pages of other sites may send unasked."""
+    """Raise ApiError (415) if the body is not JSON.
+
+    This also refuses HTML forms, which browsers let pages of other sites send without permission.
+    """
     content_type = headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ApiError(
@@ -260,39 +280,42 @@ def _check_content_type(headers: Headers) -> None:
 
 
 def check_origin(origin: str) -> str:
-    """An origin in lower case.
+    """Check an origin and return it in lower case.
 
-    Raises TriviumError for what is not exactly `http://HOST` or `https://HOST`, with or without a
-    port; `*` would let every page in.
+    Raises TriviumError if it is not exactly `http://HOST` or `https://HOST`, with or without a
+    port. `*` is refused because it would allow every page.
     """
     if _ORIGIN.fullmatch(origin.lower()):
         return origin.lower()
     raise TriviumError(
-        f"{origin!r} is no origin: write https://HOST or https://HOST:PORT, as a browser names it."
+        f"{origin!r} is not an origin: write https://HOST or https://HOST:PORT, as browsers do."
     )
 
 
-def check_addresses(proxies: str) -> str:
-    """Addresses and networks separated by commas. Raises TriviumError for anything else."""
+def check_proxies(proxies: str) -> str:
+    """Check a list of IP addresses and networks separated by commas, and return it unchanged.
+
+    Raises TriviumError for an entry that is neither an address nor a network.
+    """
     for each in filter(None, proxies.split(",")):
         try:
             ipaddress.ip_network(each.strip())
         except ValueError as error:
             raise TriviumError(
-                f"{error}: name proxies by addresses or networks such as 127.0.0.1,10.0.0.0/8."
+                f"{error}: give proxies as addresses or networks such as 127.0.0.1,10.0.0.0/8."
             ) from None
     return proxies
 
 
-def _hostname(host: str) -> str | None:
-    """The name in a Host header, without its port."""
+def _parse_hostname(host: str) -> str | None:
+    """Return the host name in a Host header, without the port; None if it is malformed."""
     with contextlib.suppress(ValueError):
         return urlsplit(f"//{host}").hostname
     return None
 
 
-def _key_of(authorization: str) -> bytes:
-    """The key in an Authorization header; empty where there is none."""
+def _parse_key(authorization: str) -> bytes:
+    """Return the API key in an Authorization header (Bearer or Basic), empty if there is none."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("latin-1")

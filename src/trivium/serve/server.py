@@ -1,4 +1,4 @@
-"""Running the app with uvicorn: address, start and orderly end."""
+"""The uvicorn server that runs the app: its address, its start and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn that preloads, reports when it listens and, when it stops, ends playground pages.
+    """A uvicorn server that can preload models and that closes the playground's pages at the end.
 
     Args:
-        app: of `create_app`.
-        ready: called when requests are accepted.
+        app: the result of `create_app`.
+        ready: called as soon as the server accepts requests.
     """
 
     def __init__(self, app: Security, *, ready: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class ApiServer(uvicorn.Server):
                 log_config=None,
                 lifespan="on",
                 ws="none",
-                proxy_headers=False,  # `Security` reads them, of named proxies only.
+                proxy_headers=False,  # `Security` reads them, only from trusted proxies
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(app.registry.limits.grace)),
             )
@@ -41,32 +41,33 @@ class ApiServer(uvicorn.Server):
         self._app, self._ready = app, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Load models where they are to be preloaded, then start to listen."""
+        """Load the models if they are to be preloaded, then accept requests."""
         registry = self._app.registry
         for name in registry.names[: registry.limits.max_loaded] if registry.preload else ():
-            await registry.ready(name)
+            await registry.get_loaded(name)
         await super().startup(sockets)
         if self.started:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing new, and let running requests finish."""
+        """Refuse new requests and wait until the running ones have finished."""
         self._app.registry.stopping.set()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; a second SIGINT does not wait for requests.
+        """Stop the server gracefully; a second SIGINT stops it without waiting for requests.
 
-        uvicorn would raise the signal again at its end, which looks like a crash.
+        This replaces uvicorn's handler, which raises the signal again at the end. That would look
+        like a crash.
         """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then have `Limits.grace` seconds.
+    """Run the server until SIGINT or SIGTERM; requests then have `Limits.grace` seconds to finish.
 
-    Raises TriviumError where a model cannot be preloaded.
+    Raises TriviumError if a model cannot be preloaded.
     """
     try:
         ApiServer(app, ready=ready).run(sockets=[listening])
@@ -75,24 +76,26 @@ def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -
 
 
 def allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
-    """The Host names that a server accepts: any, where clients must send a key.
+    """Return the Host headers that a server accepts if it listens on the address `host`.
 
-    Raises TriviumError for a server without a key that other machines could reach.
+    Returns None (any) if clients must send an API key.
+
+    Raises TriviumError if there is no API key and other machines could reach the server.
     """
     if key is not None:
         return None
     if host.strip("[]").lower() not in _LOOPBACK:
         raise TriviumError(
-            f"--host {host} opens the server to other machines, which needs an API key: give "
+            f"--host {host} lets other machines reach the server, which needs an API key: give "
             "--api-key or set TRIVIUM_API_KEY. Without a key only --host 127.0.0.1 is allowed."
         )
     return _LOOPBACK
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one.
+    """Return a socket that listens on an address. For port 0, the system chooses a free port.
 
-    Raises TriviumError where the address is not available.
+    Raises TriviumError if the address is not available.
     """
     host = host.strip("[]")
     ipv6 = ":" in host
@@ -102,13 +105,14 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise TriviumError(
             f"{host} port {port} is not available: {error.strerror or error}. Choose another "
-            "--port; --port 0 takes a free one."
+            "--port; --port 0 uses a free one."
         ) from None
-    # asyncio sets TCP_NODELAY only where the protocol is named; else answers wait 40 ms for an ACK.
+    # asyncio sets TCP_NODELAY only if the socket's protocol is explicitly TCP. Without TCP_NODELAY,
+    # responses are delayed by 40 ms because they wait for an ACK.
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
 
 
 def address_of(listening: socket.socket) -> str:
-    """`http://HOST:PORT` of a socket."""
+    """Return the URL of a listening socket: `http://HOST:PORT`."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,5 +1,5 @@
 "use strict";
-// Draws each figure.chart from the JSON inside it.
+// Draws a chart in each figure.chart element, from the JSON inside the element.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const format = (value) => value == null ? "" :
   Math.abs(value) >= 1e4 ? value.toLocaleString("en", {notation: "compact", maximumFractionDigits: 2}) :

@@ -1,4 +1,4 @@
-"""The playground: what the served models do, in a browser (extra: playground)."""
+"""The playground: a web page to try the served models (extra: playground)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trivium.models import LogitsModel, num_parameters
-from trivium.serve.api_error import ApiError, respond
+from trivium.serve.api_error import ApiError, handle_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry, ServedModel
-from trivium.serve.playground.attention_tab import attention_tab
-from trivium.serve.playground.chat_tab import chat_tab
-from trivium.serve.playground.learn_tab import learn_tab
-from trivium.serve.playground.runs import runs_tab
-from trivium.serve.playground.tabs import EVENT, TABS, AddTab
+from trivium.serve.playground.attention_tab import build_attention_tab
+from trivium.serve.playground.chat_tab import build_chat_tab
+from trivium.serve.playground.learn_tab import build_learn_tab
+from trivium.serve.playground.runs import build_runs_tab
+from trivium.serve.playground.tabs import EVENT, TABS, BuildTab
 from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
-from trivium.serve.replies import finish_unless
+from trivium.serve.replies import run_until
 
 __all__ = ["mount_playground"]
 
-# What the page needs of Gradio's API. Uploads, downloads and its proxy are closed.
+# The paths of Gradio's API that the page needs. Uploads, downloads and the proxy are refused.
 _API = "/gradio_api/"
 _OPEN = (
     "queue/",
@@ -39,8 +39,8 @@ _OPEN = (
     "theme.css",
     "info",
 )
-# Long labels wrap, marked text flows like any other, headers of tables are narrower, and points at
-# the edge of a plot are whole; a line of a single point is a dot.
+# Long labels wrap. Highlighted text flows like other text. Headers of tables use a narrower font.
+# Points at the edge of a plot are not clipped, and a line with a single point is shown as a dot.
 _STYLE = """
 #classify-shown h2 { overflow-wrap: anywhere; font-size: var(--text-xl); text-align: center; }
 :is(#tag-shown, #answer-shown) .textfield { display: block; word-break: normal; }
@@ -51,27 +51,27 @@ table { --font-mono: var(--font); }
 .mark-line path[d$="Z"] { stroke-width: 8px; }
 """
 _THEME = Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")).set(
-    # White on the default blue has a contrast of 3.7; 4.5 is the least for text.
+    # White text on the default blue has a contrast of 3.7; text needs at least 4.5.
     button_primary_background_fill="*primary_600",
     button_primary_background_fill_hover="*primary_700",
 )
 _MAX_RUNNING, _MAX_WAITING = 8, 64
-_MAX_DESCRIBED = 4  # Models whose description is open at first.
+_MAX_DESCRIBED = 4  # Up to this number of models, the list of models is open at first.
 
 
 def mount_playground(
     app: FastAPI, registry: ModelRegistry, *, runs: Path | None, root_path: str
 ) -> None:
-    """Put the playground at /, after all other routes of the app.
+    """Mount the playground at /, after all other routes of the app.
 
     Args:
-        app: what it is mounted on.
-        registry: the served models, which answer through their threads.
-        runs: a folder of training runs, whose curves are shown; None: no such tab.
-        root_path: of the app behind a proxy.
+        app: the app on which the playground is mounted.
+        registry: the served models.
+        runs: a folder of training runs. A tab shows their loss curves. None: no such tab.
+        root_path: the path under which a proxy serves the app.
     """
 
-    async def mount() -> None:  # Without a running loop Gradio leaves one open for each lock.
+    async def mount() -> None:  # Without a running event loop, Gradio leaks one for each lock.
         gr.mount_gradio_app(
             app,
             build_page(registry, runs),
@@ -80,8 +80,8 @@ def mount_playground(
             footer_links=[],
             run_history=False,
             app_kwargs={
-                "middleware": [Middleware(_Guard, stopping=registry.stopping)],
-                "exception_handlers": {404: respond},
+                "middleware": [Middleware(_GradioGuard, stopping=registry.stopping)],
+                "exception_handlers": {404: handle_error},
             },
             show_error=False,
             ssr_mode=False,
@@ -98,22 +98,29 @@ def mount_playground(
 
 
 def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
-    """The tabs of `TABS` that a served model can answer, chat, attention, topics, and runs.
+    """Build the playground page, with a tab for every task that a served model can perform.
 
-    A tab shows an example of its first model when it is opened first.
+    Other tabs show attention weights, the topics of `trivium explain` and the loss curves of runs.
+    When a tab is opened for the first time, it shows an example for its first model.
     """
     outlines = {
-        model.name: lm for model in registry if (lm := model.outline()) is not None and lm.tokenizer
+        model.name: lm
+        for model in registry
+        if (lm := model.load_outline()) is not None and lm.tokenizer
     }
-    tabs: list[tuple[str, AddTab, list[str]]] = [
-        (name, add_tab, [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)])
-        for path, (name, add_tab) in {"/v1/chat/completions": ("chat", chat_tab), **TABS}.items()
+    tabs: list[tuple[str, BuildTab, list[str]]] = [
+        (name, build, [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)])
+        for path, (name, build) in {
+            "/v1/chat/completions": ("chat", build_chat_tab),
+            **TABS,
+        }.items()
     ]
     for name, _, able in tabs:
-        if name == "translate":  # one that was only pretrained has not learned it: last
+        if name == "translate":  # Pretrained models without fine-tuning cannot translate: last.
             able.sort(key=lambda each: outlines[each].settings.task is None)
     with_attention = [name for name, lm in outlines.items() if lm.spec.attention_only]
-    tabs += [("attention", attention_tab, with_attention), ("learn", learn_tab, [*outlines])]
+    tabs.append(("attention", build_attention_tab, with_attention))
+    tabs.append(("learn", build_learn_tab, [*outlines]))
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
@@ -125,30 +132,30 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
         page.load(describe, None, described, **EVENT)
         with gr.Tabs(elem_id="tabs"):
-            for name, add_tab, able in tabs:
+            for name, build_tab, able in tabs:
                 if able:
                     with gr.Tab(label(name), id=name) as tab:
                         opened = gr.State(False)
-                        add_tab(registry, {each: outlines[each] for each in able}, opened.change)
-                    # The first tab is open already. Further times change nothing.
+                        build_tab(registry, {each: outlines[each] for each in able}, opened.change)
+                    # The first tab is open when the page loads. Later events have no effect.
                     event = page.load if first else tab.select
                     event(lambda: True, None, opened, api_visibility="private")
                     first = False
             if runs is not None:
                 with gr.Tab(label("runs"), id="runs"):
-                    runs_tab(runs)
+                    build_runs_tab(runs)
     page.queue(default_concurrency_limit=_MAX_RUNNING, max_size=_MAX_WAITING, api_open=False)
     return page
 
 
 def _describe(model: ServedModel, request: gr.Request) -> str:
-    """Family, size, task and tokenizers of a model."""
-    lm = model.outline()
+    """Return a description of a model: its architecture, size, task and tokenizers."""
+    lm = model.load_outline()
     if lm is None:
         return text("models.damaged", request)
     if isinstance(lm.module, LogitsModel):
         count = sum(weight.numel() for weight in lm.module.parameters())
-    else:  # Packed weights are no parameters of the module.
+    else:  # Packed weights are not parameters of the module.
         count = num_parameters(lm.spec)
     facts = [
         text(f"models.{lm.spec.family}", request),
@@ -167,18 +174,28 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
 
 
 class _Page(gr.Blocks):
+    """The Gradio page of the playground."""
+
     def get_config_file(self) -> Any:
-        """By this flag the page calls its browser's address, not the Host that a proxy sets."""
+        """Return Gradio's configuration of the page with the flag `is_colab`.
+
+        With this flag, the page sends requests to the address in the browser. Without it, they go
+        to the Host that a proxy sets.
+        """
         return super().get_config_file() | {"is_colab": True}
 
 
-class _Guard:
-    """Closes what the page does not need, and its endless answers when the server stops."""
+class _GradioGuard:
+    """ASGI middleware that refuses unneeded paths of Gradio's API.
+
+    When the server stops, it also ends responses that would never end, such as event streams.
+    """
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
         self._app, self._stopping = app, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of the page, or refuse it with status 404."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -187,5 +204,5 @@ class _Guard:
             await ApiError(404, "closed").response()(scope, receive, send)
             return
 
-        with contextlib.suppress(ApiError):  # Some answers never end by themselves.
-            await finish_unless(self._app(scope, receive, send), self._stopping.wait())
+        with contextlib.suppress(ApiError):  # Some responses never end by themselves.
+            await run_until(self._app(scope, receive, send), self._stopping.wait())

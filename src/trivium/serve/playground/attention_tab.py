@@ -1,4 +1,4 @@
-"""The attention weights of any layer and head for one text."""
+"""The tab that shows the attention weights of a layer and head for a text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from trivium.serve.playground.texts import label
 _KINDS = ("encoder", "decoder", "cross")
 
 
-def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """Attention as a table of queries and keys."""
+def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
+    """Build the tab that shows attention weights as a table, with a row for each query.
+
+    See `TABS` for the arguments.
+    """
     first = next(iter(models))
 
     def has_both(name: str) -> bool:
-        """Whether there are kinds to choose from, and a target."""
+        """Return whether a model has several kinds of attention and reads a target text."""
         return models[name].spec.family == "encoder-decoder"
 
     def choices(name: str) -> list[dict[str, Any]]:
-        """What can be chosen of layers, and of heads; 0 is their mean."""
+        """Return the options of the menus for the layer and the head (0: the mean of all heads)."""
         stacks = models[name].spec.stacks
         layers = max(stack.num_layers for stack in stacks)
         heads = max(each.num_heads for stack in stacks for each in stack.attentions)
@@ -37,35 +40,35 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
         return [{"choices": list(numbers), "value": numbers[0]} for numbers in ranges]
 
     with gr.Row():
-        model = tabs.choose_model(models, "attention")
+        model = tabs.make_model_menu(models, "attention")
         layer, head = (
             gr.Dropdown(**options, label=label(f"attention.{part}"), elem_id=f"attention-{part}")
             for part, options in zip(("layer", "head"), choices(first))
         )
-    source = tabs.text_box("attention", "text", Examples(registry, models)("text"))
+    source = tabs.make_text_box("attention", "text", Examples(registry, models)("text"))
     with gr.Row(visible=has_both(first)) as of_both:
-        target = tabs.text_box("attention", "target", key="attention.target", lines=1)
+        target = tabs.make_text_box("attention", "target", key="attention.target", lines=1)
         kinds = [(label(f"attention.{kind}"), kind) for kind in _KINDS]
         kind = gr.Radio(kinds, value="cross", label=label("attention.kind"))
-    run = tabs.run_button("attention")
-    shown = tabs.table("attention", "attention.weights")
+    run = tabs.make_run_button("attention")
+    shown = tabs.make_output_table("attention", "attention.weights")
 
     async def look(
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
     ) -> Any:
         if not source:
-            raise tabs.empty_error(request)
+            raise tabs.make_empty_error(request)
         try:
             async with asyncio.timeout(registry.limits.timeout):
-                served = await registry.ready(name)
-                with served.in_use():
+                served = await registry.get_loaded(name)
+                with served.keep_loaded():
                     (pictures,) = await served.thread.call(
-                        attention_pictures, [(source, target)], MAX_TOKENS
+                        compute_attention_pictures, [(source, target)], MAX_TOKENS
                     )
             picture = pictures.get(kind) or next(iter(pictures.values()))
-            return _shaded(picture, layer, head)
+            return _make_shaded_table(picture, layer, head)
         except Exception as error:
-            raise tabs.plain_error(error, request) from error
+            raise tabs.make_error(error, request) from error
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     inputs = [model, source, target, kind, layer, head]
@@ -79,38 +82,46 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
         [of_both, layer, head],
         api_visibility="private",
     )
-    tabs.clear_for_another(model, [shown], looking)
+    tabs.clear_on_model_change(model, [shown], looking)
     tabs.clear_on_failure([shown], looking)
 
 
-def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:
-    """One head (or, for 0, their mean) as a table whose cells are shaded by their weight.
+def _make_shaded_table(picture: AttentionPicture, layer: int, head: int) -> Any:
+    """Return the attention weights of a head as a table. The larger a weight, the darker its cell.
 
-    Raises TriviumError for a layer or head that only the model's other stack has.
+    `layer` counts from 1. `head` counts from 1; 0 is the mean of all heads.
+
+    Raises TriviumError if the encoder or decoder that the picture shows has fewer layers or heads.
     """
     num_layers, num_heads, *_ = picture.weights.shape
     if layer > num_layers or head > num_heads:
-        raise TriviumError(f"here are {num_layers} layers with {num_heads} heads: choose fewer.")
+        raise TriviumError(
+            f"there are only {num_layers} layers with {num_heads} heads: choose a smaller number."
+        )
     weights = picture.weights[layer - 1]
     shown = weights.mean(0) if head == 0 else weights[head - 1]
     columns = [f"{number} {key}" for number, key in enumerate(picture.keys, 1)]
     frame = pd.DataFrame(shown, columns=columns)
     frame.insert(0, "", picture.queries)
 
-    def shade(weight: float) -> str:  # The square root tells small weights apart.
+    def shade(weight: float) -> str:  # The square root makes small weights distinguishable.
         return f"background-color: rgba(37, 99, 235, {weight**0.5:.2f})"
 
     return frame.style.map(shade, subset=columns).format("{:.2f}", subset=columns)
 
 
-def attention_pictures(
+def compute_attention_pictures(
     lm: LanguageModel, items: Sequence[tuple[str, str]]
 ) -> list[dict[str, AttentionPicture]]:
-    """The attention of a model to texts, by kind: encoder, decoder, cross.
+    """Compute the attention weights for pairs of a text and a target text.
 
-    An encoder-decoder also reads a target; where that is empty, the text it generates itself.
+    Only an encoder-decoder reads the target. If the target is empty, the text that the model
+    generates is used.
+
+    Returns:
+        For each pair, a dict from the kind of attention (encoder, decoder, cross) to its weights.
 
     Raises:
-        TriviumError: more tokens than a picture shows.
+        TriviumError: a text has more tokens than a picture can show.
     """
     return [attended_text(lm, *item) for item in items]

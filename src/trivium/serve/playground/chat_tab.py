@@ -1,4 +1,4 @@
-"""A conversation with a model that has a chat template."""
+"""The chat tab: a conversation with a model that has a chat template."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from trivium.serve.replies import Json
 _MAX_TOKENS = 512
 
 
-def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """A conversation: each message is answered with all before it in view."""
+def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
+    """Build the chat tab. The model reads all earlier messages before it answers.
+
+    See `TABS` for the arguments.
+    """
     with gr.Row():
         with gr.Column(scale=2):
-            model = tabs.choose_model(models, "chat")
+            model = tabs.make_model_menu(models, "chat")
             example = Examples(registry, models)("chat")
-            message = tabs.text_box("chat", "text", example, "chat.message", lines=1)
+            message = tabs.make_text_box("chat", "text", example, "chat.message", lines=1)
             with gr.Row():
-                run, clear = tabs.run_button("chat"), gr.Button(label("chat.clear"))
+                run, clear = tabs.make_run_button("chat"), gr.Button(label("chat.clear"))
         with gr.Column(scale=3):
             shown = gr.Chatbot(
                 label=label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
@@ -34,12 +37,12 @@ def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
         history: list[Json], name: str, message: str, request: gr.Request
     ) -> AsyncGenerator[tuple[list[Json], str]]:
         if not message.strip():
-            raise tabs.empty_error(request)
-        turns = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
+            raise tabs.make_empty_error(request)
+        turns = [{"role": turn["role"], "content": _get_text(turn["content"])} for turn in history]
         turns.append({"role": "user", "content": message})
         most = min(_MAX_TOKENS, registry.limits.max_tokens)
         path, answer = "/v1/chat/completions", ""
-        async with tabs.stream(
+        async with tabs.stream_api(
             registry, path, request, model=name, messages=turns, max_tokens=most
         ) as events:
             async for event in events:
@@ -51,8 +54,8 @@ def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     clear.click(list, None, shown, cancels=[chatting], api_visibility="private")
 
 
-def _text(content: str | list[Json]) -> str:
-    """The text of a turn, which Gradio gives as a list of parts."""
+def _get_text(content: str | list[Json]) -> str:
+    """Return the text of a message. Gradio represents its content as a list of parts."""
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content)

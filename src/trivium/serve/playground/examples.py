@@ -1,4 +1,4 @@
-"""Texts to start with, in the fields of every tab."""
+"""Example texts for the input fields of the tabs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _SHOWN_WORDS, _PROMPT_WORDS = 12, 5
 
 
 class Examples:
-    """Texts to start with, of the first of some models.
+    """Example texts for the first model of a tab.
 
-    A run has its own: what was held out. Others are in the language of which a token holds the
-    most bytes; unknown tokens hold none of theirs.
+    If the model is a training run, the examples are validation texts of the run. Otherwise they are
+    in English or Chinese: the language for which the model's tokens contain more bytes on average.
+    Unknown tokens count as zero bytes.
     """
 
     def __init__(self, registry: ModelRegistry, models: Mapping[str, LanguageModel]) -> None:
@@ -34,27 +35,30 @@ class Examples:
             return sum(map(len, known)) / max(1, len(ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-        self._held_out = validation_texts(Path(registry.find(name).path or ""))
-        for key in {"text", "completions"} & self._held_out.keys():
-            self._held_out[key] = lm.settings.task_prefixes[0] + self._held_out[key]
+        self._validation_texts = find_validation_texts(Path(registry.find(name).path or ""))
+        for key in {"text", "completions"} & self._validation_texts.keys():
+            self._validation_texts[key] = lm.settings.task_prefixes[0] + self._validation_texts[key]
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
-            # One that was only pretrained fills gaps.
+            # A model that was only pretrained fills gaps.
             gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)
             if gap is not None:
                 masked = self("fill-mask").replace("[MASK]", tokenizer.tokens[gap])
-                self._held_out["completions"] = masked
+                self._validation_texts["completions"] = masked
 
     def __call__(self, key: str) -> str:
-        """The example of a field."""
-        return self._held_out.get(key) or self._language.get(f"example.{key}", "")
+        """Return the example for an input field, empty if there is none."""
+        return self._validation_texts.get(key) or self._language.get(f"example.{key}", "")
 
 
-def validation_texts(run: Path) -> dict[str, str]:
-    """Field -> a held-out text of a run, where it has one; {} of other folders."""
+def find_validation_texts(run: Path) -> dict[str, str]:
+    """Return validation texts of a training run: input field -> text.
+
+    Fields without a text are left out. The dict is empty for other folders.
+    """
     example = first_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
     users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
-    excerpt = next(_excerpts(run), "")
+    excerpt = next(_find_excerpts(run), "")
     masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
     texts = {
         "text": text or beginning(excerpt, _SHOWN_WORDS),
@@ -69,8 +73,8 @@ def validation_texts(run: Path) -> dict[str, str]:
     return {key: text for key, text in texts.items() if text}
 
 
-def _excerpts(run: Path) -> Iterator[str]:
-    """A held-out excerpt of each source of raw text of a run."""
+def _find_excerpts(run: Path) -> Iterator[str]:
+    """Yield one validation excerpt for each data source of raw text of a run."""
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):
             splits = Manifest.load(manifest.parent).splits

@@ -1,4 +1,4 @@
-"""The pages of `trivium explain`: a topic with its example, or with a text of one's own."""
+"""The tab with the pages of `trivium explain`, for an example or for the user's own text."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ from trivium.explain import explain, load_topic, topic_names, topic_summary
 from trivium.explain.page import say
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
-from trivium.serve.playground.texts import label, language
+from trivium.serve.playground.texts import label, request_language
 
 _MAX_CHARACTERS = 1000
-_LINES = (list[str], list[str] | None)
+_LINE_TYPES = (list[str], list[str] | None)
 
 
-def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """A topic, a field where it takes a text, and its page."""
+def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
+    """Build the tab: a menu of topics, a text field if the topic uses a text, and the page.
+
+    See `TABS` for the arguments.
+    """
     topic = gr.Dropdown(topic_names(), label=label("learn.topic"), elem_id="learn-topic")
     with gr.Row(visible=False) as of_text:
-        words = tabs.text_box("learn", "text", key="learn.text", lines=2)
-        run = tabs.run_button("learn")
+        words = tabs.make_text_box("learn", "text", key="learn.text", lines=2)
+        run = tabs.make_run_button("learn")
     shown = gr.HTML(elem_id="learn-shown")
 
     def learn(name: str, words: str, request: gr.Request) -> str:
-        kind, text = _first_type(name), words.strip()
+        kind, text = _first_parameter_type(name), words.strip()
         try:
             if len(text) > _MAX_CHARACTERS:
-                raise TriviumError(f"{len(text):,} characters, of at most {_MAX_CHARACTERS:,}.")
-            own = [text.splitlines() if kind in _LINES else text] if text else []
-            return explain(name, *own).html(language(request), whole=False)
+                raise TriviumError(
+                    f"the text has {len(text):,} characters, but at most {_MAX_CHARACTERS:,} are "
+                    "allowed."
+                )
+            own = [text.splitlines() if kind in _LINE_TYPES else text] if text else []
+            return explain(name, *own).html(request_language(request), whole=False)
         except Exception as error:
-            raise tabs.plain_error(error, request) from error
+            raise tabs.make_error(error, request) from error
 
     def choose(name: str, request: gr.Request) -> tuple[Any, str, str]:
-        takes_text = _first_type(name) in (str, *_LINES)
+        takes_text = _first_parameter_type(name) in (str, *_LINE_TYPES)
         return gr.Row(visible=takes_text), "", learn(name, "", request)
 
     def begin(request: gr.Request) -> Any:
-        summaries = {name: say(topic_summary(name), language(request)) for name in topics}
+        summaries = {name: say(topic_summary(name), request_language(request)) for name in topics}
         return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
 
     topics = topic_names()
@@ -50,7 +56,10 @@ def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None
     gr.on([run.click, words.submit], learn, [topic, words], shown, **tabs.EVENT)
 
 
-def _first_type(name: str) -> Any:
-    """The type of the first parameter of a topic, which stands first on a command line, too."""
+def _first_parameter_type(name: str) -> Any:
+    """Return the type of the first parameter of a topic, which says whether it uses a text.
+
+    Returns None for a topic without parameters.
+    """
     parameters = inspect.signature(load_topic(name).explain, eval_str=True).parameters.values()
     return next((one.annotation for one in parameters), None)

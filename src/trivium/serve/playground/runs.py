@@ -1,4 +1,4 @@
-"""The loss curves of training runs, also of those that still train."""
+"""The tab with the loss curves of training runs, including runs that are still in progress."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import gradio as gr
 import pandas as pd
 
 from trivium.files import read_json_lines
-from trivium.report.html_report import thin
-from trivium.report.run_files import METRICS, curve
+from trivium.report.html_report import thin_curve
+from trivium.report.run_files import METRICS, extract_curve
 from trivium.serve.playground.tabs import EVENT
 from trivium.serve.playground.texts import label, text
 
@@ -19,8 +19,11 @@ _EVERY_SECONDS = 2.0
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b")
 
 
-def runs_tab(folder: Path) -> None:
-    """Curves of chosen runs, drawn again when there is something new."""
+def build_runs_tab(folder: Path) -> None:
+    """Build the tab of loss curves. The plots are updated when a run has new records.
+
+    `folder` contains the runs.
+    """
     with gr.Row():
         chosen = gr.Dropdown([], multiselect=True, label=label("runs.shown"), elem_id="runs-runs")
         axis = gr.Radio(
@@ -45,14 +48,14 @@ def runs_tab(folder: Path) -> None:
     drawn = gr.State(None)
 
     def draw(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
-        known = run_names(folder)
-        # The newest run at first, for losses of other objectives do not compare.
+        known = list_runs(folder)
+        # At first only the newest run, because losses of different objectives do not compare.
         names = known[:1] if before is None else [n for n in names if n in known]
         files = {name: folder / name / METRICS for name in names}
         now = (axis, known, [(name, file.stat().st_size) for name, file in files.items()])
         if now == before:
             return (gr.skip(),) * 4
-        curves = _curves(files, axis)
+        curves = _read_curves(files, axis)
         of_losses = [curves[curves[loss].notna()] for loss in _LOSSES]
         return gr.Dropdown(known, value=names, multiselect=True), *of_losses, now
 
@@ -66,29 +69,37 @@ def runs_tab(folder: Path) -> None:
     )
 
     def legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
-        """A run has one color in both plots."""
+        """Return plots in which each run has the same color, and with a translated x axis."""
         colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
         title = text(f"runs.{axis}", request)
         plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
         return [plot] * len(plots)
 
-    # After the points: then the plots make their legends again.
+    # The legends are set after the points, because new points reset the legends.
     drawn.change(legends, [chosen, axis], plots, **hidden)
 
 
-def run_names(folder: Path) -> list[str]:
-    """The runs in a folder, the newest first; the folder itself may be one."""
+def list_runs(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder, the newest first.
+
+    The folder itself may also be a run, with the name ".".
+    """
     files = [*folder.glob(METRICS), *folder.glob(f"*/{METRICS}")]
     newest = sorted(files, key=lambda file: -file.stat().st_mtime)
     return [file.parent.relative_to(folder).as_posix() for file in newest]
 
 
-def _curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
-    """The points of every curve."""
+def _read_curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
+    """Return the points of all loss curves as one table, with the columns x, losses and run.
+
+    Args:
+        files: name of a run -> its metrics.jsonl.
+        axis: the key of the x values: "step", "tokens" or "seconds".
+    """
     points: list[dict[str, Any]] = []
     for name, file in files.items():
         records = read_json_lines(file)
         for loss in _LOSSES:
-            thinned = thin(curve(records, loss, axis))
+            thinned = thin_curve(extract_curve(records, loss, axis))
             points += [{"x": x, loss: y, "run": name} for x, y in thinned]
     return pd.DataFrame(points, columns=["x", *_LOSSES, "run"])

@@ -1,4 +1,7 @@
-"""The tabs: each sends a request to its endpoint and shows the answer; tokenizing needs none."""
+"""The tabs of the playground. Most tabs send a request to an endpoint and show the response.
+
+The tokenizer tab does not need an endpoint.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pandas as pd
 from trivium.config import option_fields
 from trivium.inference.sampling_params import SamplingParams
 from trivium.language_model import LanguageModel
-from trivium.serve.api_error import as_api_error
+from trivium.serve.api_error import to_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.examples import Examples
@@ -27,96 +30,134 @@ from trivium.text import Tokenizer
 from trivium.text.symbols import readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
-"""Options of every event; programs use the API, not the playground's events."""
+"""The Gradio options of every event. Events are private: programs use the API instead."""
 
 Models = Mapping[str, LanguageModel]
-"""The models of a tab by their ids, without weights where they are not loaded yet."""
+"""The models of a tab by id. Models that are not loaded yet have no weights."""
 
 _MAX_TOKENS, _ALTERNATIVES = 512, 5
 _WHITE = 1e-4  # Tokens of this probability or less have no color.
 
 
-async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields: Any) -> Any:
-    """The answer of an endpoint through the model's thread: JSON, or a stream of it."""
+async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fields: Any) -> Any:
+    """Send a request to an endpoint. Returns the response: JSON, or a stream of JSON objects.
+
+    Args:
+        registry: the served models.
+        path: the path of the endpoint.
+        request: the request of the browser, for the language of error messages.
+        fields: the fields of the request body. Fields that are None or empty are left out.
+
+    Raises gr.Error with a message for the user.
+    """
     endpoint = ENDPOINTS[path]
     filled = {name: value for name, value in fields.items() if value not in (None, "")}
     required = [name for name, field in endpoint.schema.model_fields.items() if field.is_required()]
     if not filled.keys() >= {*required}:
-        raise empty_error(request)
+        raise make_empty_error(request)
     try:
         async with asyncio.timeout(registry.limits.timeout):
             body = endpoint.schema.model_validate(filled)
             return (await endpoint.respond(registry, body)).content
     except Exception as error:
-        raise plain_error(error, request) from error
+        raise make_error(error, request) from error
 
 
 @contextlib.asynccontextmanager
-async def stream(
+async def stream_api(
     registry: ModelRegistry, path: str, request: gr.Request, **fields: Any
 ) -> AsyncGenerator[AsyncGenerator[Json]]:
-    """The events of a streamed answer, which ends with the block; an error is shown."""
-    events = await ask(registry, path, request, stream=True, **fields)
+    """Stream the response of an endpoint. The stream is closed at the end of the `with` block.
+
+    Raises gr.Error with a message for the user. See `call_api` for the arguments.
+    """
+    events = await call_api(registry, path, request, stream=True, **fields)
     try:
         async with contextlib.aclosing(events):
             yield events
     except Exception as error:
-        raise plain_error(error, request) from error
+        raise make_error(error, request) from error
 
 
-def plain_error(error: Exception, request: gr.Request) -> gr.Error:
-    """The message that a client of the API would read; the page takes it for HTML."""
-    return _error(escape(as_api_error(error).detail), request)
+def make_error(error: Exception, request: gr.Request) -> gr.Error:
+    """Convert an exception to an error of the page, with the same message as in the API.
+
+    The message is escaped, because the page interprets it as HTML.
+    """
+    return _make_brief_error(escape(to_api_error(error).detail), request)
 
 
-def empty_error(request: gr.Request) -> gr.Error:
-    """There is no text."""
-    return _error(text("empty", request), request)
+def make_empty_error(request: gr.Request) -> gr.Error:
+    """Return the error for a request without a text."""
+    return _make_brief_error(text("empty", request), request)
 
 
-def _error(message: str, request: gr.Request) -> gr.Error:
-    """Shown for some seconds, so that it does not stay over later answers."""
+def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
+    """Return an error that is shown for a few seconds, so that it does not cover later results."""
     title = text("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
-def choose_model(models: Models, tab: str) -> gr.Dropdown:
-    """The models to choose from."""
+def make_model_menu(models: Models, tab: str) -> gr.Dropdown:
+    """Return a dropdown menu of the tab's models."""
     return gr.Dropdown(
         list(models), value=next(iter(models)), label=label("model"), elem_id=f"{tab}-model"
     )
 
 
-def clear_for_another(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
-    """Remove what a model gave, and stop what it still gives, when another one is chosen."""
+def clear_on_model_change(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
+    """Clear the outputs and cancel the running event when the user chooses another model.
+
+    Args:
+        model: the menu of models.
+        outputs: the components to clear.
+        running: the event that fills the outputs.
+    """
     model.input(
-        _nothing_in(outputs), None, list(outputs), cancels=[running], api_visibility="private"
+        _make_clear_fn(outputs), None, list(outputs), cancels=[running], api_visibility="private"
     )
 
 
 def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
-    """Remove what was there before a request that fails: it is no answer to it."""
-    running.failure(_nothing_in(outputs), None, list(outputs), api_visibility="private")
+    """Clear the outputs if the event `running` fails, because they belong to an earlier request."""
+    running.failure(_make_clear_fn(outputs), None, list(outputs), api_visibility="private")
 
 
-def _nothing_in(outputs: Sequence[Any]) -> Callable[[], Any]:
+def _make_clear_fn(outputs: Sequence[Any]) -> Callable[[], Any]:
+    """Return an event handler that clears the outputs."""
     return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
 
-def run_button(tab: str) -> gr.Button:
-    """The button that sends the request."""
+def make_run_button(tab: str) -> gr.Button:
+    """Return the button that sends the request of a tab."""
     return gr.Button(label("run"), variant="primary", elem_id=f"{tab}-run")
 
 
-def text_box(tab: str, name: str, value: str = "", key: str = "text", lines: int = 3) -> gr.Textbox:
-    """A field for text."""
+def make_text_box(
+    tab: str, name: str, value: str = "", key: str = "text", lines: int = 3
+) -> gr.Textbox:
+    """Return a text field.
+
+    Args:
+        tab: the name of the tab.
+        name: the name of the field in the tab.
+        value: the text at the start.
+        key: the key of the label in texts.toml.
+        lines: the minimum number of visible lines.
+    """
     return gr.Textbox(value, label=label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}")
 
 
-def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
-    """Where a table appears; with widths of columns in percent all are seen on a small screen."""
+def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
+    """Return an empty output table.
+
+    Args:
+        tab: the name of the tab.
+        key: the key of the label in texts.toml.
+        widths: the widths of the columns in percent, so that all columns fit on a small screen.
+    """
     return gr.Dataframe(
-        headers=[" "],  # while it is empty, where Gradio numbers columns
+        headers=[" "],  # Without a header, Gradio numbers the columns of an empty table.
         label=label(key),
         interactive=False,
         wrap=True,
@@ -126,42 +167,53 @@ def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
     )
 
 
-def percent(share: float) -> str:
-    """A probability with three digits.
+def format_percent(share: float) -> str:
+    """Format a probability as a percentage.
 
-    >>> percent(0.4213), percent(0.00421)
+    >>> format_percent(0.4213), format_percent(0.00421)
     ('42.1%', '0.42%')
     """
     return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
 
 
-def visible(token: str) -> str:
-    r"""A token as the tokenizer's page shows it: U+2581 for a space, escapes for line breaks.
+def escape_token(token: str) -> str:
+    r"""Make the white space of a token visible: U+2581 for a space, escapes for line breaks.
 
-    >>> visible(" it\n")
+    >>> escape_token(" it\n")
     '\u2581it\\n'
     """
     return readable(token.encode())
 
 
-def rows(request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]) -> pd.DataFrame:
-    """A table with translated columns."""
+def make_rows(
+    request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]
+) -> pd.DataFrame:
+    """Return a table with translated names of columns.
+
+    Args:
+        request: the request of the browser, for the language.
+        keys: the keys of the names in texts.toml.
+        values: the rows of the table.
+    """
     return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
 
 
-def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """Continue a text; every token with its probability."""
+def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
+    """Build the tab that continues a text and shows the probability of every token.
+
+    See `TABS` for the arguments.
+    """
     example = Examples(registry, models)
     with gr.Row():
         with gr.Column(scale=2):
-            model = choose_model(models, "completions")
-            prompt = text_box("completions", "text", example("completions"))
+            model = make_model_menu(models, "completions")
+            prompt = make_text_box("completions", "text", example("completions"))
             with gr.Row():
-                run, stop = run_button("completions"), gr.Button(label("stop"))
+                run, stop = make_run_button("completions"), gr.Button(label("stop"))
             with gr.Accordion(label("settings"), open=False):
                 most = min(_MAX_TOKENS, registry.limits.max_tokens)
                 length = gr.Slider(1, most, min(64, most), step=1, label="max_tokens")
-                options = _sampling_controls()
+                options = _make_sampling_controls()
         with gr.Column(scale=3):
             shown = gr.HighlightedText(
                 label=label("completions.result"), elem_id="completions-shown"
@@ -169,7 +221,7 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
             plain = gr.Textbox(
                 label=label("completions.plain"), buttons=["copy"], elem_id="completions-plain"
             )
-            alternatives = table("completions", "completions.tokens", (22, 33, 45))
+            alternatives = make_output_table("completions", "completions.tokens", (22, 33, 45))
 
     async def generate(
         name: str, prompt: str, length: float, request: gr.Request, *values: str
@@ -180,9 +232,10 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
         cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
         whole = prompt if continues else ""
-        # Log-probability of what follows the last text: tokens may be half characters.
+        # The log-probability of the tokens since the last new text. Several tokens may be needed
+        # for one character.
         of_text = 0.0
-        answer = stream(
+        answer = stream_api(
             registry,
             "/v1/completions",
             request,
@@ -190,7 +243,7 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
             prompt=prompt,
             max_tokens=round(length),
             logprobs=_ALTERNATIVES,
-            **dict(zip(options, map(as_number, values))),
+            **dict(zip(options, map(parse_number, values))),
         )
         async with answer as events:
             async for event in events:
@@ -199,15 +252,19 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
                     logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
                 ):
                     of_text += logprob
-                    best = itertools.islice(top.items(), _ALTERNATIVES)  # then the token itself
+                    # The token itself may follow the most probable tokens.
+                    best = itertools.islice(top.items(), _ALTERNATIVES)
                     others = (
-                        f"{visible(other)}\N{NO-BREAK SPACE}{percent(exp(p))}" for other, p in best
+                        f"{escape_token(other)}\N{NO-BREAK SPACE}{format_percent(exp(p))}"
+                        for other, p in best
                     )
-                    cells.append((visible(token), percent(exp(logprob)), "  ".join(others)))
+                    cells.append(
+                        (escape_token(token), format_percent(exp(logprob)), "  ".join(others))
+                    )
                 if new := event["choices"][0]["text"]:
-                    pieces.append((visible(new), max(0.0, 1 - of_text / log(_WHITE))))
+                    pieces.append((escape_token(new), max(0.0, 1 - of_text / log(_WHITE))))
                     whole, of_text = whole + new, 0.0
-                yield pieces, whole, rows(request, columns, cells)
+                yield pieces, whole, make_rows(request, columns, cells)
 
     generating = gr.on(
         [opened, run.click, prompt.submit],
@@ -217,13 +274,14 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
         **EVENT,
     )
     stop.click(None, cancels=[generating], api_visibility="private")
-    clear_for_another(model, [shown, plain, alternatives], generating)
+    clear_on_model_change(model, [shown, plain, alternatives], generating)
 
 
-def _sampling_controls() -> dict[str, gr.Textbox]:
-    """A field for every numeric sampling option of the endpoint, with the default of the command.
+def _make_sampling_controls() -> dict[str, gr.Textbox]:
+    """Return a text field for every numeric sampling option of `/v1/completions`.
 
-    Fields of text, because Gradio's fields of numbers send 0 when they are empty.
+    The initial values are the defaults of `SamplingParams`. Gradio's number fields are not used,
+    because they send 0 if they are empty.
     """
     known = ENDPOINTS["/v1/completions"].schema.model_fields
     controls: dict[str, gr.Textbox] = {}
@@ -239,10 +297,12 @@ def _sampling_controls() -> dict[str, gr.Textbox]:
     return controls
 
 
-def as_number(value: str) -> int | float | str:
-    """A number as typed; another text as it is, for the endpoint to refuse.
+def parse_number(value: str) -> int | float | str:
+    """Convert a typed text to a number; other texts are returned unchanged.
 
-    >>> as_number("5"), as_number("0.7"), as_number("much"), as_number("")
+    The endpoint refuses texts that are not numbers.
+
+    >>> parse_number("5"), parse_number("0.7"), parse_number("much"), parse_number("")
     (5, 0.7, 'much', '')
     """
     for kind in (int, float):
@@ -253,15 +313,17 @@ def as_number(value: str) -> int | float | str:
 
 @dataclass(frozen=True)
 class EndpointTab:
-    """The tab of an endpoint: fields of its request, and components that show its answer.
+    """The tab of an endpoint: input fields for its request, and components that show the response.
 
     Args:
-        name: prefix of its texts and element ids; the path is `/v1/` and the name.
-        fields: builds the request's fields, by their names in the schema, with examples.
-        outputs: builds the components that show the answer.
-        show: their values, from the answer's data, the request and the browser.
-        prepare: changes the fields' values before they are sent.
-        unused: fields that a model does not read, which are hidden.
+        name: the name of the endpoint, whose path is `/v1/NAME`. It is also the prefix of the keys
+            in texts.toml and of element ids.
+        fields: builds the input fields with their examples: name in the request schema -> field.
+        outputs: builds the components that show the response.
+        show: returns the values of these components, given the data of the response, the fields
+            that were sent and the request of the browser.
+        prepare: changes the values of the fields before they are sent.
+        unused: returns the fields that a model does not use. They are hidden.
     """
 
     name: str
@@ -272,22 +334,22 @@ class EndpointTab:
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
     def add(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
-        """Build the tab for some models; see `TABS`."""
+        """Build the tab. See `TABS` for the arguments."""
         unused = {name: self.unused(lm) for name, lm in models.items()}
         with gr.Row():
             with gr.Column(scale=2):
-                model = choose_model(models, self.name)
+                model = make_model_menu(models, self.name)
                 fields = self.fields(Examples(registry, models))
                 for field in next(iter(unused.values())):
                     fields[field].visible = False
-                run = run_button(self.name)
+                run = make_run_button(self.name)
             with gr.Column(scale=3):
                 outputs = self.outputs()
 
         async def answer(name: str, request: gr.Request, *values: Any) -> Any:
             read = {k: v for k, v in zip(fields, values) if k not in unused[name]}
             sent = self.prepare(read)
-            reply = await ask(registry, f"/v1/{self.name}", request, model=name, **sent)
+            reply = await call_api(registry, f"/v1/{self.name}", request, model=name, **sent)
             return self.show(reply["data"], sent, request)
 
         answer.__name__ = self.name
@@ -295,7 +357,7 @@ class EndpointTab:
         inputs = [model, *fields.values()]
         answering = gr.on([opened, run.click, *submits], answer, inputs, outputs, **EVENT)
         clear_on_failure(outputs, answering)
-        clear_for_another(model, outputs, answering)
+        clear_on_model_change(model, outputs, answering)
         for field in {field for names in unused.values() for field in names}:
             model.input(
                 lambda name, field=field: gr.Textbox(visible=field not in unused[name]),
@@ -305,49 +367,55 @@ class EndpointTab:
             )
 
 
-def _count(value: int) -> gr.Slider:
+def _make_count_slider(value: int) -> gr.Slider:
+    """Return a slider for the number of results, which starts at `value`."""
     return gr.Slider(1, 20, value, step=1, label=label("count"))
 
 
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
+    """Return the predictions for every mask as a table."""
     columns = ("fill-mask.mask", "token", "fill-mask.probability", "text")
     cells = [
         (
             number,
             fill["token"] or text("nothing", request),
-            percent(fill["score"]),
+            format_percent(fill["score"]),
             fill["sequence"],
         )
         for number, fills in enumerate(data[0]["masks"], 1)
         for fill in fills
     ]
-    return rows(request, columns, cells)
+    return make_rows(request, columns, cells)
 
 
-def _lines(sent: Json) -> Json:
-    """Each line is a source of its own."""
+def _split_source(sent: Json) -> Json:
+    """Split the source text into lines, because each line is translated separately."""
     lines = [line for line in sent["text"].splitlines() if line.strip()]
     return {"text": lines or None, "num_beams": sent["num_beams"] or None}
 
 
 def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
+    """Return the probabilities of all labels, or the score of a regression model."""
     return data[0]["scores"] or f"{data[0]['score']:.4g}"
 
 
 def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
+    """Return the text with highlighted entities (or tags), and a table of all words."""
     words = data[0]["words"]
-    cells = [(each["word"], each["tag"], percent(each["score"])) for each in words]
+    cells = [(each["word"], each["tag"], format_percent(each["score"])) for each in words]
     marked = [(one["start"], one["end"], one["type"]) for one in data[0]["entities"]] or [
         (one["start"], one["end"], one["tag"]) for one in words if one["tag"] != "O"
     ]
     columns = ("tag.word", "tag.result", "probability")
-    return spans(sent["text"], marked), rows(request, columns, cells)
+    return split_spans(sent["text"], marked), make_rows(request, columns, cells)
 
 
-def spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
-    """The parts of a text with the names of those that are marked by their characters.
+def split_spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
+    """Split a text into parts with and without a label, for Gradio's HighlightedText.
 
-    >>> spans("to New York.", [(3, 11, "LOC")])
+    `marked` contains the start, the end (in characters) and the label of each labelled span.
+
+    >>> split_spans("to New York.", [(3, 11, "LOC")])
     [('to ', None), ('New York', 'LOC'), ('.', None)]
     """
     parts: list[tuple[str, str | None]] = []
@@ -359,39 +427,41 @@ def spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, 
 
 
 def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
+    """Return the context with the best answer highlighted, and a table of all answers."""
     answers, context = data[0]["answers"], sent["context"]
     start, end = answers[0]["start"], answers[0]["end"]
-    marked = spans(context, [(start, end, "1")])
+    marked = split_spans(context, [(start, end, "1")])
     cells = [
-        (each["text"] or text("answer.none", request), percent(each["score"])) for each in answers
+        (each["text"] or text("answer.none", request), format_percent(each["score"]))
+        for each in answers
     ]
-    return marked, rows(request, ("answer", "probability"), cells)
+    return marked, make_rows(request, ("answer", "probability"), cells)
 
 
 _FILL_MASK = EndpointTab(
     "fill-mask",
     fields=lambda example: {
-        "text": text_box("fill-mask", "text", example("fill-mask"), "fill-mask.text"),
-        "top_k": _count(5),
+        "text": make_text_box("fill-mask", "text", example("fill-mask"), "fill-mask.text"),
+        "top_k": _make_count_slider(5),
     },
-    outputs=lambda: [table("fill-mask", "fill-mask.result", (12, 20, 20, 48))],
+    outputs=lambda: [make_output_table("fill-mask", "fill-mask.result", (12, 20, 20, 48))],
     show=_show_masks,
 )
 _TRANSLATE = EndpointTab(
     "translate",
     fields=lambda example: {
-        "text": text_box("translate", "text", example("text"), "translate.source", lines=5),
+        "text": make_text_box("translate", "text", example("text"), "translate.source", lines=5),
         "num_beams": gr.Slider(0, 16, 0, step=1, label=label("translate.beams")),
     },
-    outputs=lambda: [text_box("translate", "shown", key="translate.target", lines=5)],
+    outputs=lambda: [make_text_box("translate", "shown", key="translate.target", lines=5)],
     show=lambda data, sent, request: "\n".join(each["text"] for each in data),
-    prepare=_lines,
+    prepare=_split_source,
 )
 _CLASSIFY = EndpointTab(
     "classify",
     fields=lambda example: {
-        "text": text_box("classify", "text", example("text")),
-        "pair": text_box("classify", "pair", example("pair"), "classify.pair", lines=1),
+        "text": make_text_box("classify", "text", example("text")),
+        "pair": make_text_box("classify", "pair", example("pair"), "classify.pair", lines=1),
     },
     outputs=lambda: [gr.Label(label=label("classify.result"), elem_id="classify-shown")],
     show=_show_label,
@@ -400,44 +470,47 @@ _CLASSIFY = EndpointTab(
 )
 _TAG = EndpointTab(
     "tag",
-    fields=lambda example: {"text": text_box("tag", "text", example("tag"), "tag.text")},
+    fields=lambda example: {"text": make_text_box("tag", "text", example("tag"), "tag.text")},
     outputs=lambda: [
         gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown"),
-        table("tag", "tag.words"),
+        make_output_table("tag", "tag.words"),
     ],
     show=_show_tags,
 )
 _ANSWER = EndpointTab(
     "answer",
     fields=lambda example: {
-        "question": text_box(
+        "question": make_text_box(
             "answer", "question", example("answer.question"), "answer.question", lines=1
         ),
-        "context": text_box(
+        "context": make_text_box(
             "answer", "context", example("answer.context"), "answer.context", lines=6
         ),
-        "top_k": _count(3),
+        "top_k": _make_count_slider(3),
     },
     outputs=lambda: [
         gr.HighlightedText(
             label=label("answer.result"), show_inline_category=False, elem_id="answer-shown"
         ),
-        table("answer", "answer.answers"),
+        make_output_table("answer", "answer.answers"),
     ],
     show=_show_answers,
 )
 
 
-def tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """The tokenizers of all models on one text; no weights are loaded for it."""
-    source = text_box("tokenize", "text", Examples(registry, models)("text"))
-    run = run_button("tokenize")
-    named = [pair for name, lm in models.items() for pair in _tokenizers(name, lm).items()]
+def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
+    """Build the tab that compares the tokenizers of all models on one text.
+
+    No weights are loaded. See `TABS` for the arguments.
+    """
+    source = make_text_box("tokenize", "text", Examples(registry, models)("text"))
+    run = make_run_button("tokenize")
+    named = [pair for name, lm in models.items() for pair in _find_tokenizers(name, lm).items()]
     same: dict[str, list[str]] = {}  # models whose tokenizers are equal
     for name, tokenizer in named:
         same.setdefault(tokenizer.fingerprint, []).append(name)
     tokenizers = {", ".join(same[each.fingerprint]): each for _, each in named}
-    figures = table("tokenize", "tokenize")
+    figures = make_output_table("tokenize", "tokenize")
     shown = [
         gr.HighlightedText(
             label=name, show_inline_category=False, elem_id=f"tokenize-shown-{number}"
@@ -447,7 +520,7 @@ def tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
 
     async def compare(source: str, request: gr.Request) -> list[Any]:
         if not source:
-            raise empty_error(request)
+            raise make_empty_error(request)
         highlighted, cells = [], []
         for name, tokenizer in tokenizers.items():
             encoding = await asyncio.to_thread(tokenizer.encode, source, add_special_tokens=False)
@@ -465,29 +538,33 @@ def tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
             )
         parts = ("vocabulary", "tokens", "bytes", "characters", "unknown")
         columns = ("model", *(f"tokenize.{part}" for part in parts))
-        return [rows(request, columns, cells), *highlighted]
+        return [make_rows(request, columns, cells), *highlighted]
 
     gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
 
 
-def _tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
-    """The tokenizers of a model by their labels: one, or one of sources and one of targets."""
+def _find_tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
+    """Return the tokenizers of a model: label -> tokenizer.
+
+    There is one tokenizer, or one for sources and one for targets.
+    """
     if lm.source_tokenizer is lm.text_tokenizer:
         return {name: lm.text_tokenizer}
     return {f"{name} (source)": lm.source_tokenizer, f"{name} (target)": lm.text_tokenizer}
 
 
-AddTab = Callable[[ModelRegistry, Models, Any], None]
+BuildTab = Callable[[ModelRegistry, Models, Any], None]
 
-TABS: dict[str, tuple[str, AddTab]] = {
-    "/v1/completions": ("completions", completions_tab),
+TABS: dict[str, tuple[str, BuildTab]] = {
+    "/v1/completions": ("completions", build_completions_tab),
     **{
         f"/v1/{tab.name}": (tab.name, tab.add)
         for tab in (_FILL_MASK, _TRANSLATE, _CLASSIFY, _TAG, _ANSWER)
     },
-    "/v1/tokenize": ("tokenize", tokenize_tab),
+    "/v1/tokenize": ("tokenize", build_tokenize_tab),
 }
-"""Path of an endpoint -> id and function of its tab.
+"""Path of an endpoint -> the id of its tab and the function that builds the tab.
 
-A function gets the models of the tab, and the event of its first opening, which runs the example.
+The function receives the registry of models, the models of the tab, and the event that occurs when
+the tab is opened for the first time. This event runs the example.
 """

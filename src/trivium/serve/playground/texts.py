@@ -1,4 +1,7 @@
-"""The playground's texts: labels are translated in the browser, tables by the server."""
+"""The texts of the playground in English and Chinese.
+
+Labels are translated in the browser. Tables and messages are translated by the server.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,33 @@ _TEXTS: dict[str, list[str]] = tomllib.loads(
 )
 _EN, _ZH = ({key: texts[n] for key, texts in _TEXTS.items()} for n in (0, 1))
 LANGUAGES = (_EN, _ZH)
-"""Key -> text, of every language."""
+"""For each language, a dict of key -> text."""
 
 
-def _keyed(texts: dict[str, str]) -> dict[str, str]:
-    """With keys that no name of a model is: Gradio translates whatever equals one."""
+def _prefix_keys(texts: dict[str, str]) -> dict[str, str]:
+    """Add a prefix to the keys. Gradio translates every string that is equal to a key.
+
+    The prefix prevents names of models from being translated.
+    """
     return {f"trivium.{key}": value for key, value in texts.items()}
 
 
 TRANSLATIONS = gr.I18n(
-    **{"en": _keyed(_EN), **dict.fromkeys(("zh", "zh-CN", "zh-TW"), _keyed(_ZH))}
+    **{"en": _prefix_keys(_EN), **dict.fromkeys(("zh", "zh-CN", "zh-TW"), _prefix_keys(_ZH))}
 )
-"""What the browser translates."""
+"""The texts that the browser translates."""
 
 
 def label(key: str) -> Any:
-    """A text by its key, in the language of the browser."""
+    """Return a label that the browser shows in its language."""
     return TRANSLATIONS(f"trivium.{key}")
 
 
-def language(request: gr.Request) -> Language:
-    """The one that the browser of a request prefers."""
+def request_language(request: gr.Request) -> Language:
+    """Return the language that the browser of a request prefers."""
     return "zh" if request.headers.get("accept-language", "").startswith("zh") else "en"
 
 
 def text(key: str, request: gr.Request, **values: object) -> str:
-    """A text in the language that the browser of a request prefers."""
-    return (_ZH if language(request) == "zh" else _EN)[key].format(**values)
+    """Return a text in the language of the browser, with values for its placeholders."""
+    return (_ZH if request_language(request) == "zh" else _EN)[key].format(**values)
