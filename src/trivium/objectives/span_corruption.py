@@ -98,7 +98,7 @@ class SpanCorruption(EncoderDecoderObjective):
         return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return the first words of a text with two words hidden, and the model's prediction for them.
+        """Return a prompt made of `text` with two words hidden, and the model's prediction.
 
         None if the text is too short, or the model has no tokenizer.
         """

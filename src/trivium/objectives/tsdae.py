@@ -70,7 +70,7 @@ class TSDAE(TextPairs):
         return spec, self._with_decoder(spec).replace(encoder=None)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return an encoder-decoder with random weights, which consists of the encoder and a decoder."""
+        """Return the encoder together with a decoder, both with random weights."""
         return build(self._with_decoder(spec), seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
@@ -117,7 +117,7 @@ class TSDAE(TextPairs):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the cross-entropy of all tokens except the first of each text, as a sum in nats."""
+        """Return the summed cross-entropy, in nats, of all tokens except the first of each text."""
         assert isinstance(model, Transformer)
         assert model.decoder is not None
         inputs = dict(batch.inputs)
