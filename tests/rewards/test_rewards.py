@@ -64,7 +64,7 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
     ]
     assert reward_names(kinds) == ("exact", "length", "exact_2")
     for name, problem in (
-        ("bad", 'has 2 values for 3 responses, .* a.jsonl, line 1, response "4"'),
+        ("bad", 'has 2 values for 3 responses; .* a.jsonl, line 1, response "4"'),
         ("nan", 'is nan, not a finite number, for a.jsonl, line 4, response "so 5"'),
         ("own", r'failed with ValueError\(.*\) for a.jsonl, line 4, response "so 5"'),
         ("none", "mine.py has no function none"),

@@ -37,7 +37,7 @@ class Prompt:
 
     @property
     def group(self) -> str:
-        """The prompt as one text. Equal prompts are in the same part of the validation split."""
+        """The prompt as one text. The validation split keeps equal prompts together."""
         return plain(self.prompt)
 
 

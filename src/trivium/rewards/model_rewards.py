@@ -51,7 +51,7 @@ class ClassifierReward(RewardFunction):
 
 
 class LabelProbability(ClassifierReward):
-    """The probability that a classifier assigns to a label for the response; 0 for an empty text."""
+    """The probability that a classifier gives to a label for the response; 0 for an empty text."""
 
     kind: Literal["label"] = "label"
     label: str = Field(description="name of the label")

@@ -40,7 +40,10 @@ class PythonFunction(RewardFunction):
         return (self.function.rpartition(":")[0],)
 
     def open(self) -> None:
-        """Run the user's file. Raises RecipeError if this is forbidden or the function is missing."""
+        """Run the user's file.
+
+        Raises RecipeError if this is not allowed, or if the file does not contain the function.
+        """
         if self._call is not None:
             return
         file, _, name = self.function.rpartition(":")
