@@ -156,7 +156,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     beta: float | None = Field(
         None,
         gt=0,
-        description="how strongly the model is kept near the reference; default: 0.1, simpo 2",
+        description="how strongly the reference restrains the model; default: 0.1, simpo 2",
     )
     gamma: float = Field(0.5, ge=0, description="target margin of simpo")
     label_smoothing: float = Field(

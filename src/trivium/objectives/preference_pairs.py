@@ -147,7 +147,7 @@ class PreferencePairs(GivenResponses):
         return Preference(one[:start], one[start:], other[start:], record.where)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
-        """Return a finding that warns if most chosen responses are longer than the rejected ones."""
+        """Return a finding that warns if most chosen responses are longer than the rejected."""
         lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
         return [Finding.of("chosen_longer", longer, len(examples), _MAX_LONGER, "add_shorter")]
