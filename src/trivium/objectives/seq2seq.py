@@ -425,7 +425,7 @@ def _read_targets(record: Record, column: str) -> tuple[str, ...]:
 
 
 def _read_parallel(first: str, second: str, *, options: RecordOptions) -> Iterator[SourceTarget]:
-    """Yield the pairs of lines of two parallel text files. Lines that are blank in both are skipped.
+    """Yield the pairs of lines of two parallel text files; lines blank in both files are skipped.
 
     Raises DataError if a line is blank or missing in one file only.
     """

@@ -132,7 +132,7 @@ class Tagging(ReadsStates):
     def records(
         self, paths: Sequence[str], options: RecordOptions
     ) -> Iterator[Record | TaggedSentence]:
-        """Yield the sentences of column files (CoNLL, IOB2, CoNLL-U) and the records of other files.
+        """Yield the sentences of column files (CoNLL, IOB2, CoNLL-U), or records of other files.
 
         A record contains a list of words and a list of tags, or a text and a list of spans.
 
