@@ -79,7 +79,7 @@ def test_samples_follow_from_weights_and_seed():
         for name, weight in adapted.module.named_parameters():
             weight.add_(1.0 if name.endswith("lora_b") else 0.0)
     now, _ = with_adapter._compute_rollout_logps(adapted.module, one, SINGLE_PROCESS.map)
-    arrays = with_adapter._token_arrays(
+    arrays = with_adapter._compute_token_arrays(
         adapted, adapted.module, one, np.zeros(18), SINGLE_PROCESS.map
     )
     base = arrays["reference_logps"][one.labels != IGNORE_INDEX]
@@ -139,13 +139,13 @@ def test_equal_rewards_give_no_advantage(algorithm, kl, reward, monkeypatch):
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.mul_(1 - 1e-9)
-    metrics = PolicyGradient._rollout_metrics
+    metrics = PolicyGradient._compute_rollout_metrics
 
     def equal(self, responses, group):
         known = metrics(self, responses, group)
         return known | {"reward": np.full_like(known["reward"], reward)}
 
-    monkeypatch.setattr(PolicyGradient, "_rollout_metrics", equal)
+    monkeypatch.setattr(PolicyGradient, "_compute_rollout_metrics", equal)
     batch = objective.rollout(lm, lm.module, [rows], 1, SINGLE_PROCESS.map)
     assert np.abs(batch.advantages).max() < (1e-6 if algorithm == "rloo" else 1e-12)
 

@@ -23,7 +23,10 @@ _MIN_CONTINUATIONS = 0.05
 
 
 class MaskSelection(Objective):
-    """Selects each token for prediction with probability `probability`, except special tokens."""
+    """An objective that selects tokens for prediction, each with probability `probability`.
+
+    Special tokens are never selected.
+    """
 
     probability: float = Field(0.15, gt=0, lt=1, description="fraction of tokens to predict")
     whole_words: bool = Field(
@@ -122,7 +125,7 @@ def _draw_lengths(probabilities: Floats, uniform: Floats) -> Ints:
 
 
 class Masking(MaskSelection):
-    """Selects tokens to predict and corrupts them in the input of the model.
+    """An objective that selects tokens to predict, and corrupts them in the input of the model.
 
     A fraction `mask_share` of the selected tokens is replaced by [MASK], a fraction `random_share`
     by a random token, and the rest is left unchanged.

@@ -327,8 +327,8 @@ class PolicyGradient(Alignment):
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
-        metrics = self._rollout_metrics(responses, self.num_generations)
-        arrays = self._token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
+        metrics = self._compute_rollout_metrics(responses, self.num_generations)
+        arrays = self._compute_token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
         arrays["metrics"] = np.column_stack([*metrics.values()])
         if self.num_iterations > 1:
             dtype = torch.promote_types(model.dtype, torch.float32)
@@ -356,7 +356,7 @@ class PolicyGradient(Alignment):
         return PolicyMonitor(self.max_new_tokens)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the policy loss, the value and KL losses, and the metrics of the samples, as sums.
+        """Return the policy loss, the value and KL losses, and the metrics of samples, all as sums.
 
         See the class docstring for the terms.
         """
@@ -391,7 +391,7 @@ class PolicyGradient(Alignment):
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
         """Return the means of the rewards and of the other metrics of the responses."""
-        metrics = self._rollout_metrics(answers, 1)
+        metrics = self._compute_rollout_metrics(answers, 1)
         values = {
             name: float(one.mean())
             for name, one in metrics.items()
@@ -433,7 +433,7 @@ class PolicyGradient(Alignment):
         """The parameters with which responses are sampled."""
         return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
-    def _rollout_metrics(
+    def _compute_rollout_metrics(
         self, responses: Sequence[Response], num_generations: int
     ) -> dict[str, Floats]:
         """Return the metrics of responses by name (see `_metric_names`), float64 [B] each.
@@ -455,7 +455,7 @@ class PolicyGradient(Alignment):
             values.append(have_equal_rewards(reward, num_generations).astype(float))
         return dict(zip(self._metric_names, values))
 
-    def _token_arrays(
+    def _compute_token_arrays(
         self,
         lm: LanguageModel,
         model: LanguageModule,
@@ -527,6 +527,7 @@ class PolicyGradient(Alignment):
         size = max(1, _TOKENS // batch.input_ids.shape[1])
 
         def compute_rows(rows: Sequence[int]) -> list[Floats]:
+            """Return log p and the values, [2, M], of some consecutive rows, in several parts."""
             parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
             each = (self._compute_logps(model, to_device(part, model.device)) for part in parts)
             return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]

@@ -93,7 +93,7 @@ class AgainstReference(Alignment, GivenResponses):
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
         """Encode both responses of every example, and compute log q with the current weights."""
         sequences, truncations = self.rows(examples, lm)
-        logq, _ = compute_log_probabilities(sequences, lm)
+        logq, _ = compute_all_log_probabilities(sequences, lm)
         labels = self.labels_of_rows(examples, logq).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
         return EncodedExamples.with_targets(
@@ -111,7 +111,7 @@ class AgainstReference(Alignment, GivenResponses):
         self, lm: LanguageModel, examples: Sequence[Any]
     ) -> list[tuple[list[float], list[int]]]:
         """Return, for every example, log p of both responses in nats and their token counts."""
-        sums, counts = compute_log_probabilities(self.rows(examples, lm)[0], lm)
+        sums, counts = compute_all_log_probabilities(self.rows(examples, lm)[0], lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
 
@@ -268,7 +268,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
 def preference_losses(
     objective: PreferenceOptimization, policy: Tensor, reference: Tensor, num_tokens: Tensor
 ) -> Tensor:
-    """Return the preference loss of every pair, [B], without L_SFT (see `PreferenceOptimization`).
+    """Return the loss of every preference pair, [B], without L_SFT.
 
     Args:
         objective: the loss type and its parameters, after `resolve`.
@@ -312,10 +312,10 @@ def log_probabilities(
 
 
 @torch.no_grad()
-def compute_log_probabilities(
+def compute_all_log_probabilities(
     sequences: Mapping[str, Ragged], lm: LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log p of both responses of all pairs, and their token counts, [N, 2] each.
+    """Return log p of both responses of all N examples, and their token counts, [N, 2] each.
 
     `sequences` contains the token ids of the pairs by field of `RowBatch` (see `pair_up`).
     """

@@ -80,7 +80,7 @@ class GivenResponses(LabelledObjective):
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records.
+        """Return the examples of records, and remove prompts that are repeated in responses.
 
         If the responses of more than half of the examples start with the prompt, the prompt is
         removed from these responses.
@@ -159,19 +159,19 @@ def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: 
     If `prompt` is None, the common beginning of both responses becomes the prompt.
     """
     if prompt is None:
-        prompt = _common_beginning(chosen, rejected)
+        prompt = _find_common_prefix(chosen, rejected)
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
         join_note(record, prompt, (chosen, rejected))
     return Preference(prompt, chosen, rejected, record.where)
 
 
-def _common_beginning(chosen: str, rejected: str) -> str:
+def _find_common_prefix(chosen: str, rejected: str) -> str:
     """Return the common beginning of two texts, up to the end of a word.
 
     In scripts without spaces between words, it may end after any character.
 
-    >>> _common_beginning("Q: why? A: because", "Q: why? A: begone")
+    >>> _find_common_prefix("Q: why? A: because", "Q: why? A: begone")
     'Q: why? A:'
     """
     end = min(_count_common(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
@@ -226,7 +226,7 @@ def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> Labelle
 
 
 def merge_truncations(truncations: Truncations) -> Truncations:
-    """Return the truncations of pairs, given those of their rows, two rows per pair.
+    """Return the truncations of pairs, given the truncations of their rows (two rows per pair).
 
     If truncation has removed all targets of one row, all targets of the pair count as removed.
     """

@@ -39,7 +39,9 @@ class PrefixLM(LeftToRight):
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return a batch of input_ids and next-token labels [B, T]; the prefix has no labels."""
-        in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None] - 1
+        in_prefix = (
+            np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None] - 1
+        )
         labels = np.where(in_prefix, IGNORE_INDEX, next_tokens(rows))
         return causal_batch(rows, labels)
 
@@ -72,7 +74,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return the prefix and the rest of each row, each followed by an end token."""
-        in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None]
+        in_prefix = np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None]
         rest = real_tokens(rows) & ~in_prefix
         targets, lengths = keep_and_end(rows.input_ids, rest, vocabulary)
         lengths = np.where(rest.any(axis=1), lengths, 0)
@@ -83,7 +85,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         return continue_beginning(lm, text, 8, temperature=0.0)
 
 
-def _prefix_lengths(rows: RowBatch, rng: RowRandom) -> Ints:
+def _draw_prefix_lengths(rows: RowBatch, rng: RowRandom) -> Ints:
     """Return a random prefix length for each row, int64 [B].
 
     A prefix has at least one token, and is shorter than its row unless the row has only one token.

@@ -134,7 +134,7 @@ class QuestionAnswering(LabelledObjective):
                 lacks = [(f"for the answers (such as {usual})", "answers")]
                 raise self.record_schema.no_column(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None
-            answers = _listed_answers(record.value(columns["answers"]), start, record.where)
+            answers = _list_answers(record.value(columns["answers"]), start, record.where)
             spans = tuple(_locate_answer(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
         return Question(identity, question, context, spans, record.where)
@@ -353,7 +353,7 @@ def _iterate_squad(path: str, articles: Any) -> Iterator[Record]:
         raise DataError(f"{where} is not in the format of SQuAD: {problem}.") from error
 
 
-def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
+def _list_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
     """Return the text and the start of every answer in the answers column of a record.
 
     `answers` has one of the formats of `QuestionAnswering.example`. `start` is the start of answers

@@ -103,13 +103,13 @@ class ReplacedToken(Masking):
 
         Raises RecipeError if no generator can be built for the model.
         """
-        self._generator_spec(spec)
+        self._build_generator_spec(spec)
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the discriminator and the generator."""
-        return spec, self._generator_spec(spec)
+        return spec, self._build_generator_spec(spec)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
         """Return the generator and the discriminator, which share token embeddings."""
@@ -192,7 +192,7 @@ class ReplacedToken(Masking):
         """Return a `fill-mask` command with the generator."""
         return super().try_it(f"{run}/generator", lm, text)
 
-    def _generator_spec(self, spec: Spec) -> TransformerSpec:
+    def _build_generator_spec(self, spec: Spec) -> TransformerSpec:
         """Return the spec of the generator for a discriminator.
 
         Raises RecipeError if the discriminator is not a Transformer encoder, or not supported.

@@ -39,7 +39,8 @@ class BM25:
 
     tf is the number of occurrences of w in d, |d| the number of words of d, and m the mean number
     of words of a passage. idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), where n is the number of
-    passages that contain w.
+    passages that contain w. k1 limits the influence of repeated words, and b is the strength of the
+    length normalization.
 
     Source: Robertson and Zaragoza 2009, section 3.4. The 1 in the logarithm, as in Lucene, prevents
     negative scores of frequent words.
@@ -72,7 +73,9 @@ class BM25:
 
 
 def reciprocal_rank_fusion(*rankings: Scores) -> Scores:
-    """Combine several scores of the same passages, [Q, P] each. Returns the sum of 1 / (60 + rank).
+    """Combine several rankings of the same passages. Returns the sum of 1 / (60 + rank), [Q, P].
+
+    Each ranking contains the scores of P passages for Q queries, [Q, P].
 
     Source: Cormack et al. 2009.
     """
@@ -94,7 +97,7 @@ def compute_ranks(scores: Scores, relevant: Bools) -> Ints:
     return 1 + ((scores >= best) & ~relevant).sum(axis=1)
 
 
-def mrr_and_recall(ranks: Ints, prefix: str = "") -> dict[str, float]:
+def compute_mrr_and_recall(ranks: Ints, prefix: str = "") -> dict[str, float]:
     """Return MRR (the mean of 1 / rank), recall@1 and recall@10, by name.
 
     Recall@k is the fraction of queries with a rank of at most k. `prefix` is added to the names.
@@ -127,7 +130,7 @@ class RetrievalResult:
 def retrieve(
     pairs: Sequence[tuple[str, str]], queries: Scores, passages: Scores, *, lexical: bool
 ) -> RetrievalResult:
-    """Search the passage that belongs to each query among the distinct passages of all pairs.
+    """Search for the passage of each query among the distinct passages of all pairs.
 
     If several pairs have the same query, all of their passages are relevant for it, and the best
     ranked one counts.
@@ -160,7 +163,7 @@ def retrieve(
         for name, each in scores.items():
             ranks.setdefault(name, []).append(compute_ranks(each, relevant))
     joined = {name: np.concatenate(each) for name, each in ranks.items()}
-    values = [mrr_and_recall(each, name) for name, each in joined.items()]
+    values = [compute_mrr_and_recall(each, name) for name, each in joined.items()]
     return RetrievalResult(
         dict(item for one in values for item in one.items()), joined[""], best, len(texts)
     )

@@ -111,7 +111,7 @@ class Reward(ReadsStates, PreferencePairs):
 
         `sequence_labels` are the margins, float32 [N, 1].
         """
-        inputs, rows = encode_texts(lm, [(text, None) for text in self._texts(examples, lm)])
+        inputs, rows = encode_texts(lm, [(text, None) for text in self._join_texts(examples, lm)])
         # A pair whose texts are equal after truncation has no target.
         truncations = [
             (one.cut + other.cut, 1, int(one.ids == other.ids))
@@ -152,7 +152,7 @@ class Reward(ReadsStates, PreferencePairs):
 
     def predict(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
         """Return the rewards of all texts, two per pair: first chosen, then rejected."""
-        return [one.score for one in lm.classify(self._texts(examples, lm))]
+        return [one.score for one in lm.classify(self._join_texts(examples, lm))]
 
     def compute_metrics(
         self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
@@ -163,7 +163,7 @@ class Reward(ReadsStates, PreferencePairs):
         """
         rewards = np.array(answers).reshape(-1, 2)
         gain = rewards[:, 0] - rewards[:, 1]
-        texts = self._texts(examples, lm)
+        texts = self._join_texts(examples, lm)
         rows = [
             {"text": text, "rejected": other, "reward": first, "rejected_reward": second}
             for text, other, (first, second) in zip(texts[::2], texts[1::2], rewards.tolist())
@@ -188,7 +188,7 @@ class Reward(ReadsStates, PreferencePairs):
         texts = [one[:_MAX_TEXT] for one in both]
         return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"
 
-    def _texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
+    def _join_texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
         """Return the texts of all pairs, two per pair: first chosen, then rejected."""
         return [_join_text(lm, *turns) for turns in self.turns(examples)]
 

@@ -64,7 +64,7 @@ class SentencePairs(Masking):
     )
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the MLM head and the head for pairs, which is added if the model has none.
+        """Return the MLM head, and the head that classifies pairs, which any encoder can get.
 
         Raises RecipeError if the model is not a Transformer encoder with two token types.
         """
@@ -103,7 +103,7 @@ class SentencePairs(Masking):
             negative = (negative | (sizes < 2)) & fits
             other = negative[:, None]
             others, second = np.where(other, others, texts), np.where(other, part, second)
-        return self._join(texts, first, others, second, negative, rng, vocabulary)
+        return self._join_segments(texts, first, others, second, negative, rng, vocabulary)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of masked tokens; for the terms of pairs, the number of pairs."""
@@ -135,7 +135,7 @@ class SentencePairs(Masking):
             **terms,
         }
 
-    def _join(
+    def _join_segments(
         self,
         texts: Ints,
         first: Bools,
@@ -145,7 +145,7 @@ class SentencePairs(Masking):
         rng: RowRandom,
         vocabulary: Vocabulary,
     ) -> Batch:
-        """Return a batch of rows [CLS] A [SEP] B [SEP], masked and padded.
+        """Join segments A and B into rows [CLS] A [SEP] B [SEP]. Returns the masked, padded batch.
 
         Args:
             texts: the texts of the first segments, int64 [B, T].

@@ -74,10 +74,10 @@ class SourceTarget:
 
     @property
     def group(self) -> str:
-        """The first text of the pair in the file. The validation split keeps equal ones together.
+        """The first text of the pair in the file. Pairs with equal first texts stay together.
 
-        Therefore a pair is a validation example in both directions or in none, and both directions
-        can be trained, in one model or in two.
+        Therefore the validation split contains a pair in both directions or in none, and both
+        directions can be trained, in one model or in two.
         """
         return self.targets[0] if self.reverse else self.source
 

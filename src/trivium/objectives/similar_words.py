@@ -44,7 +44,7 @@ class SimilarWords(Masking):
     """The most similar tokens of every token (see `find_similar_tokens`), after `fit`."""
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """Return the objective with the most similar tokens of every token.
+        """Find the most similar tokens of every token. Returns the fitted objective.
 
         They are computed from at most 16,383 rows at regular intervals in the training text.
         """

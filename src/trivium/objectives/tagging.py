@@ -146,7 +146,7 @@ class Tagging(ReadsStates):
             if source.kind == "file" and suffix == ".csv":
                 raise DataError(
                     f"{source.name}: tagging reads columns separated by tabs or spaces, a word and "
-                    f"its tags a line ({' '.join(COLUMN_SUFFIXES)}), or records with a list of "
+                    f"its tags per line ({' '.join(COLUMN_SUFFIXES)}), or records with a list of "
                     "words and one of tags (.jsonl, .json, .parquet), not .csv."
                 )
             if source.kind == "file" and suffix not in record_suffixes:
@@ -216,7 +216,7 @@ class Tagging(ReadsStates):
         if has_header:
             del sentences[0][0]
         width = len(head)
-        numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
+        numbered = width > 2 and all(map(_has_word_numbers, sentences[:100]))
         usual = (named[0][0], named[1][-1]) if has_header else (1, 2) if numbered else (0, -1)
         word, tag = self._choose_columns(path, width, usual, numbered and width == len(CONLLU))
         if options.report is not None:
@@ -477,7 +477,7 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     from seqeval.metrics import sequence_labeling
 
     seqeval: Any = sequence_labeling  # its stubs declare numbers as str
-    right, answers = ([[*map(_as_bioes, tags)] for tags in side] for side in (gold, predicted))
+    right, answers = ([[*map(_to_bioes, tags)] for tags in side] for side in (gold, predicted))
     types = sorted({kind for side in (right, answers) for kind, _, _ in seqeval.get_entities(side)})
     report = {}
     if types:
@@ -494,10 +494,10 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     return Metrics(values, by_label=label_scores(report, types))
 
 
-def _as_bioes(tag: str) -> str:
+def _to_bioes(tag: str) -> str:
     """Return a chunk tag in the BIOES scheme, with a hyphen before the type, for seqeval.
 
-    >>> [_as_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
+    >>> [_to_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
     ['O', 'I', 'S-PER', 'B-DRUG_NAME']
     """
     return "-".join(filter(None, (_BIOES.get(tag[0], tag[0]), tag[2:])))
@@ -517,7 +517,7 @@ def _read_spans(record: Record) -> TaggedSentence:
         ]  # the format of `datasets`
     if not isinstance(values, list):
         raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list of spans.')
-    spans = sorted(_read_span(value, f'"{name}" of {record.where}') for value in values)
+    spans = sorted(_parse_span(value, f'"{name}" of {record.where}') for value in values)
     words = find_words(text)
     tags = ["O"] * len(words)
     for start, end, label in spans:
@@ -535,7 +535,7 @@ def _read_spans(record: Record) -> TaggedSentence:
     return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)
 
 
-def _read_span(value: Any, where: str) -> tuple[int, int, str]:
+def _parse_span(value: Any, where: str) -> tuple[int, int, str]:
     """Return start, end and label of a span, given as a list in this order or as an object.
 
     Raises DataError, with the location `where`, for another format.
@@ -556,7 +556,7 @@ def _read_span(value: Any, where: str) -> tuple[int, int, str]:
     return parts[0], parts[1], str(parts[2]).strip()
 
 
-def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
+def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
     """Return whether the first column of a sentence contains word numbers, from 0 or 1.
 
     `rows` are pairs (line number, cells).

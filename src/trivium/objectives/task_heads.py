@@ -49,7 +49,7 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
         return _choose_published(spec, [last, summary])
     # Mean pooling needs no dense layer. The first position was trained for another purpose.
-    dense = [None] if pooling == "mean" else [*_dense_layers(spec), None]
+    dense = [None] if pooling == "mean" else [*_candidate_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
     return _choose_published(spec, forms)
 
@@ -59,13 +59,15 @@ def tagger_head(spec: Spec, num_labels: int) -> Head:
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
-    dense = [None, *_dense_layers(spec)]
+    dense = [None, *_candidate_dense_layers(spec)]
     return _choose_published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
 def span_head(spec: Spec) -> Head:
     """Return the head that predicts the first and the last token of an answer."""
-    return _choose_published(spec, [SpanHead(dense=one) for one in (None, *_dense_layers(spec))])
+    return _choose_published(
+        spec, [SpanHead(dense=one) for one in (None, *_candidate_dense_layers(spec))]
+    )
 
 
 def _choose_published(spec: Spec, forms: Sequence[Head]) -> Head:
@@ -77,8 +79,8 @@ def _choose_published(spec: Spec, forms: Sequence[Head]) -> Head:
     return next(published, forms[0])
 
 
-def _dense_layers(spec: Spec) -> list[Dense]:
-    """Return the dense layers that heads of published models have before the output layer."""
+def _candidate_dense_layers(spec: Spec) -> list[Dense]:
+    """Return the dense layers that published heads use before their output layer."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [
         Dense(activation=activation, bias=bias, norm=True)

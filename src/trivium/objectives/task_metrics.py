@@ -176,7 +176,7 @@ def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -
     `gold` and `predicted` contain indices into `names`, [N]. Macro F1 is the mean over the labels
     that occur.
     """
-    sk = _sklearn_metrics()
+    sk = _import_sklearn_metrics()
     several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns if there is only one label
     confusion = sk.confusion_matrix(gold, predicted, labels=range(len(names))).tolist()
     return Metrics(
@@ -186,7 +186,7 @@ def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -
             "weighted_f1": float(sk.f1_score(gold, predicted, average="weighted", zero_division=0)),
             "matthews": float(sk.matthews_corrcoef(gold, predicted)) if several else 0.0,
         },
-        by_label=_scores_by_label(gold, predicted, names),
+        by_label=_compute_label_scores(gold, predicted, names),
         labels=tuple(names),
         confusion=tuple(map(tuple, confusion)),
     )
@@ -198,14 +198,18 @@ def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str])
     `gold` and `predicted` contain 1 for each of the L labels that a text has, [N, L]. Subset
     accuracy is the fraction of texts whose labels are all correct.
     """
-    sk, gold, predicted = _sklearn_metrics(), gold.astype(np.int64), predicted.astype(np.int64)
+    sk, gold, predicted = (
+        _import_sklearn_metrics(),
+        gold.astype(np.int64),
+        predicted.astype(np.int64),
+    )
     return Metrics(
         {
             "micro_f1": float(sk.f1_score(gold, predicted, average="micro", zero_division=0)),
             "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
             "subset_accuracy": float(sk.accuracy_score(gold, predicted)),
         },
-        by_label=_scores_by_label(gold, predicted, names),
+        by_label=_compute_label_scores(gold, predicted, names),
     )
 
 
@@ -217,7 +221,7 @@ def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
     """
     from scipy import stats
 
-    sk, pearson, spearman = _sklearn_metrics(), 0.0, 0.0
+    sk, pearson, spearman = _import_sklearn_metrics(), 0.0, 0.0
     if len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0:
         results: Any = stats.pearsonr(gold, predicted), stats.spearmanr(gold, predicted)
         pearson, spearman = (float(result[0]) for result in results)
@@ -232,9 +236,9 @@ def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
     return Metrics(values).with_main("r2" if np.ptp(gold) > 0 else "mse")
 
 
-def _scores_by_label(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
+def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
     """Return precision, recall, F1 and support of every label (see `label_scores`)."""
-    report = _sklearn_metrics().classification_report(
+    report = _import_sklearn_metrics().classification_report(
         gold,
         predicted,
         labels=range(len(names)),
@@ -245,7 +249,7 @@ def _scores_by_label(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]
     return label_scores(report, names)
 
 
-def _sklearn_metrics() -> Any:
+def _import_sklearn_metrics() -> Any:
     """Return `sklearn.metrics` as Any, because its stubs declare `zero_division` as str."""
     from sklearn import metrics
 

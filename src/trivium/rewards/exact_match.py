@@ -23,14 +23,16 @@ class ExactMatch(RewardFunction):
 
     def check(self, record: Record) -> None:
         """Raise DataError if the record has no correct answer."""
-        if not self._answer(record):
+        if not self._read_answer(record):
             raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """Return 1.0 or 0.0 for every sample."""
-        return [float(one.ended and one.response == self._answer(one.record)) for one in samples]
+        return [
+            float(one.ended and one.response == self._read_answer(one.record)) for one in samples
+        ]
 
-    def _answer(self, record: Record) -> str:
+    def _read_answer(self, record: Record) -> str:
         """Return the correct answer of a record as text; "" if there is none."""
         option = """--set 'objective.rewards=[{kind="exact", column="NAME"}]'"""
         value = record.value(self.column, option)
