@@ -343,6 +343,6 @@ def test_whole_words_need_tokens_that_continue_a_word():
 
 def test_pairs_have_an_accuracy_and_need_documents():
     objective = SentencePairs()
-    with pytest.raises(RecipeError, match="take the rows with their documents"):
+    with pytest.raises(RecipeError, match="read the rows with their documents"):
         objective.prepare(make_rows(), RowRandom(7, np.arange(ROWS)), vocabulary())
     assert objective.term_weights() == {"nsp_accuracy": 0.0}

@@ -66,7 +66,7 @@ def test_samples_follow_from_weights_and_seed():
     # The ratio is 1, to the last bit, and the model is its reference.
     advantages = torch.tensor(first)[tensors.label_positions // width]
     assert float(terms["policy"].detach()) == -float(advantages.sum())
-    logp, *_ = objective._of_tokens(lm.module, tensors)
+    logp, *_ = objective._compute_logps(lm.module, tensors)
     reference = tensors.extras["reference_logps"].flatten()[tensors.label_positions]
     assert float((logp.detach() - reference).abs().max()) < 1e-4
     assert abs(float(terms["kl"])) < 1e-3
@@ -78,8 +78,8 @@ def test_samples_follow_from_weights_and_seed():
     with torch.no_grad():
         for name, weight in adapted.module.named_parameters():
             weight.add_(1.0 if name.endswith("lora_b") else 0.0)
-    now, _ = with_adapter._measured(adapted.module, one, SINGLE_PROCESS.map)
-    arrays = with_adapter._token_arrays(
+    now, _ = with_adapter._compute_rollout_logps(adapted.module, one, SINGLE_PROCESS.map)
+    arrays = with_adapter._compute_token_arrays(
         adapted, adapted.module, one, np.zeros(18), SINGLE_PROCESS.map
     )
     base = arrays["reference_logps"][one.labels != IGNORE_INDEX]
@@ -107,14 +107,14 @@ def test_several_updates_are_bounded():
         column = part.extras["advantages"].flatten()
         advantage.append(column[part.label_positions].double())
         assert float(terms["policy"].detach()) == -float(advantage[-1].sum())
-        logps.append(objective._of_tokens(lm.module, part)[0].detach())
+        logps.append(objective._compute_logps(lm.module, part)[0].detach())
     torch.manual_seed(2)
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
     for part, before, a in reversed([*zip(parts, logps, advantage)]):
         terms = objective.loss(lm.module, part)
-        now = objective._of_tokens(lm.module, part)[0].detach()
+        now = objective._compute_logps(lm.module, part)[0].detach()
         assert -float(terms["entropy"]) == pytest.approx(float(before.sum()), rel=1e-12)
         expected, clipped = 0.0, 0
         for ratio, one in zip((now - before).exp().tolist(), a.tolist()):
@@ -139,13 +139,13 @@ def test_equal_rewards_give_no_advantage(algorithm, kl, reward, monkeypatch):
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.mul_(1 - 1e-9)
-    metrics = PolicyGradient._rollout_metrics
+    metrics = PolicyGradient._compute_rollout_metrics
 
     def equal(self, responses, group):
         known = metrics(self, responses, group)
         return known | {"reward": np.full_like(known["reward"], reward)}
 
-    monkeypatch.setattr(PolicyGradient, "_rollout_metrics", equal)
+    monkeypatch.setattr(PolicyGradient, "_compute_rollout_metrics", equal)
     batch = objective.rollout(lm, lm.module, [rows], 1, SINGLE_PROCESS.map)
     assert np.abs(batch.advantages).max() < (1e-6 if algorithm == "rloo" else 1e-12)
 
@@ -282,7 +282,7 @@ def test_defaults_and_what_is_refused(tmp_path):
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
     with pytest.raises(RecipeError, match=r'whole model in every process.*"ddp"'):
         _check_sharded(recipe)
-    with pytest.raises(RecipeError, match=r"other sources of \[\[mix\]\] have not"):
+    with pytest.raises(RecipeError, match=r"other sources of \[\[mix\]\] do not have"):
         PolicyGradient(algorithm="ppo").check_rows("packed", False, is_mixed=True)
     path, objective = tmp_path / "a.jsonl", PolicyGradient()
     path.write_text(json.dumps({"prompt": "a", "answer": "b"}))

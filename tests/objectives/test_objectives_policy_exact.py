@@ -18,7 +18,7 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.objectives import to_device
 from trivium.objectives.advantages import generalized_advantages, group_normalized, leave_one_out
 from trivium.objectives.policy import PolicyGradient, RolloutBatch
-from trivium.objectives.responses import drawn
+from trivium.objectives.responses import sample_responses
 from trivium.train.distributed import SINGLE_PROCESS
 
 LENGTH, T = 3, 0.7
@@ -52,11 +52,13 @@ class Enumeration:
         self.reference, self.k1 = np.zeros((2, len(TEXTS), LENGTH))
         batch = self.batch()
         self.real = batch.labels != IGNORE_INDEX
-        now, _ = self.objective._measured(self.lm.module, batch, SINGLE_PROCESS.map)
-        before, _ = self.objective._measured(self.objective._reference, batch, SINGLE_PROCESS.map)
+        now, _ = self.objective._compute_rollout_logps(self.lm.module, batch, SINGLE_PROCESS.map)
+        before, _ = self.objective._compute_rollout_logps(
+            self.objective._reference, batch, SINGLE_PROCESS.map
+        )
         self.reference[self.real], self.k1[self.real] = before, now - before
         self.tensors = to_device(batch, CPU)
-        logp, *_ = self.objective._of_tokens(self.lm.module, self.tensors)
+        logp, *_ = self.objective._compute_logps(self.lm.module, self.tensors)
         zeros = torch.zeros(len(TEXTS), dtype=torch.float64)
         self.log_p = zeros.index_add(0, self.tensors.label_positions // LENGTH, logp)
         self.p = self.log_p.detach().exp().numpy()
@@ -126,7 +128,9 @@ def test_gradients_of_samples_are_exact_on_average():
     logp = logits.log_softmax(-1).flatten(0, 1)[tensors.label_positions, tensors.targets]
     assert torch.allclose(logp.sum(), every.log_p.sum(), rtol=1e-9)
     one = PolicyGradient(temperature=T, max_new_tokens=1)
-    responses = drawn(every.lm, [(PROMPTS[0], 3)], one._sampling, one.rewards, group=500)
+    responses = sample_responses(
+        every.lm, [(PROMPTS[0], 3)], one._sampling_params, one.rewards, num_generations=500
+    )
     shares = np.bincount([response.ids[0] for response in responses], minlength=5) / 500
     assert shares == pytest.approx(logits[0, 0].softmax(-1).tolist(), abs=0.06)
     # The divergence is what k1 and k3 are on average.

@@ -99,7 +99,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
                 "a.en has 2 lines and .*a.fr has 1;.*a.fr, line 2 is blank or missing",
             ),
             ({"a_en": "x\n\ny\n", "a_fr": "u\nv\n"}, {}, "but .*a.en, line 2 is blank"),
-            ({"a_en": "x\n", "a_fr": "\n"}, {}, "is empty: it holds no text"),
+            ({"a_en": "x\n", "a_fr": "\n"}, {}, "is empty: it contains no text"),
             ({"a_en": "x", "a_fr": "y", "a_de": "z"}, {}, "which lines belong together"),
             ({"a_tsv": "a b\tc\nd\n"}, {}, "line 2 has 1 cells, the header has 2"),
             ({"a_tsv": "a\t \n"}, {}, '"1" .columns are numbered from 0. of .*line 1 is blank: it'),

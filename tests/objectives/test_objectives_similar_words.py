@@ -6,7 +6,7 @@ import numpy as np
 
 from trivium.data.row_order import RowRandom
 from trivium.data.rows import Rows
-from trivium.objectives.similar_words import SimilarWords, similar_tokens
+from trivium.objectives.similar_words import SimilarWords, find_similar_tokens
 from trivium.text import Tokenizer
 
 ANIMALS, FOODS = ["cat", "dog", "fox"], ["soup", "rice", "cake"]
@@ -25,7 +25,7 @@ def test_animals_replace_animals_and_food_food():
     vocabulary, names = tokenizer.vocabulary, tokenizer.tokens
     rows = Rows(np.concatenate([tokenizer.encode(one).ids for one in text]), 50)
     ids = rows.take(np.arange(len(rows))).input_ids
-    nearest = similar_tokens(ids, vocabulary, 2)
+    nearest = find_similar_tokens(ids, vocabulary, 2)
     for group in (ANIMALS, FOODS):
         for one in group:
             found = {names[token] for token in nearest[names.index(one)]}

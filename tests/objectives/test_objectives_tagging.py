@@ -150,7 +150,7 @@ SCHEMES = {
 def test_all_chunk_schemes_are_repaired_and_measured_by_chunks(scheme):
     tags = tuple(SCHEMES[scheme].split())
     gold = [TaggedSentence(("Ada", "Lovelace", "saw", "Oslo", "with", "Rome"), tags, "x, line 1")]
-    (repaired,) = Tagging()._repaired(gold, tags)
+    (repaired,) = Tagging()._repair_tags(gold, tags)
     assert repaired.tags[:5] == tags[:5]
     assert repaired.tags[5] != tags[5]
     scores = chunk_metrics([repaired.tags], [["O", *repaired.tags[1:]]])
@@ -190,7 +190,7 @@ def test_what_tags_mean_is_decided_for_the_whole_data_set():
 )
 def test_a_header_of_columns_is_no_word(tmp_path, header):
     rows = "Ada\tB-PER\nleft\tO\n\nin\tO\nOslo\tB-LOC\n"
-    with pytest.warns(UserWarning, match="the first line .* is taken for a header"):
+    with pytest.warns(UserWarning, match="the first line .* is read as a header"):
         found = read(tmp_path, "a.tsv", f"{header}\n{rows}")
     assert [one.words for one in found] == [("Ada", "left"), ("in", "Oslo")]
     assert [one.words for one in read(tmp_path, "b.tsv", rows)] == [one.words for one in found]
@@ -198,7 +198,7 @@ def test_a_header_of_columns_is_no_word(tmp_path, header):
     assert plain[0].words == ("word", "tag")
 
 
-@pytest.mark.filterwarnings("ignore:.*is taken for a header")
+@pytest.mark.filterwarnings("ignore:.*is read as a header")
 @pytest.mark.parametrize(
     "content",
     [
@@ -217,7 +217,7 @@ def test_columns_of_files_are_those_that_a_header_or_numbers_tell(tmp_path, cont
 def test_hostile_files_are_one_clear_error(tmp_path):
     for name, content, options, message in (
         ("a.conll", "Ada B-PER\nleft\n", {}, r"line 2 has 1 column, line 1 has 2: .left."),
-        ("b.conll", "\n\n", {}, "holds no sentence"),
+        ("b.conll", "\n\n", {}, "contains no sentence"),
         ("c.conll", "Ada O\n", {"column": 5}, "2 columns, 0 to 1: .* its tag in column 5"),
         ("d.conll", "Ada\nleft\n", {}, "1 columns, 0 to 0: the word cannot be in column 0"),
         ("e.conll", "Ada O\n", {"column": "upos"}, r'no column "upos"; it has 2 columns'),

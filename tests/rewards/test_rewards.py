@@ -64,8 +64,8 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
     ]
     assert reward_names(kinds) == ("exact", "length", "exact_2")
     for name, problem in (
-        ("bad", 'has 2 values for 3 responses, .* a.jsonl, line 1, response "4"'),
-        ("nan", 'is nan, which is no finite number, for a.jsonl, line 4, response "so 5"'),
+        ("bad", 'has 2 values for 3 responses; .* a.jsonl, line 1, response "4"'),
+        ("nan", 'is nan, not a finite number, for a.jsonl, line 4, response "so 5"'),
         ("own", r'failed with ValueError\(.*\) for a.jsonl, line 4, response "so 5"'),
         ("none", "mine.py has no function none"),
     ):
@@ -73,7 +73,7 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
             scores({"kind": "python", "function": f"{file}:{name}"})
     with pytest.raises(RecipeError, match="there is no file"):
         scores({"kind": "python", "function": f"{tmp_path}/no.py:f"})
-    with pytest.raises(RecipeError, match="no regular expression: "):
+    with pytest.raises(RecipeError, match="not a regular expression: "):
         scores({"kind": "regex", "pattern": "("})
     for record in ({"answer": " "}, {"answer": None}, {"b": "c"}):
         with pytest.raises(DataError, match="answer"):

@@ -66,7 +66,9 @@ def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
             changes=changes, console=quiet(),
         )  # fmt: skip
 
-    with pytest.raises(RecipeError, match=r'"macro_f" is no metric.*accuracy, macro_f1.*you mean'):
+    with pytest.raises(
+        RecipeError, match=r'"macro_f" is not a metric.*accuracy, macro_f1.*you mean'
+    ):
         start("macro_f")
     assert not (tmp_path / "macro_f").exists()
     run = start("macro_f1")

@@ -15,45 +15,48 @@ from trivium.objectives.masked import MaskSelection
 from trivium.objectives.row_arrays import left_pack, real_tokens, row_inputs
 from trivium.text.vocabulary import Vocabulary
 
-# The channel of noise that draws orders; those before it choose tokens.
+# The noise channel of orders. `MaskSelection` uses the channels before it.
 _ORDER = 4
 
 
 class Permutation(StatefulObjective, MaskSelection):
-    """L = - sum over targets t of log P(x_t | what is known before t in a random order).
+    """Permutation language modelling (XLNet): targets are predicted one by one, in random order.
+
+    L = - sum over targets t of log P(x_t | non-targets, and targets that come before t in order)
 
         row        the  cat  sat  on  it
         order      0    2    0    0   1      "it" is predicted from "the sat on",
         predicted  1    4                    "cat" from "the sat on it"
         labels     cat  it
 
-    Spans of 1 to 5 tokens (n with a chance in proportion to 1/n) are targets, a share of 1/6; all
-    others are known from the beginning. Special tokens become known in the order, too, but are not
-    predicted. Inside each part of `perm_size` tokens the order of targets is drawn anew whenever a
-    row is seen; targets of a part become known before those of later parts.
+    `predicted` contains the positions of the targets. One sixth of the tokens are targets. They
+    form spans of 1 to 5 tokens, and the probability of a span of n tokens is proportional to 1/n.
+    All other tokens are visible from the start (order 0), except special tokens: they have a place
+    in the order but are not predicted. A row is divided into segments of `perm_size` tokens. The
+    order is random within a segment and differs from epoch to epoch. Targets of a segment come
+    before targets of later segments.
+
+    With `carry_state`, rows are read in the order of the text as in "causal", and the cached hidden
+    states of the previous rows serve as additional keys (section 2.4). In the released code, rows
+    overlap by half, and only the first half of a row is cached (`reuse_len`). Here a row starts
+    where the previous row ends.
 
     Source: Yang et al. 2019, sections 2.2 and 2.3 (partial prediction, K = 6), and their released
-    `_sample_mask` and `_local_perm`, which share one order among all parts of a row. Spans are
-    drawn independently, so that the number of targets varies around its share, where theirs is
-    fixed; they are of tokens, not of words, unless `whole_words`.
-
-    With `carry_state` rows are read in order, as those of "causal", and the last hidden states of
-    the rows before are keys, too (section 2.4). As released, rows overlap by half, and only the
-    first half of each is remembered (`reuse_len`); here a row begins where the one before ends.
+    `_sample_mask` and `_local_perm`, in which all segments of a row share one order. Here spans are
+    selected independently, so that the number of targets varies from row to row, and spans consist
+    of tokens, not words, unless `whole_words` is set.
     """
 
     kind: Literal["permutation"] = "permutation"
-    probability: float = Field(1 / 6, gt=0, lt=1, description="share of tokens that are predicted")
-    max_span: int = Field(
-        5, gt=0, le=64, description="tokens (or words) in a row chosen together, at most"
-    )
+    probability: float = Field(1 / 6, gt=0, lt=1, description="fraction of tokens to predict")
+    max_span: int = Field(5, gt=0, le=64, description="maximum span length in tokens (or words)")
     perm_size: int = Field(
-        256, gt=0, description="tokens inside which the order is random; parts keep theirs"
+        256, gt=0, description="tokens per segment; the order is random only within a segment"
     )
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Encoders that can predict tokens in any order."""
+        """Return whether the model is an MLM encoder that can predict tokens in any order."""
         return spec.query_stream and any(head.kind == "mlm" for head in spec.heads)
 
     def fits(self, spec: Spec) -> bool:
@@ -61,7 +64,11 @@ class Permutation(StatefulObjective, MaskSelection):
         return spec.query_stream
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Draw targets and an order: int64 [B, T] -> order [B, T], predicted and labels [B, M]."""
+        """Select targets and a random order for each row.
+
+        Returns a batch with input_ids and order [B, T], and predicted and labels [B, M], where M is
+        the maximum number of targets per row, rounded up.
+        """
         ids, length = rows.input_ids, rows.input_ids.shape[1]
         real = real_tokens(rows)
         chosen = self.select(ids, real, rng, vocabulary)

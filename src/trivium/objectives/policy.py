@@ -1,4 +1,7 @@
-"""Policy gradient: a model learns from rewards of its own samples."""
+"""Policy gradient methods (RLOO, GRPO, PPO): a model learns from rewards of its own samples.
+
+Shape letters: B responses, T tokens per row, M sampled tokens of all rows, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -42,34 +45,37 @@ from trivium.objectives.advantages import (
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.labelled import column_key
 from trivium.objectives.preference import Alignment
-from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
+from trivium.objectives.responses import Prompt, Response, prompt_ids, sample_responses
 from trivium.objectives.task_metrics import Metrics
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
 
 PROMPT = Fields("prompt input?", *PROMPTS, ("messages", "conversations"))
-# Tokens that pass through a model together where no gradient is wanted.
+# The maximum number of tokens per forward pass without gradients.
 _TOKENS = 8192
-# The head of values, which reads every token.
+# The kind of the value head: it maps the hidden state of every position to a number.
 _VALUE = "tagger"
-# The fields of `RolloutBatch` that are arrays of drawn tokens.
+# The fields of `RolloutBatch` with one number per sampled token.
 _TOKEN_ARRAYS = ("advantages", "reference_logps", "values", "returns")
 
 
 MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
-"""(function, items) -> function(items), of which each process of a run has computed a part."""
+"""A function (f, items) -> f(items) that divides the items among the processes of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch(Batch):
-    """The samples of a step with labels at the responses, and what the loss needs of them.
+    """The sampled responses of a step, with labels at the responses, and their advantages.
 
     Args:
-        indices: the position of each row in the step, int64 [B].
-        metrics: what is shown of each response (`_metric_names`), float32 [B, F].
-        advantages, reference_logps, values, returns: of each drawn token, float32 [B, T]: A, log q,
-            what the head of values expects, and the return that the head learns.
+        indices: the index of each row in the step, int64 [B].
+        metrics: the F metrics of each response (`_metric_names`), float32 [B, F].
+        advantages: the advantage A of each sampled token, float32 [B, T].
+        reference_logps: the log-probability log q of each sampled token under the reference model,
+            float32 [B, T].
+        values: the prediction of the value head for each sampled token, float32 [B, T].
+        returns: the target of the value head for each sampled token, float32 [B, T].
     """
 
     indices: Ints
@@ -81,50 +87,65 @@ class RolloutBatch(Batch):
 
 
 class PolicyGradient(Alignment):
-    """L = - sum of A(y) log p(y) / texts, y drawn from p; A is the reward of y less a baseline.
+    """Reinforcement learning from the model's own samples, by RLOO, GRPO or PPO.
 
-    A step draws `num_generations` responses to each of its prompts, with the current weights. log p
-    is the sum over all drawn tokens, including the token that ends a text, with the `temperature`
-    of the draw.
+    In every step the policy p, which is the model, samples `num_generations` responses y to each
+    prompt. A reward is computed for each response. The B responses of the step have the loss
+
+        L = - (1 / B) sum over y of A(y) log p(y)
+
+    A(y) is the advantage of a response: its reward minus a baseline. log p(y) is the sum over all
+    sampled tokens, including the end-of-text token, at the sampling `temperature`. For example,
+    with the rewards of "exact" and the advantages of RLOO:
 
         prompt    2 + 2 =
         responses 4 </s>    5 </s>    4 </s>    four
         reward    1         0         1         0
         A         2/3      -2/3       2/3      -2/3
 
-    The reward is the sum of `rewards` by their weights. `algorithm` "rloo" takes the mean reward of
-    the other responses to the prompt, with which the gradient is exact on average. "grpo"
-    divides the difference to the mean of all of them by their deviation (GRPO), which favours
-    prompts whose responses differ little. "ppo" (PPO) is what a head of the model expects after
-    every token: A is that of a token by GAE, whitened over the step, and the loss a mean over
-    tokens. The head learns along by its squared error, and is not saved with the model.
+    The reward of a response is the weighted sum of `rewards`. `algorithm` selects how advantages
+    are computed:
 
-    `beta` holds the model to its reference, the model as it is when the run begins. With
-    `kl` = "reward" the reward loses beta log (p(y) / q(y)), whose gradient is that of the
-    divergence of p from q. With "k3" the loss gains beta (q / p - log (q / p) - 1) of every token.
+    - "rloo": the baseline is the mean reward of the other responses to the same prompt. The policy
+      gradient is unbiased.
+    - "grpo": the baseline is the mean reward of all responses to the same prompt, and the
+      difference is divided by the standard deviation of these rewards. This gives more weight to
+      prompts whose responses have similar rewards.
+    - "ppo": the baseline is the prediction of a value head for each token. Each token has its own
+      advantage, computed by GAE with `gamma` and `gae_lambda` and whitened over the step. L is a
+      mean over tokens. The value head is trained together with the policy, with a clipped squared
+      error and the weight `value_weight`. It is not saved with the model.
 
-    `num_iterations` is the number of updates of the weights from the samples of a step. If there
-    are several, log p(y) becomes a sum over tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A). r
-    is the current probability of a token divided by its probability before the first update. The
-    logged loss is that of the last update.
+    `beta` is the weight of a KL penalty, which keeps p close to the reference q. The reference is
+    the model at the start of the run. `kl` selects where the penalty is applied:
 
-    Metrics that are logged besides the loss:
+    - "reward": beta log (p(y) / q(y)) is subtracted from the reward of y. The expected gradient is
+      that of the penalty beta KL(p || q).
+    - "k3": beta times the sum of q / p - log (q / p) - 1 over the sampled tokens is added to the
+      loss.
+
+    `num_iterations` is the number of weight updates from the samples of one step. If it is larger
+    than 1, the loss is the clipped surrogate of PPO: A log p of a token is replaced by
+    min(r A, clamp(r, 1 - clip, 1 + clip) A). The ratio r is the current probability of the token,
+    divided by its probability before the first update. The logged loss is that of the last update.
+
+    The log contains these metrics in addition to the loss:
 
         reward, reward_KIND   the weighted sum of the rewards, and each reward
-        kl                    log (p / q) of a text in nats
-        entropy               the mean of - log p of a drawn token in nats
-        frac_reward_zero_std  the fraction of groups with equal rewards, which teach nothing
+        kl                    log (p / q) of a response in nats
+        entropy               the mean of - log p over the sampled tokens in nats
+        frac_reward_zero_std  the fraction of prompts whose responses all have the same reward
         length                tokens per response
-        terminated            the fraction of responses that the model ended
-        distinct_2            different pairs of adjacent tokens divided by all pairs, in one
-                              response per prompt
-        clipped               the fraction of tokens without a gradient in the last update
+        terminated            the fraction of responses that end with an end-of-text token
+        distinct_2            the number of distinct bigrams divided by the number of all bigrams,
+                              in one response per prompt
+        clipped               the fraction of tokens that were clipped in the last update
         value                 the loss of the value head
 
-    Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "rloo"; Shao et al. 2024
-    (GRPO), equations 3 and 4, for "grpo" and "k3", where texts are also divided by their own
-    lengths, which Liu et al. 2025 (Dr. GRPO) leave out as we do; Schulman et al. 2017 (PPO),
-    equations 7 and 9, for `clip` and the value, and 2016 for A.
+    Source: Williams 1992 (REINFORCE); Ahmadian et al. 2024 (RLOO), equation 6, for "rloo"; Shao et
+    al. 2024 (GRPO), equations 3 and 4, for "grpo" and "k3". GRPO also divides the loss of each
+    response by its length. We leave this out, as in Liu et al. 2025 (Dr. GRPO). Schulman et al.
+    2017 (PPO), equations 7 and 9, for `clip` and the value head; Schulman et al. 2016 for GAE.
     """
 
     rolls_out: ClassVar[bool] = True
@@ -132,67 +153,70 @@ class PolicyGradient(Alignment):
     generates: ClassVar[bool] = True
     supported_family: ClassVar[str | None] = "decoder-only"
     fields: ClassVar[Sequence[Slot]] = (PROMPT, SYSTEM)
-    num_iterations: int = Field(
-        1, gt=0, description="updates of the weights from the samples of a step"
-    )
-    num_generations: int = Field(8, gt=0, description="responses to a prompt")
-    max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
+    num_iterations: int = Field(1, gt=0, description="weight updates from the samples of a step")
+    num_generations: int = Field(8, gt=0, description="responses sampled per prompt")
+    max_new_tokens: int = Field(64, gt=0, description="maximum tokens per response")
     prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPT)
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
-        (ExactMatch.from_tree({}),), min_length=1, description="what responses are worth"
+        (ExactMatch.from_tree({}),),
+        min_length=1,
+        description="reward functions, added up by weight",
     )
     algorithm: Literal["rloo", "grpo", "ppo"] = Field(
-        "rloo",
-        description="mean of the other responses, as GRPO divided by the deviation, or as PPO",
+        "rloo", description="how advantages are computed: rloo, grpo, or ppo (value head and GAE)"
     )
-    beta: float = Field(0.05, ge=0, description="how strongly the reference holds the model")
+    beta: float = Field(0.05, ge=0, description="weight of the KL penalty")
     kl: Literal["reward", "k3"] = Field(
-        "reward", description="where the divergence counts: in the reward, or in the loss as k3"
+        "reward", description="where the KL penalty is applied: in the reward, or in the loss as k3"
     )
     temperature: float = Field(
-        1.0, ge=0.01, le=100, description="of the samples and their log-probabilities"
+        1.0, ge=0.01, le=100, description="sampling temperature, also of the log-probabilities"
     )
     clip: float = Field(
         0.2,
         gt=0,
         lt=1,
-        description="bound of the change of a token's probability, as a share, and of a value",
+        description="clip range of probability ratios, and of changes of a value (ppo)",
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="discount of rewards a token later")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount factor per token (ppo)")
     gae_lambda: float = Field(
-        1.0, ge=0, le=1, description="how far rewards count, and from where on the value does"
+        1.0, ge=0, le=1, description="lambda of generalized advantage estimation (ppo)"
     )
-    value_weight: float = Field(0.1, ge=0, description="weight of the loss of the value")
+    value_weight: float = Field(0.1, ge=0, description="weight of the value loss (ppo)")
 
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
-    """The prompts of training and of validation that are encoded, by their number."""
+    """All prompts that `encode` has read, of training and of validation."""
     _reference: Any = PrivateAttr(None)
-    """A frozen copy of the model; None: the model without its adapter."""
+    """A frozen copy of the model; None: the reference is the model without its adapter."""
     _rules: GenerationRules | None = PrivateAttr(None)
-    _before: Any = PrivateAttr(None)
-    """Log p of the drawn tokens before a step's first update, [B * T], which computes it."""
+    """The token ids that the model may generate."""
+    _old_logps: Any = PrivateAttr(None)
+    """Log p of the sampled tokens before the first update of a step, [B * T]; NaN until then."""
 
     @model_validator(mode="after")
-    def _others_in_a_group(self) -> Self:
+    def _check_num_generations(self) -> Self:
+        """Raise ValueError if an algorithm that compares responses has one response per prompt."""
         if self.num_generations == 1 and self.algorithm != "ppo":
             raise ValueError(
-                'num_generations = 1 needs algorithm = "ppo": there are no other responses'
+                'num_generations = 1 needs algorithm = "ppo": there are no other responses '
+                "to compare with"
             )
         return self
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """See `Objective.check_rows`. A value is trained where its source is the only one."""
+        """Raise RecipeError if rows cannot be read, or if "ppo" is combined with other sources."""
         super().check_rows(packing, separate_documents, is_mixed=is_mixed)
         if is_mixed and self.algorithm == "ppo":
             raise RecipeError(
-                'objective.algorithm = "ppo" has a head that other sources of [[mix]] have not: '
-                'set "group", or leave [[mix]] out.'
+                'objective.algorithm = "ppo" adds a value head, which other sources of [[mix]] do '
+                'not have: set "rloo" or "grpo", or leave [[mix]] out.'
             )
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """The model, where there is a value with a head of one number, which is 0 at first.
+        """Return the model. With "ppo", it has a value head, whose initial predictions are 0.
 
-        Random values would be all that is whitened where no response has a reward yet.
+        With random predictions, the whitened advantages would be noise until a response gets a
+        reward.
         """
         if self.algorithm != "ppo":
             return super().build(spec, seed=seed, device=device)
@@ -203,7 +227,7 @@ class PolicyGradient(Alignment):
         return module
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the model without the value. The model shares its weights with the module."""
+        """Return the model without the value head. It shares its weights with `module`."""
         assert isinstance(module, LanguageModule)
         if _VALUE not in module.heads:
             return {"": module}
@@ -217,13 +241,16 @@ class PolicyGradient(Alignment):
 
     @property
     def record_schema(self) -> Schema:
-        """Return the fields of the prompt, and the columns that rewards read."""
+        """The fields of a prompt, and the columns that the reward functions read."""
         columns = [getattr(reward, "column", None) for reward in self.rewards if not reward.files]
         also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
         return dataclasses.replace(super().record_schema, also=also)
 
     def example(self, record: Record) -> Prompt:
-        """Return the prompt of a record; if messages, without responses at their end."""
+        """Return the prompt of a record. Responses at the end of a conversation are removed.
+
+        Raises DataError if no message remains, or if a column that a reward needs is missing.
+        """
         prompt = read_prompt(record)
         if not are_texts(record, prompt):
             prompt = conversation(record, prompt)
@@ -238,17 +265,21 @@ class PolicyGradient(Alignment):
         return Prompt(prompt, dict(record), record.where)
 
     def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
-        """The prompts; `sequence_labels` [N] are their numbers. The reference is made here."""
+        """Encode the N prompts. `sequence_labels` [N] contains their indices in `_prompts`.
+
+        The first call also loads the reward functions, and copies the model as the reference. There
+        is no copy if `beta` is 0, or if the model has an adapter that can be disabled.
+        """
         if self.beta and self._reference is None and not adapted_layers(lm.module):
             self._reference = copy.deepcopy(lm.module).requires_grad_(False).eval()
         self._rules = lm.generation_rules
         for reward in self.rewards:
             reward.open()
-        ids, first = [prompt_ids(lm, one) for one in examples], len(self._prompts)
+        ids, first = [prompt_ids(lm, prompt) for prompt in examples], len(self._prompts)
         self._prompts += examples
-        numbers = np.arange(first, len(self._prompts))
+        indices = np.arange(first, len(self._prompts))
         pad_id = lm.text_tokenizer.pad_id
-        return EncodedExamples({"input_ids": ids}, sequence_labels=numbers, pad_id=pad_id)
+        return EncodedExamples({"input_ids": ids}, sequence_labels=indices, pad_id=pad_id)
 
     def rollout(
         self,
@@ -258,24 +289,29 @@ class PolicyGradient(Alignment):
         seed: int,
         map_over_ranks: MapOverRanks,
     ) -> RolloutBatch:
-        """Draw `group` responses to every prompt: a pure function of (weights, prompts, seed).
+        """Sample responses to the prompts of a step, and compute their rewards and advantages.
 
-        Returns rows with labels at the responses:
+        The result is a pure function of (weights, prompts, seed). It has one row per response, with
+        labels at the response:
 
             input_ids  prompt prompt   response response
             labels     -100   response response </s>
 
-        `model` is the module that is trained; the module of `lm` is a part of it. All processes
-        have the same prompts and get the same samples, whose computation `map_over_ranks`
-        divides.
+        Args:
+            lm: the model that generates the responses.
+            model: the trained module, which contains the module of `lm` and the value head, if any.
+            batches: the prompts of the step, the same in all processes.
+            seed: the seed of the step.
+            map_over_ranks: divides the computation among processes. All processes get all results.
         """
-        numbers = np.concatenate([batch.sequence_labels for batch in batches])  # type: ignore
+        indices = np.concatenate([batch.sequence_labels for batch in batches])  # type: ignore
         prompts = [
-            (self._prompts[number], derived_seed(seed, place))
-            for place, number in enumerate(numbers)
+            (self._prompts[index], derived_seed(seed, place)) for place, index in enumerate(indices)
         ]
         responses: list[Response] = map_over_ranks(
-            lambda some: drawn(lm, some, self._sampling, self.rewards, group=self.num_generations),
+            lambda items: sample_responses(
+                lm, items, self._sampling_params, self.rewards, num_generations=self.num_generations
+            ),
             prompts,
         )
         rows = [[*one.prompt_ids, *one.ids] for one in responses]
@@ -290,40 +326,44 @@ class PolicyGradient(Alignment):
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
-        metrics = self._rollout_metrics(responses, self.num_generations)
-        arrays = self._token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
+        metrics = self._compute_rollout_metrics(responses, self.num_generations)
+        arrays = self._compute_token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
         arrays["metrics"] = np.column_stack([*metrics.values()])
         if self.num_iterations > 1:
             dtype = torch.promote_types(model.dtype, torch.float32)
-            self._before = torch.full((labels.size,), torch.nan).to(model.device, dtype)
+            self._old_logps = torch.full((labels.size,), torch.nan).to(model.device, dtype)
         single: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
         return RolloutBatch(**batch.arrays(), indices=np.arange(len(rows)), **single)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of texts, or of tokens for terms that are means over tokens."""
-        of_tokens = {"entropy", "clipped"}
+        """Return the divisor of each term: the number of responses or of sampled tokens."""
+        per_token = {"entropy", "clipped"}
         if self.algorithm == "ppo":
-            of_tokens |= {"policy", "value", "k3"}
+            per_token |= {"policy", "value", "k3"}
         return {
-            name: batch.num_labels if name in of_tokens else batch.num_rows for name in self._terms
+            name: batch.num_labels if name in per_token else batch.num_rows
+            for name in self._term_names
         }
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weights of the terms that are learned, and 0 for those that are only shown."""
+        """Return the weight of each term; 0 for terms that are only logged."""
         learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
-        return {**dict.fromkeys(self._terms, 0.0), **learned}
+        return {**dict.fromkeys(self._term_names, 0.0), **learned}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the clipped loss, and metrics as they were when the samples were drawn."""
-        logp, value, terms = self._of_tokens(model, batch)
+        """Return the policy loss, the value and KL losses, and the metrics of samples, all as sums.
+
+        See the class docstring for the terms.
+        """
+        logp, value, terms = self._compute_logps(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
         advantage, reference, value_before, returns = (
             batch.extras[name].flatten()[positions] for name in _TOKEN_ARRAYS
         )
         indices = batch.extras["indices"][positions // width] * width + positions % width
-        before = self._of_first_update(logp.detach(), indices)
-        losses, clipped = clipped_loss(logp - before, advantage, self.clip)
-        terms["policy"], terms["entropy"] = losses.sum(), -before.sum()
+        old_logp = self._get_old_logps(logp.detach(), indices)
+        losses, clipped = clipped_loss(logp - old_logp, advantage, self.clip)
+        terms["policy"], terms["entropy"] = losses.sum(), -old_logp.sum()
         metrics = batch.extras["metrics"].T
         terms |= {name: one.sum() for name, one in zip(self._metric_names, metrics, strict=True)}
         if self.algorithm == "ppo":
@@ -331,23 +371,23 @@ class PolicyGradient(Alignment):
         if self.num_iterations > 1:
             terms["clipped"] = clipped.float().sum()
         if self.beta:
-            terms["kl"] = (before - reference).sum()
+            terms["kl"] = (old_logp - reference).sum()
             if self.kl == "k3":
                 ratio = reference - logp
                 terms["k3"] = (ratio.exp() - ratio - 1).sum()
         return terms
 
     def predict(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
-        """A response to every prompt, drawn as in training, with the same numbers every time."""
+        """Return one response per prompt, sampled as in training; the prompt is also the seed."""
         prompts = [(one, zlib.crc32(one.group.encode())) for one in examples]
-        return drawn(lm, prompts, self._sampling, self.rewards)
+        return sample_responses(lm, prompts, self._sampling_params, self.rewards)
 
     def compute_metrics(
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
-        """Return the means of the rewards, and of the other terms that are shown in training."""
-        metrics = self._rollout_metrics(answers, 1)
-        shown = {
+        """Return the means of the rewards and of the other metrics of the responses."""
+        metrics = self._compute_rollout_metrics(answers, 1)
+        values = {
             name: float(one.mean())
             for name, one in metrics.items()
             if name != "frac_reward_zero_std"
@@ -356,41 +396,49 @@ class PolicyGradient(Alignment):
             {"prompt": one.group, "response": answer.text, "reward": float(reward)}
             for one, answer, reward in zip(examples, answers, metrics["reward"])
         ]
-        return Metrics(shown).with_examples(rows)
+        return Metrics(values).with_examples(rows)
 
     @property
     def has_reference(self) -> bool:
-        """Whether log-probabilities of the model as it was before the run are needed."""
+        """Whether the loss needs log-probabilities of the reference model."""
         return self.beta > 0
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's code that the rewards run: a run is resumed with the same code only."""
+        """The paths of the user's code that the rewards run. A resumed run needs the same code."""
         return tuple(file for reward in self.rewards for file in reward.files)
 
     @property
     def _metric_names(self) -> tuple[str, ...]:
-        """The names of the metrics of a response that do not need the model."""
+        """The names of the metrics of a response that can be computed without the model."""
         rewards = (f"reward_{name}" for name in reward_names(self.rewards))
         same = ("frac_reward_zero_std",) if self.num_generations > 1 else ()
         return ("reward", *rewards, "length", "terminated", "distinct_2", *same)
 
     @property
-    def _terms(self) -> tuple[str, ...]:
+    def _term_names(self) -> tuple[str, ...]:
+        """The names of all terms of the loss, including those that are only logged."""
         divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
         value = ("value",) if self.algorithm == "ppo" else ()
         bound = ("clipped",) if self.num_iterations > 1 else ()
         return ("policy", *value, *divergence, "entropy", *bound, *self._metric_names)
 
     @property
-    def _sampling(self) -> SamplingParams:
+    def _sampling_params(self) -> SamplingParams:
+        """The parameters with which responses are sampled."""
         return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
-    def _rollout_metrics(self, responses: Sequence[Response], group: int) -> dict[str, Floats]:
-        """Return the metrics of responses by name, [B] each; a prompt has `group` responses."""
+    def _compute_rollout_metrics(
+        self, responses: Sequence[Response], num_generations: int
+    ) -> dict[str, Floats]:
+        """Return the metrics of responses by name (see `_metric_names`), float64 [B] each.
+
+        Each prompt has `num_generations` consecutive responses.
+        """
         scores = np.array([one.scores for one in responses])
         reward = scores @ np.array([one.weight for one in self.rewards])
-        pairs = [pair for one in responses[::group] for pair in itertools.pairwise(one.ids)]
+        firsts = responses[::num_generations]
+        pairs = [pair for one in firsts for pair in itertools.pairwise(one.ids)]
         values = [
             reward,
             *scores.T,
@@ -398,11 +446,11 @@ class PolicyGradient(Alignment):
             np.array([float(one.ended) for one in responses]),
             np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
         ]
-        if group > 1:
-            values.append(have_equal_rewards(reward, group).astype(float))
+        if num_generations > 1:
+            values.append(have_equal_rewards(reward, num_generations).astype(float))
         return dict(zip(self._metric_names, values))
 
-    def _token_arrays(
+    def _compute_token_arrays(
         self,
         lm: LanguageModel,
         model: LanguageModule,
@@ -410,20 +458,30 @@ class PolicyGradient(Alignment):
         reward: Floats,
         map_over_ranks: MapOverRanks,
     ) -> dict[str, Floats]:
-        """Return the arrays [B, T] of `RolloutBatch`, by field."""
+        """Return the advantages, reference log-probabilities, values and returns of sampled tokens.
+
+        The keys are the fields of `RolloutBatch`. Each array is [B, T], and 0 for other tokens.
+
+        Args:
+            lm: the model.
+            model: the trained module, with the value head, if any.
+            batch: the prompts with their responses, and labels at the responses.
+            reward: the reward of each response, float64 [B].
+            map_over_ranks: divides the forward passes among processes.
+        """
         assert batch.labels is not None
         real = batch.labels != IGNORE_INDEX
         rewards, reference, values = (np.zeros(real.shape) for _ in range(3))
         rewards[np.arange(len(real)), real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)] = reward
         with_value = self.algorithm == "ppo"
         if self.beta or with_value:
-            logp, values[real] = self._measured(model, batch, map_over_ranks)
+            logp, values[real] = self._compute_rollout_logps(model, batch, map_over_ranks)
             if self.beta:
                 base = lm.module
                 if self._reference is not None:
                     base = self._reference.to(model.device)
                 with disable_adapter(base):
-                    reference[real], _ = self._measured(base, batch, map_over_ranks)
+                    reference[real], _ = self._compute_rollout_logps(base, batch, map_over_ranks)
                 if self.kl == "reward":
                     rewards[real] -= self.beta * (logp - reference[real])
         if with_value:
@@ -441,45 +499,55 @@ class PolicyGradient(Alignment):
             advantages = np.where(real, each[:, None], 0.0)
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
-    def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
-        """Return log p of drawn tokens [M] as computed by the first update from these samples."""
+    def _get_old_logps(self, logp: Tensor, indices: Tensor) -> Tensor:
+        """Return log p of sampled tokens before the first update of the step, [M].
+
+        During the first update, they are equal to `logp` [M], and are stored for later updates.
+        `indices` [M] are the flat positions of the tokens in the rollout, in [B * T].
+        """
         if self.num_iterations == 1:
             return logp
-        before = self._before[indices]
-        self._before[indices] = before = torch.where(before.isnan(), logp, before)
-        return before
+        old_logps = self._old_logps[indices]
+        self._old_logps[indices] = old_logps = torch.where(old_logps.isnan(), logp, old_logps)
+        return old_logps
 
     @torch.no_grad()
-    def _measured(
+    def _compute_rollout_logps(
         self, model: LanguageModule, batch: Batch, map_over_ranks: MapOverRanks
     ) -> Floats:
-        """Return log p and values of the labelled tokens, [2, M]."""
+        """Return log p and the value of all sampled tokens of a rollout, [2, M], without gradients.
+
+        `map_over_ranks` divides the forward passes among processes.
+        """
         size = max(1, _TOKENS // batch.input_ids.shape[1])
 
-        def of_rows(rows: Sequence[int]) -> list[Floats]:
+        def compute_rows(rows: Sequence[int]) -> list[Floats]:
+            """Return log p and the values, [2, M], of some consecutive rows, in several parts."""
             parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
-            each = (self._of_tokens(model, to_device(part, model.device)) for part in parts)
+            each = (self._compute_logps(model, to_device(part, model.device)) for part in parts)
             return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]
 
-        return np.concatenate(map_over_ranks(of_rows, range(batch.num_rows)), axis=1)
+        return np.concatenate(map_over_ranks(compute_rows, range(batch.num_rows)), axis=1)
 
-    def _of_tokens(
+    def _compute_logps(
         self, model: LanguageModule, batch: TensorBatch
     ) -> tuple[Tensor, Tensor, LossTerms]:
-        """Log p of the labelled tokens as they are drawn, their values, [M]; what layers add.
+        """Return log p and the value of the labelled tokens, and the auxiliary loss of the layers.
 
-        Without a head for values these are 0.
+        Log p [M] is the log-probability with which the token is sampled, at the temperature and
+        without banned tokens. The values [M] are 0 if the model has no value head.
         """
         rules = self._rules
         assert rules is not None
         hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
         banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=hidden.device)
 
-        def logits(rows: Tensor) -> Tensor:  # [M, D] -> [M, V] of the ids that are drawn from
-            drawn = model.logits(rows)[:, : rules.vocab_size] / self.temperature
-            return drawn.index_fill(1, banned, -torch.inf)
+        def compute_logits(hidden: Tensor) -> Tensor:
+            """Return the logits [M, V] from which tokens are sampled, for hidden states [M, D]."""
+            logits = model.logits(hidden)[:, : rules.vocab_size] / self.temperature
+            return logits.index_fill(1, banned, -torch.inf)
 
-        logp = -token_cross_entropy(logits, hidden, batch.targets, model.spec.vocab_size)
+        logp = -token_cross_entropy(compute_logits, hidden, batch.targets, model.spec.vocab_size)
         if _VALUE not in model.heads:
             return logp, torch.zeros_like(logp), terms
         return logp, model.logits(hidden, head=_VALUE)[:, 0].to(logp.dtype), terms

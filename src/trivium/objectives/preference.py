@@ -1,4 +1,7 @@
-"""Preference optimization: a model that generates learns from pairs of which one is preferred."""
+"""Preference optimization (DPO and variants): a generative model learns from preference pairs.
+
+Shape letters: B pairs in a batch, N pairs in a data set; axis 2 is (chosen, rejected).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
     PreferencePairs,
-    double_truncations,
+    merge_truncations,
     pair_batch,
     pair_up,
     response_rows,
@@ -38,48 +41,58 @@ from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_dev
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
-FACTS = ("pair_accuracy", "margin", "chosen", "rejected")
-_SHOWN_TEXT = 200  # characters of a prompt in a command
+_METRICS = ("pair_accuracy", "margin", "chosen", "rejected")
+_MAX_PROMPT = 200  # characters of a prompt in an example command
 
 
 class Alignment(LabelledObjective):
-    """An objective that changes how a model responds: one pass over its prompts, no dropout."""
+    """An objective that changes how a model responds to prompts.
+
+    By default it trains for one epoch, without dropout.
+    """
 
     tensor_parallel: ClassVar[bool] = False
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a command that responds to a held-out prompt."""
+        """Return a command that generates a response to a validation prompt."""
         if lm.settings.chat_template is not None:
             return f"chat {run}"
         command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
-        prompt = str(first_prediction(run).get("prompt", "a prompt"))[:_SHOWN_TEXT]
+        prompt = str(first_prediction(run).get("prompt", "a prompt"))[:_MAX_PROMPT]
         return f"{command} {run} {shlex.quote(prompt)}"
 
 
 class AgainstReference(Alignment, GivenResponses):
-    """An objective on log p of responses and log q, that of the reference.
+    """An objective that compares log-probabilities of responses with those of a reference model.
 
-    The reference is the model as it is when the run begins. Every row has two responses.
+    log p is the log-probability under the model, log q under the reference. The reference is the
+    model at the start of the run. Every example has two responses to one prompt.
     """
 
     @abstractmethod
     def rows(
         self, examples: Sequence[Any], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
-        """Return the pairs of responses of examples, by the field of `RowBatch`, and the cuts."""
+        """Return both responses of every example as token ids, by field of `RowBatch`.
+
+        Also returns the truncations of every example (see `EncodedExamples`).
+        """
 
     @abstractmethod
     def labels_of_rows(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
-        """Return what the loss needs of every example, log q [N, 2] of its row first."""
+        """Return the labels that the loss needs, one row per example.
+
+        The first two columns are `logq` [N, 2], the log-probabilities under the reference.
+        """
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model generates text."""
+        """Return whether the model can generate text."""
         return spec.family == "encoder-decoder" or is_causal(spec)
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Return two responses per example, each after the prompt, with `labels_of_rows`."""
+        """Encode both responses of every example, and compute log q with the current weights."""
         sequences, truncations = self.rows(examples, lm)
-        logq, _ = measured(sequences, lm)
+        logq, _ = compute_all_log_probabilities(sequences, lm)
         labels = self.labels_of_rows(examples, logq).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
         return EncodedExamples.with_targets(
@@ -87,31 +100,37 @@ class AgainstReference(Alignment, GivenResponses):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return both responses, [B, 2, U]; `sequence_labels` are `labels_of_rows`."""
+        """Return a batch with both responses of every example, [B, 2, U] for U tokens.
+
+        `sequence_labels` are the labels from `labels_of_rows`.
+        """
         return pair_batch(rows)
 
     def predict(
         self, lm: LanguageModel, examples: Sequence[Any]
     ) -> list[tuple[list[float], list[int]]]:
-        """Log-probabilities of both responses of a row in nats, and their numbers of tokens."""
-        sums, counts = measured(self.rows(examples, lm)[0], lm)
+        """Return, for every example, log p of both responses in nats and their token counts."""
+        sums, counts = compute_all_log_probabilities(self.rows(examples, lm)[0], lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
 
 class PreferenceOptimization(AgainstReference, PreferencePairs):
-    """L = - log sigmoid(beta h) + w L_SFT for h = log (p(y+) / q(y+)) - log (p(y-) / q(y-)).
+    """Direct preference optimization (DPO) and its variants IPO, SLiC, SimPO and ORPO.
 
-    p is the model, q the reference: the model as it is when the run begins. log q is computed once,
-    before the first step, so that there is no second model in memory. L_SFT is the loss per token
-    of y+. Its weight w is 0 by default, as in the paper. Both responses can become rarer while h
-    grows: `sft_weight` = 0.2 prevents that.
+    L = - log sigmoid(beta h) + w L_SFT for h = log (p(y+) / q(y+)) - log (p(y-) / q(y-))
+
+    y+ is the chosen response and y- the rejected one. p is the model, and q the reference, which is
+    the model at the start of the run. log q is computed once, before the first step, so that no
+    second model is in memory. L_SFT is the cross-entropy per token of y+. Its weight w is
+    `sft_weight`, 0 by default as in the paper. While h increases, the probability of both responses
+    can decrease. `sft_weight` = 0.2 prevents that.
 
         prompt    who wrote it ?
         chosen    Ada did . </s>      log p = -7.1    log q = -7.9
         rejected  go away . </s>      log p = -9.6    log q = -8.8    h = 1.6
 
-    `loss_type` chooses the first term. "simpo" and "orpo" have no reference, which is then for what
-    is shown alone, and their log p is the mean over the tokens of a response:
+    `loss_type` selects the first term of the loss. "simpo" and "orpo" use the reference only for
+    the metrics, and their log p is the mean over the tokens of a response:
 
         sigmoid  - (1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing
         hinge    max(0, 1 - beta h)
@@ -119,41 +138,47 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         simpo    as sigmoid, with beta h = beta (log p(y+) - log p(y-)) - gamma
         orpo     - beta log sigmoid(log odds(y+) - log odds(y-)), odds = p / (1 - p)
 
-    Shown beside the loss: `pair_accuracy`, the share of pairs with h > 0; `margin`, h; `chosen` and
-    `rejected`, log (p / q) of both in nats.
+    The log also contains `pair_accuracy`, the fraction of pairs with h > 0; `margin`, the mean of
+    h; and `chosen` and `rejected`, the means of log (p / q) of both responses in nats.
 
-    Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (e); Zhao et al. 2023 (SLiC) for
-    hinge; Azar et al. 2023 (IPO), equation 17, where beta is tau (trl has means over tokens);
-    Meng et al. 2024 (SimPO), equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is
-    lambda (L_SFT of trl has the prompt, too); Pang et al. 2024, equation 1, for L_SFT.
+    Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 for e; Zhao et al. 2023 (SLiC) for
+    hinge; Azar et al. 2023 (IPO), equation 17, where beta is called tau; Meng et al. 2024 (SimPO),
+    equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is called lambda; Pang et al.
+    2024, equation 1, for L_SFT. Unlike here, trl uses means over tokens in IPO, and includes the
+    prompt in L_SFT of ORPO.
     """
 
     kind: Literal["preference"] = "preference"
     loss_type: LossType = Field(
-        "sigmoid", description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo"
+        "sigmoid", description="sigmoid (DPO), ipo or hinge; or, without a reference, simpo or orpo"
     )
     beta: float | None = Field(
-        None, gt=0, description="how strongly the reference holds the model; default: 0.1, simpo 2"
+        None,
+        gt=0,
+        description="how strongly the reference restrains the model; default: 0.1, simpo 2",
     )
-    gamma: float = Field(0.5, ge=0, description="what simpo subtracts from beta times the margin")
+    gamma: float = Field(0.5, ge=0, description="target margin of simpo")
     label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round"
+        0.0, ge=0, lt=0.5, description="assumed fraction of pairs with swapped labels"
     )
     sft_weight: float | None = Field(
-        None, ge=0, description="weight of the loss of the chosen response; default: 0, orpo 1"
+        None,
+        ge=0,
+        description="weight of the SFT loss of the chosen response; default: 0, for orpo 1",
     )
 
     _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """Log q of encoded pairs by their place in a file, for metrics."""
+    """Log q of both responses of every encoded pair, by file and line, for the metrics."""
 
     @model_validator(mode="after")
-    def _smoothing_of_sigmoid(self) -> Self:
+    def _check_label_smoothing(self) -> Self:
+        """Raise ValueError if label smoothing is set for a loss that does not support it."""
         if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
             raise ValueError(f'label_smoothing is not for loss_type = "{self.loss_type}"')
         return self
 
     def resolve(self, spec: Spec, examples: Sequence[Preference]) -> Self:
-        """Return the objective with the default weights of its loss."""
+        """Return the objective with the default `beta` and `sft_weight` of its loss type."""
         beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
         weight = self.sft_weight
         if weight is None:
@@ -163,26 +188,29 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     def rows(
         self, examples: Sequence[Preference], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
-        """Return the rows of both responses of every pair."""
+        """Return the chosen and the rejected response of every pair as token ids.
+
+        See `AgainstReference.rows`.
+        """
         rows, truncations = response_rows(lm, self.turns(examples))
-        return pair_up(rows), double_truncations(truncations)
+        return pair_up(rows), merge_truncations(truncations)
 
     def labels_of_rows(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
-        """Return log q of both responses, [N, 2], and keep it for metrics."""
+        """Return log q of both responses, [N, 2], and store it for the metrics."""
         self._reference.update(zip((one.where for one in examples), logq))
         return logq
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of pairs, and of tokens of the chosen responses."""
-        pairs = dict.fromkeys(("preference", *FACTS), batch.num_rows)
-        return {**pairs, "sft": int(_num_labels(batch)[:, 0].sum())}
+        """Return the number of pairs; for "sft", the number of tokens of the chosen responses."""
+        pairs = dict.fromkeys(("preference", *_METRICS), batch.num_rows)
+        return {**pairs, "sft": int(_count_labels(batch)[:, 0].sum())}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of the loss of chosen responses, and 0 for terms only shown."""
-        return {"sft": self.sft_weight or 0.0, **dict.fromkeys(FACTS, 0.0)}
+        """Return the weight of L_SFT, and 0 for the terms that are only logged."""
+        return {"sft": self.sft_weight or 0.0, **dict.fromkeys(_METRICS, 0.0)}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return losses of pairs, nats of the chosen tokens, and the terms that are only shown."""
+        """Return the preference loss, L_SFT and the metrics of the log, each as a sum."""
         assert batch.sequence_labels is not None
         sums, counts, terms = log_probabilities(model, batch)
         ratios = (sums - batch.sequence_labels).detach()
@@ -204,9 +232,11 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         examples: Sequence[Preference],
         lm: LanguageModel,
     ) -> Metrics:
-        """Accuracy in the run, which has the reference; without it; perplexity of chosen ones.
+        """Return the ranking accuracy, and the perplexity of the chosen responses.
 
-        Pairs of which a response is cut entirely do not count.
+        The ranking accuracy is the fraction of pairs whose chosen response has the higher mean log
+        p per token. During a run, where log q is known, the DPO accuracy comes first: the fraction
+        of pairs with h > 0. Pairs with a response that was truncated completely do not count.
         """
         pairs = [(one, answer) for one, answer in zip(examples, answers) if all(answer[1])]
         examples, answers = [one for one, _ in pairs], [answer for _, answer in pairs]
@@ -230,20 +260,20 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
 
 
 def preference_losses(
-    objective: PreferenceOptimization, policy: Tensor, reference: Tensor, tokens: Tensor
+    objective: PreferenceOptimization, policy: Tensor, reference: Tensor, num_tokens: Tensor
 ) -> Tensor:
-    """The loss of every pair, [B]; see `PreferenceOptimization`.
+    """Return the loss of every preference pair, [B], without L_SFT.
 
     Args:
-        objective: with its numbers resolved.
+        objective: the loss type and its parameters, after `resolve`.
         policy: log p of the chosen and the rejected response, [B, 2].
-        reference: log q, [B, 2].
-        tokens: of both responses, [B, 2].
+        reference: log q of both responses, [B, 2].
+        num_tokens: the number of tokens of both responses, [B, 2].
     """
     beta, kind = objective.beta, objective.loss_type
     assert beta is not None
     ratios = policy - reference
-    means = policy / tokens.clamp(min=1)
+    means = policy / num_tokens.clamp(min=1)
     if kind == "ipo":
         return (ratios[:, 0] - ratios[:, 1] - 1 / (2 * beta)).square()
     if kind == "hinge":
@@ -261,9 +291,10 @@ def preference_losses(
 def log_probabilities(
     model: LanguageModule, batch: TensorBatch
 ) -> tuple[Tensor, Tensor, LossTerms]:
-    """Log p of both responses in nats, and their tokens, [B, 2] each; what layers add.
+    """Return log p of both responses of every pair in nats, and their token counts, [B, 2] each.
 
-    Logits are computed again for the gradient, chunk by chunk.
+    The third value is the auxiliary loss of the layers, if any. Logits are recomputed in the
+    backward pass, in chunks, to save memory.
     """
     inputs = unstack_pairs(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
@@ -275,20 +306,25 @@ def log_probabilities(
 
 
 @torch.no_grad()
-def measured(sequences: Mapping[str, Ragged], lm: LanguageModel) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""
+def compute_all_log_probabilities(
+    sequences: Mapping[str, Ragged], lm: LanguageModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return log p of both responses of all N examples, and their token counts, [N, 2] each.
+
+    `sequences` contains the token ids of the pairs by field of `RowBatch` (see `pair_up`).
+    """
     encoded = EncodedExamples(sequences, pad_id=lm.text_tokenizer.pad_id)
     check_example_ids(encoded, lm.spec)
     sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
-    for some, rows in batches_by_length(encoded):
+    for indices, rows in batches_by_length(encoded):
         tensors = to_device(pair_batch(rows), lm.module.device)
-        logp, tokens, _ = log_probabilities(lm.module, tensors)
-        sums[some], counts[some] = logp.double().cpu(), tokens.cpu()
+        logp, num_tokens, _ = log_probabilities(lm.module, tensors)
+        sums[indices], counts[indices] = logp.double().cpu(), num_tokens.cpu()
     return sums, counts
 
 
-def _num_labels(batch: Batch) -> np.ndarray:
+def _count_labels(batch: Batch) -> np.ndarray:
     """Return the number of labelled tokens of both responses, [B, 2]."""
     assert batch.labels is not None
     return (batch.labels != IGNORE_INDEX).sum(axis=2)

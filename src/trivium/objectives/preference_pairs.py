@@ -1,4 +1,4 @@
-"""Two responses to a prompt, of which one is preferred: how they are read, and become rows."""
+"""Preference pairs: how two responses to a prompt are read from records and encoded as rows."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ REJECTED = Fields(
     ("dispreferred", "rejected_response", "response_rejected", "non_preferred_output"),
 )
 
-_WHOLE = "data.repeated_prompts"
-# Of pairs whose chosen response is the longer one, a bad sign.
-_MOSTLY = 0.8
+_REPEATED_PROMPTS = "data.repeated_prompts"
+# The fraction of pairs with a longer chosen response from which `check` warns.
+_MAX_LONGER = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A prompt with the better and the worse response, all texts or all messages.
+    """A prompt with a chosen (better) and a rejected (worse) response.
 
-    `margin` says by how much the rewards differ at least; see `Reward`.
+    All three are texts, or all three are messages. `margin` is the minimum difference between the
+    rewards of both responses (see `Reward`).
     """
 
     prompt: Turn
@@ -67,38 +68,38 @@ class Preference:
 
     @property
     def group(self) -> str:
-        """Pairs of a prompt share a side of the validation split."""
+        """The prompt as text. The validation split keeps pairs with equal prompts together."""
         return plain(self.prompt) or plain(self.chosen)
 
 
 class GivenResponses(LabelledObjective):
-    """An objective on prompts with given responses."""
+    """An objective that trains on given responses to prompts, not on samples of the model."""
 
     responses: ClassVar[Sequence[str]]
-    """The fields of an example that are responses to its prompt."""
+    """The fields of an example that contain responses to its prompt."""
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records.
+        """Return the examples of records, and remove prompts that are repeated in responses.
 
-        Where more than half of the examples have responses that begin with the prompt, these are
-        whole texts, and the prompt is cut off.
+        If the responses of more than half of the examples start with the prompt, the prompt is
+        removed from these responses.
         """
         examples = list(super().examples(records, options))
         texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
-        cut: dict[int, Any] = {}
+        stripped: dict[int, Any] = {}
         for one in texts:
             rest = {name: getattr(one, name).removeprefix(one.prompt) for name in self.responses}
             if all(text.strip() and text != getattr(one, name) for name, text in rest.items()):
-                cut[id(one)] = dataclasses.replace(one, **rest)
-        if 2 * len(cut) <= len(texts):
-            cut = {}
+                stripped[id(one)] = dataclasses.replace(one, **rest)
+        if 2 * len(stripped) <= len(texts):
+            stripped = {}
         elif options.report is not None:
-            options.report.notes[_WHOLE] += len(cut)
-        return (cut.get(id(one), one) for one in examples)
+            options.report.notes[_REPEATED_PROMPTS] += len(stripped)
+        return (stripped.get(id(one), one) for one in examples)
 
     def input_of(self, example: Any) -> str:
-        """Return the prompt and its responses, a line each."""
+        """Return the prompt and the responses of an example as one text, one per line."""
         return "\n".join(self.texts_of(example).values())
 
     def texts_of(self, example: Any) -> dict[str, str]:
@@ -106,106 +107,114 @@ class GivenResponses(LabelledObjective):
         return {name: plain(getattr(example, name)) for name in ("prompt", *self.responses)}
 
     def turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
-        """Return every response of every example, each after its prompt."""
+        """Return a pair (prompt, response) for every response of every example."""
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Return every prompt with each of its responses."""
+        """Yield each prompt, followed by one of its responses, as one text."""
         return (plain(prompt) + plain(response) for prompt, response in self.turns(examples))
 
 
 class PreferencePairs(GivenResponses):
-    """An objective on pairs of responses, one of which is preferred."""
+    """An objective that trains on pairs of responses to a prompt: a chosen and a rejected one."""
 
     responses: ClassVar[Sequence[str]] = ("chosen", "rejected")
     fields: ClassVar[Sequence[Slot]] = (_PROMPT, CHOSEN, REJECTED, SYSTEM)
-    chosen_field: str | None = column_key("column of the better response", CHOSEN)
-    rejected_field: str | None = column_key("column of the worse response", REJECTED)
+    chosen_field: str | None = column_key("column of the chosen (better) response", CHOSEN)
+    rejected_field: str | None = column_key("column of the rejected (worse) response", REJECTED)
 
     def example(self, record: Record) -> Preference:
-        """A record with two responses, or two whole texts or conversations, and their prompt.
+        """Return the prompt, the chosen and the rejected response of a record.
 
-        Without a prompt, or where both conversations begin with it, it is their common beginning.
+        If the record has no prompt, the common beginning of both texts or conversations is the
+        prompt. The same applies if both conversations start with the prompt.
 
         Raises:
-            DataError: with file and line, for a blank part, or where both responses are the same.
+            DataError: with file and line, if a part is blank or both responses are equal.
         """
         chosen, rejected = (read_turn(record, name) for name in self.responses)
         if chosen == rejected:
             names = " and ".join(f'"{record.columns[name]}"' for name in self.responses)
             raise DataError(
-                f"{names} of {record.where} are the same: nothing is preferred. Remove the row, or "
-                "leave such rows out: --set data.bad_records=skip"
+                f"{names} of {record.where} are the same: there is no preference. Remove the row, "
+                "or leave such rows out: --set data.bad_records=skip"
             )
         prompt = read_prompt(record)
         if are_texts(record, prompt, chosen, rejected):
-            return _texts(record, prompt, chosen, rejected)  # type: ignore[arg-type]
+            return _build_text_pair(record, prompt, chosen, rejected)  # type: ignore[arg-type]
         one, other = (conversation(record, prompt, turn) for turn in (chosen, rejected))
-        start = min(_num_common(one, other), len(one) - 1, len(other) - 1)
+        start = min(_count_common(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
-        """Whether the length of a response tells which one is chosen."""
+        """Return a finding that warns if most chosen responses are longer than the rejected."""
         lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
-        return [Finding.of("chosen_longer", longer, len(examples), _MOSTLY, "add_shorter")]
+        return [Finding.of("chosen_longer", longer, len(examples), _MAX_LONGER, "add_shorter")]
 
 
-def _texts(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
-    """Return a pair of texts. Without a prompt, their common beginning becomes the prompt."""
+def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
+    """Return the preference pair of a record whose responses are texts.
+
+    If `prompt` is None, the common beginning of both responses becomes the prompt.
+    """
     if prompt is None:
-        prompt = _common_beginning(chosen, rejected)
+        prompt = _find_common_prefix(chosen, rejected)
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
         join_note(record, prompt, (chosen, rejected))
     return Preference(prompt, chosen, rejected, record.where)
 
 
-def _common_beginning(chosen: str, rejected: str) -> str:
-    """Return the common beginning of two texts, which ends with a word, without the space after.
+def _find_common_prefix(chosen: str, rejected: str) -> str:
+    """Return the common beginning of two texts, up to the end of a word.
 
-    In scripts without spaces, it may end with any character.
+    In scripts without spaces between words, it may end after any character.
 
-    >>> _common_beginning("Q: why? A: because", "Q: why? A: begone")
+    >>> _find_common_prefix("Q: why? A: because", "Q: why? A: begone")
     'Q: why? A:'
     """
-    end = min(_num_common(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
-    while end and any(_inside_word(text, end) for text in (chosen, rejected)):
+    end = min(_count_common(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    while end and any(_splits_word(text, end) for text in (chosen, rejected)):
         end -= 1
     return chosen[:end].rstrip()
 
 
-def _inside_word(text: str, at: int) -> bool:
-    """Return whether a position is inside of a word, or before a mark of the last character."""
-    before, after = text[at - 1], text[at]
+def _splits_word(text: str, offset: int) -> bool:
+    """Return whether a cut at `offset` splits a word, or separates a character from its marks."""
+    before, after = text[offset - 1], text[offset]
     if unicodedata.combining(after) or unicodedata.category(after) in ("Mn", "Mc", "Cf"):
         return True
     return before.isalnum() and after.isalnum() and not (is_unspaced(before) or is_unspaced(after))
 
 
-def _num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return how many characters or messages at the beginning are the same."""
+def _count_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the length of the common prefix of two texts (or two lists of messages)."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
 def response_rows(
     lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
 ) -> tuple[Sequences, Truncations]:
-    """Prompts and responses as token ids by the field of `RowBatch`, labels at the responses.
+    """Encode pairs of a prompt and a response, with labels at the response.
 
         input_ids  prompt prompt response response </s>
         labels     -100   response response </s>   -100
 
-    An encoder-decoder reads the prompt and generates the response. Messages are written by the chat
-    template, where that of an encoder-decoder is their contents, a line each. Returns the rows, and
-    what is cut of each (`EncodedExamples.truncations`).
+    Messages are formatted with the chat template. For an encoder-decoder, the encoder reads the
+    prompt and the decoder generates the response; messages are their contents, one per line.
+
+    Returns:
+        The token ids and labels by field of `RowBatch`, and the truncations of every row (see
+        `EncodedExamples`).
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
-    return by_field([_row(lm, prompt, response) for prompt, response in pairs])
+    return by_field([_encode_response(lm, prompt, response) for prompt, response in pairs])
 
 
-def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
+def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
+    """Return a prompt and a response as one row for a decoder, with labels at the response."""
     if isinstance(prompt, str) and isinstance(response, str):
         text, eos = prompt + response, lm.text_tokenizer.eos_id
         return labelled_row(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
@@ -216,19 +225,22 @@ def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
     return labelled_row(lm, text, spans[len(spans) - own :])
 
 
-def double_truncations(truncations: Truncations) -> Truncations:
-    """Return what is cut of every two rows; all of it where one of them has no target left."""
-    joined = []
+def merge_truncations(truncations: Truncations) -> Truncations:
+    """Return the truncations of pairs, given the truncations of their rows (two rows per pair).
+
+    If truncation has removed all targets of one row, all targets of the pair count as removed.
+    """
+    merged = []
     for one, other in zip(truncations[::2], truncations[1::2]):
         cut, total, lost = (a + b for a, b in zip(one, other))
-        joined.append((cut, total, lost if has_target([one, other]).all() else total))
-    return joined
+        merged.append((cut, total, lost if has_target([one, other]).all() else total))
+    return merged
 
 
 def pair_up(rows: Sequences) -> dict[str, Ragged]:
-    """Make one example of every two rows, which no micro-batch can part.
+    """Combine every two consecutive rows into one example, so that they stay in one micro-batch.
 
-    Both have the same prompt. That of an encoder-decoder is kept once.
+    Both rows have the same prompt. For an encoder-decoder, the prompt is stored only once.
     """
     pairs = {name: Ragged.of(each, per_example=2) for name, each in rows.items()}
     if "decoder_input_ids" in rows:
@@ -237,26 +249,27 @@ def pair_up(rows: Sequences) -> dict[str, Ragged]:
 
 
 def pair_batch(rows: RowBatch) -> Batch:
-    """Return the batch of rows that `pair_up` made, [B, 2, U]: chosen and rejected responses."""
+    """Return a batch [B, 2, U] of rows from `pair_up`: two responses per example, U tokens each."""
     ids, lengths, sizes = rows.input_ids, rows.lengths, rows.decoder_lengths
-    if sizes is not None:  # the encoder reads the prompt of both responses
+    if sizes is not None:  # the encoder reads the same prompt for both responses
         ids, lengths = (np.repeat(one[:, None], 2, axis=1) for one in (ids, lengths))
     width = (lengths if sizes is None else sizes).max()
     ids = ids[..., : width if sizes is None else None]
 
-    def cut(array: Ints | None) -> Ints | None:
+    def truncate(array: Ints | None) -> Ints | None:
+        """Return the first U columns of an array [B, 2, >= U]."""
         return None if array is None else array[..., :width]
 
     return Batch(
         input_ids=ids,
         attention_mask=(np.arange(ids.shape[2]) < lengths[..., None]).astype(np.int64),
-        token_type_ids=cut(rows.token_type_ids),
-        decoder_input_ids=cut(rows.decoder_input_ids),
-        labels=cut(rows.labels),
+        token_type_ids=truncate(rows.token_type_ids),
+        decoder_input_ids=truncate(rows.decoder_input_ids),
+        labels=truncate(rows.labels),
         sequence_labels=rows.sequence_labels,
     )
 
 
 def unstack_pairs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return inputs [B, 2, U] of pairs as rows [2 B, U], the two of a pair one after the other."""
+    """Reshape inputs of pairs from [B, 2, U] to [2 B, U]; both rows of a pair are adjacent."""
     return {name: one.flatten(0, 1) for name, one in inputs.items()}

@@ -1,4 +1,4 @@
-"""Extractive question answering: the span of a context that answers a question."""
+"""Extractive question answering: a model finds the span of a context that answers a question."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from trivium.text.symbols import UNSPACED
 QUESTION = Fields("question", ("question",), ("query",))
 CONTEXT = Fields("context", ("context",), ("passage", "paragraph", "document"))
 ANSWERS = Fields("answers?", ("answers",), ("answer",))
-# Read beside them, where there are such columns.
+# Optional columns.
 STARTS = Fields("start?", ("answer_start", "start"))
 IMPOSSIBLE, IDENTITY = Fields("impossible?", ("is_impossible",)), Fields("id?", ("id",))
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -55,7 +55,15 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its context, and the answers: (text, first character), none if there is none."""
+    """A question about a context, and its answers.
+
+    Args:
+        id: the id of the question, or its file and line.
+        question: the question.
+        context: the text that may contain the answer.
+        answers: pairs (text, start) with the character offset of the answer; empty: no answer.
+        where: file and line of the question, for messages.
+    """
 
     id: str
     question: str
@@ -65,18 +73,22 @@ class Question:
 
     @property
     def group(self) -> str:
-        """Questions on the same context share a side of the validation split."""
+        """The context. The validation split keeps questions about the same context together."""
         return self.context
 
 
 class QuestionAnswering(LabelledObjective):
-    """L = - (log P(start) + log P(end)) / 2, softmax over all positions of a window.
+    """Extractive question answering: two softmaxes over tokens predict the ends of the answer.
+
+    L = - (log P(start) + log P(end)) / 2, where start and end are tokens of a window of the context
 
         input_ids        [CLS] who wrote it [SEP] Ada wrote the first program [SEP]
         sequence_labels  [5, 5]               first and last token of the answer
 
-    Without an answer in the window both are position 0. A long context is read in windows that
-    overlap. Source: Devlin et al. 2018, sections 4.2 and 4.3.
+    If the window does not contain the answer, start and end are position 0 ([CLS]). A long context
+    is divided into overlapping windows.
+
+    Source: Devlin et al. 2018, sections 4.2 and 4.3.
     """
 
     kind: Literal["qa"] = "qa"
@@ -87,32 +99,32 @@ class QuestionAnswering(LabelledObjective):
     question_field: str | None = column_key("column of the question", QUESTION)
     context_field: str | None = column_key("column of the context", CONTEXT)
     answers_field: str | None = column_key("column of the answers", ANSWERS)
-    stride: int = Field(128, gt=0, description="tokens by which windows of a context overlap")
+    stride: int = Field(128, gt=0, description="overlap of the windows of a context in tokens")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
-        """SQuAD JSON (1.1 and 2.0); or records with a question, a context and answers."""
+        """Yield one record per question from SQuAD JSON files (1.1 and 2.0) or other files."""
         for source in list_sources(paths, RECORD_SUFFIXES).sources:
             records = None
             if source.kind == "file" and file_format(source.name) == ".json":
-                records = _squad_records(source.name, options)
+                records = _read_squad(source.name, options)
             yield from records or read_records(source.name, options)
 
     def example(self, record: Record) -> Question:
-        """A question, its context and the answers.
+        """Return the question of a record with its context and answers.
 
-        The answers of a record are texts, objects {"text", "answer_start"}, or the two lists of
-        Hugging Face's SQuAD. None, or a true `is_impossible`, means that there is no answer. An
-        answer without a start is at its first occurrence; one that is not at its start, at the
-        nearest.
+        The answers are texts, objects {"text", "answer_start"}, or an object with two lists as in
+        SQuAD on Hugging Face. There is no answer if they are null, or if `is_impossible` is true.
+        An answer without a start is searched from the beginning of the context. If the text of an
+        answer is not at the given start, the nearest occurrence counts.
 
         Raises:
-            DataError: with file and line or question, for an answer that is not in its context or
-                a missing part.
+            DataError: with file and line, or id of the question, if the context does not contain an
+                answer, or if a part is missing.
         """
         columns = record.columns
         context, question = record.text(columns["context"]), record.value(columns["question"])
         impossible = "impossible" in columns and record.value(columns["impossible"])
-        # Published JSON files hold blank questions (CMRC 2018), and are scored with them.
+        # Published JSON files contain blank questions (CMRC 2018), which count in their scores.
         if record.untyped or not isinstance(question, str):
             question = record.text(columns["question"])
         spans: tuple[tuple[str, int], ...] = ()
@@ -122,45 +134,55 @@ class QuestionAnswering(LabelledObjective):
                 lacks = [(f"for the answers (such as {usual})", "answers")]
                 raise self.record_schema.no_column(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None
-            answers = _listed_answers(record.value(columns["answers"]), start, record.where)
-            spans = tuple(_span(context, *answer, record.where) for answer in answers)
+            answers = _list_answers(record.value(columns["answers"]), start, record.where)
+            spans = tuple(_locate_answer(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
         return Question(identity, question, context, spans, record.where)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> Question:
-        """Return the question and the context of a record. Neither may be blank."""
+        """Return the question and the context of a record, without answers.
+
+        Raises DataError if one of them is blank.
+        """
         question, context = (record.text(record.columns[name]) for name in ("question", "context"))
         return Question(record.where, question, context, (), record.where)
 
     def predicted(self, answer: AnswerSpan, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the best answer, which is empty where there is none, and its probability."""
+        """Return the text of the best answer and its probability. "No answer" is an empty text."""
         return answer.text, answer.score
 
     def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
-        """The overlap of windows, and a threshold for "no answer" if some questions have none."""
+        """Return settings with the window overlap for question answering.
+
+        If some questions have no answer, they include a threshold of 0 for "no answer".
+        """
         options: dict[str, Any] = {"stride": self.stride}
         if not all(one.answers for one in examples):
             options["no_answer_threshold"] = 0.0
         return settings.with_task("qa", **options)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the head for both ends of a span."""
+        """Return the head for start and end of an answer.
+
+        Raises RecipeError if the model does not fit.
+        """
         self.require_fit(spec)
         return (span_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model is an encoder, or will be with the head of a task."""
+        """Return whether the model is an encoder or a biLM (ELMo)."""
         return spec.is_bilm or super().fits(spec)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
-        """Windows with the first and the last token of their answers.
+        """Return the windows of all contexts, with the first and the last token of the answers.
 
-        A question whose answer is whole in no window has none: it would teach "no answer".
+        If no window contains the whole answer of a question, the question is left out, since it
+        would teach the model to predict "no answer".
         """
         tokenizer = lm.source_tokenizer
         pairs = [(one.question, one.context) for one in examples]
         parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
-        ends = [answer_tokens(part, examples[part.question]) for part in parts]
+        ends = [find_answer_tokens(part, examples[part.question]) for part in parts]
         found = {part.question for part, each in zip(parts, ends) if each != (0, 0)}
         truncations = [[0, 1, bool(q.answers) and n not in found] for n, q in enumerate(examples)]
         for part in parts:
@@ -177,7 +199,7 @@ class QuestionAnswering(LabelledObjective):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return half of the nats of both ends."""
+        """Return half the sum of the cross-entropies of start and end, in nats."""
         assert batch.sequence_labels is not None
         hidden, terms = read(model, batch.inputs)
         logits = model.logits(hidden, head="span").float()  # [B, T, 2]
@@ -189,19 +211,19 @@ class QuestionAnswering(LabelledObjective):
         return {"loss": 0.5 * total, **terms}
 
     def source_texts(self, examples: Sequence[Question]) -> Iterator[str]:
-        """Yield the questions, and every context once."""
+        """Yield all questions, and every distinct context once."""
         yield from (one.question for one in examples)
         yield from dict.fromkeys(one.context for one in examples)
 
     def predict(self, lm: LanguageModel, examples: Sequence[Question]) -> list[AnswerSpan]:
-        """Return the best span of each question."""
+        """Return the most probable answer span for each question."""
         spans = lm.answer_all([(one.question, one.context) for one in examples])
         return [best for best, *_ in spans]
 
     def compute_metrics(
         self, answers: Sequence[AnswerSpan], examples: Sequence[Question], lm: LanguageModel
     ) -> Metrics:
-        """Exact match and F1 of SQuAD, also of the questions with and without an answer."""
+        """Return exact match and F1 as in SQuAD (see `squad_metrics`), with the wrong answers."""
         predicted = [span.text for span in answers]
         references = [[text for text, _ in one.answers] for one in examples]
         metrics = squad_metrics(predicted, references)
@@ -218,33 +240,39 @@ class QuestionAnswering(LabelledObjective):
         return metrics.with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `answer` with a held-out question."""
+        """Return an `answer` command with a validation question."""
         example = first_prediction(run)
         question = shlex.quote(example.get("question", "Who wrote it?"))
         context = shlex.quote(example.get("context", "Ada wrote it."))
         return f"answer {run} {question} --context {context}"
 
 
-def answer_tokens(part: ContextWindow, question: Question) -> tuple[int, int]:
-    """First and last token of the first answer in a window; (0, 0) where it is not all inside."""
+def find_answer_tokens(window: ContextWindow, question: Question) -> tuple[int, int]:
+    """Return the indices of the first and the last token of the first answer in a window.
+
+    They are (0, 0) if the window does not contain the whole answer.
+    """
     if not question.answers:
         return 0, 0
     text, start = question.answers[0]
     stop = start + len(text)
     inside = [
         (index, offsets)
-        for index, (offsets, side) in enumerate(zip(part.input.offsets, part.input.texts))
+        for index, (offsets, side) in enumerate(zip(window.input.offsets, window.input.texts))
         if side == 1 and offsets[1] > offsets[0]
     ]
     if not inside or inside[0][1][0] > start or inside[-1][1][1] < stop:
         return 0, 0
     first = next((index for index, (_, end) in inside if end > start), 0)
-    last = next((index for index, (begin, _) in reversed(inside) if begin < stop), 0)
+    last = next((index for index, (offset, _) in reversed(inside) if offset < stop), 0)
     return (first, last) if 0 < first <= last else (0, 0)
 
 
 def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
-    """Means of `squad_score`, from 0 to 1; parts only where questions of both kinds are there."""
+    """Return mean exact match and F1 (see `squad_score`).
+
+    If some questions have an answer and others have none, the means of both groups are included.
+    """
     scores = [squad_score(text, right) for text, right in zip(predicted, references)]
     parts = {
         "": scores,
@@ -262,16 +290,17 @@ def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]])
 
 
 def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 with the best reference (Rajpurkar et al. 2016, 2018), each 0 to 1.
+    """Return exact match and F1 with the best reference, each from 0 to 1.
 
-    As in the official script, but that every Chinese or Japanese character is a word.
+    They are computed as in the official script of SQuAD, except that every Chinese or Japanese
+    character is a word. Source: Rajpurkar et al. 2016, 2018.
 
     >>> squad_score("The tower.", ["tower", "the Eiffel Tower"])
     (1.0, 1.0)
     """
-    answer = _normalized(predicted)
+    answer = _normalize_words(predicted)
     exact = best = 0.0
-    for reference in [words for text in references if (words := _normalized(text))] or [[]]:
+    for reference in [words for text in references if (words := _normalize_words(text))] or [[]]:
         common = (Counter(answer) & Counter(reference)).total()
         f1 = 2 * common / (len(answer) + len(reference)) if answer and reference else 0.0
         exact = max(exact, float(answer == reference))
@@ -279,8 +308,8 @@ def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float
     return exact, best
 
 
-def _normalized(text: str) -> list[str]:
-    """Return the words without case, punctuation and English articles."""
+def _normalize_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation and English articles."""
     punctuation = set(string.punctuation)
     if UNSPACED.search(text):
         punctuation |= {mark for mark in text if unicodedata.category(mark).startswith("P")}
@@ -288,22 +317,26 @@ def _normalized(text: str) -> list[str]:
     return split_words(_ARTICLES.sub(" ", text))
 
 
-def _squad_records(path: str, options: RecordOptions) -> Iterator[Record] | None:
-    """The questions of a SQuAD file with their contexts; None where the file holds records."""
+def _read_squad(path: str, options: RecordOptions) -> Iterator[Record] | None:
+    """Return the records of a SQuAD file, one per question, or None for other JSON files."""
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         text = file.read()
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
-        return None  # JSON lines, or broken: read_records says where
+        return None  # JSON Lines or invalid: `read_records` reports the line
     if not isinstance(tree, dict) or "data" not in tree:
         return None
     if "\\ud" in text.lower():
         tree = without_surrogates(tree, path, options.errors)
-    return _squad_questions(path, tree["data"])
+    return _iterate_squad(path, tree["data"])
 
 
-def _squad_questions(path: str, articles: Any) -> Iterator[Record]:
+def _iterate_squad(path: str, articles: Any) -> Iterator[Record]:
+    """Yield one record per question of the articles of a SQuAD file.
+
+    An article without paragraphs is a record itself. Raises DataError for another format.
+    """
     where = path
     try:
         for number, article in enumerate(articles, start=1):
@@ -320,8 +353,12 @@ def _squad_questions(path: str, articles: Any) -> Iterator[Record]:
         raise DataError(f"{where} is not in the format of SQuAD: {problem}.") from error
 
 
-def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
-    """Return the text and the start of every answer, whichever way they are given."""
+def _list_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
+    """Return the text and the start of every answer in the answers column of a record.
+
+    `answers` has one of the formats of `QuestionAnswering.example`. `start` is the start of answers
+    that are texts.
+    """
     if answers is None or answers == "":
         return []
     if isinstance(answers, dict):
@@ -340,11 +377,15 @@ def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any
 
 
 def _as_list(value: Any) -> list[Any]:
+    """Return a list unchanged, and any other value as a list of one value."""
     return value if isinstance(value, list) else [value]
 
 
-def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
-    """An answer with the character it begins at: its occurrence nearest to the given start."""
+def _locate_answer(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
+    """Return an answer with its character offset: the occurrence that is nearest to `start`.
+
+    Raises DataError, with the location `where`, if the context does not contain the answer.
+    """
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"an answer of {where} is {json_type(text)}, not text.")
     try:
@@ -360,4 +401,4 @@ def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
             f'the answer "{shorten(text)}" of {where} is not in its context '
             f'("{shorten(context)}"). An answer is a part of its context, letter by letter.'
         )
-    return text, min(matches, key=lambda at: abs(at - near))
+    return text, min(matches, key=lambda offset: abs(offset - near))

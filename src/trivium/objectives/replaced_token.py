@@ -1,4 +1,4 @@
-"""Replaced-token detection (ELECTRA): a small generator fills masks, a discriminator finds them."""
+"""Replaced-token detection (ELECTRA): a generator replaces tokens, a discriminator finds them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from trivium.objectives.row_arrays import real_tokens, row_inputs
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
-# The channel of noise beside those of `Masking`.
+# The noise channel of samples. Lower channels are for `Masking`.
 _SAMPLE = 16
 
 
-class Corrupted(NamedTuple):
-    """What the generator makes of a batch.
+class CorruptedBatch(NamedTuple):
+    """A batch in which samples of the generator replace masked tokens.
 
     Args:
-        hidden: its states of the masked positions, [M, D], and `terms`, what its layers add.
-        shown: int64 [B, T], what the discriminator reads.
-        replaced: bool [B, T], its targets.
+        hidden: the generator's hidden states of the M masked positions, [M, D].
+        terms: the auxiliary loss of the generator's layers, if any.
+        shown: int64 [B, T], the input_ids of the discriminator.
+        replaced: bool [B, T], the targets of the discriminator.
     """
 
     hidden: Tensor
@@ -51,39 +52,41 @@ class Corrupted(NamedTuple):
 
 
 class ReplacedToken(Masking):
-    """ELECTRA's objective: L = L_MLM of the generator + 50 L of the discriminator.
+    """ELECTRA's objective: L = L_MLM of the generator + 50 L_D of the discriminator.
 
-    The generator learns to fill masks; what is sampled from it is put in their positions, and the
-    discriminator predicts for every token whether it was replaced. With "chef" and "the" masked,
-    and "artist" and "the" sampled:
+    The generator is trained to fill masks. Tokens sampled from the generator replace the masks, and
+    the discriminator predicts for every token whether it was replaced. L_D is the binary
+    cross-entropy of these predictions. Here "chef" and the second "the" are masked, and "artist"
+    and "the" are sampled:
 
         row            [CLS]  the    chef   cooked the    meal [SEP]
         generator      [CLS]  the   [MASK]  cooked [MASK] meal [SEP]
         discriminator  [CLS]  the   artist  cooked the    meal [SEP]
-        its targets      0     0      1       0     0      0     0
+        targets          0     0      1       0     0      0     0
 
-    No gradient passes through the samples. Every term is divided by its own count: masked tokens,
-    and all real tokens. With sharing = "gradient-disentangled" the token vectors of the
-    discriminator are those of the generator, through which no gradient of its loss passes, and a
-    difference that starts at 0 (He et al. 2021b, section 3.2).
+    No gradient passes through the samples. L_MLM is a mean over the masked tokens, and L_D a mean
+    over all tokens except padding. With `sharing` = "gradient-disentangled", the token embeddings
+    of the discriminator are the sum of the generator's embeddings, to which L_D has no gradient,
+    and a difference that is 0 at the start (He et al. 2021b, section 3.2).
 
-    Source: Clark et al. 2020, section 2 (masks alone; their released code keeps 15 % of the chosen
-    tokens as they are). Samples use the noise of the row, so that they do not depend on how a
-    batch is split.
+    Source: Clark et al. 2020, section 2. As in the paper, all selected tokens are masked; in the
+    released code, 15 % of them are left unchanged. The random numbers for sampling belong to the
+    row, so that samples do not depend on the division into micro-batches.
     """
 
-    # What there is to detect depends on the generator: there is no baseline.
     trains_one_model: ClassVar[bool] = False
     kind: Literal["replaced-token"] = "replaced-token"
-    mask_share: float = Field(1.0, ge=0, le=1, description="of these, share that is masked")
+    mask_share: float = Field(
+        1.0, ge=0, le=1, description="fraction of selected tokens replaced by [MASK]"
+    )
     random_share: float = Field(
-        0.0, ge=0, le=1, description="of these, share that another token replaces"
+        0.0, ge=0, le=1, description="fraction of selected tokens replaced by a random token"
     )
     generator_size: float = Field(
         0.25, gt=0, le=1, description="width of the generator, relative to the discriminator"
     )
     sharing: Sharing = Field(
-        "tied", description="how they share token vectors; DeBERTa v3: gradient-disentangled"
+        "tied", description="how token embeddings are shared; DeBERTa v3: gradient-disentangled"
     )
     discriminator_weight: float = Field(
         50.0, gt=0, description="weight of the discriminator's loss"
@@ -91,46 +94,49 @@ class ReplacedToken(Masking):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Encoders that detect replaced tokens and do not fill masks."""
+        """Return whether the model has a replaced-token head and no MLM head."""
         kinds = {head.kind for head in spec.heads}
         return "replaced-token" in kinds and "mlm" not in kinds
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the discriminator's head, which can be added to any encoder."""
-        self._generator(spec)
+        """Return the discriminator's head.
+
+        Raises RecipeError if no generator can be built for the model.
+        """
+        self._build_generator_spec(spec)
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the discriminator and the generator."""
-        return spec, self._generator(spec)
+        return spec, self._build_generator_spec(spec)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return both models, which share token embeddings."""
+        """Return the generator and the discriminator, which share token embeddings."""
         assert isinstance(spec, TransformerSpec)
         return build_with_generator(
             spec, fraction=self.generator_size, sharing=self.sharing, seed=seed, device=device
         )
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """The discriminator is the run's model; the generator, which fills masks, lies beside."""
+        """Return the discriminator, saved in the run folder, and the generator, in a subfolder."""
         assert isinstance(module, GeneratorAndDiscriminator)
         return {"": module.discriminator, "generator": module.generator}
 
     def untie_weights(self, module: nn.Module) -> None:
-        """See `Objective.separate`."""
+        """Stop sharing weights between generator and discriminator, for loading and saving."""
         assert isinstance(module, GeneratorAndDiscriminator)
         module.untie_weights()
 
     def tie_weights(self, module: nn.Module) -> None:
-        """See `Objective.join`."""
+        """Share the weights of generator and discriminator again, for training."""
         assert isinstance(module, GeneratorAndDiscriminator)
         module.tie_weights()
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Mask tokens: int64 [B, T] -> the generator's input_ids and labels [B, T].
+        """Return a batch with masked input_ids and labels [B, T] for the generator.
 
-        The uniform numbers it is sampled with, float32 [B, T] in [0, 1), are `sequence_labels`.
+        `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1) for sampling.
         """
         input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
         uniform = rng.uniform(input_ids.shape[1], _SAMPLE).astype(np.float32)
@@ -139,17 +145,17 @@ class ReplacedToken(Masking):
         return Batch(input_ids, labels=labels, sequence_labels=uniform, **row_inputs(rows))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Masked tokens, and real ones."""
+        """Return the number of masked tokens, and the number of all tokens except padding."""
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask
-        shown = batch.input_ids.size if real is None else int(np.count_nonzero(real))
-        return {"generator": batch.num_labels, "discriminator": shown}
+        num_tokens = batch.input_ids.size if real is None else int(np.count_nonzero(real))
+        return {"generator": batch.num_labels, "discriminator": num_tokens}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return a large weight for the discriminator, whose loss per token is small."""
+        """Return the weight of the discriminator's loss. It is large, because the loss is small."""
         return {"discriminator": self.discriminator_weight}
 
-    def corrupt(self, model: GeneratorAndDiscriminator, batch: TensorBatch) -> Corrupted:
-        """Put what the generator draws in the place of masks."""
+    def corrupt(self, model: GeneratorAndDiscriminator, batch: TensorBatch) -> CorruptedBatch:
+        """Replace masked tokens by samples of the generator. Returns the corrupted batch."""
         assert batch.sequence_labels is not None
         positions, input_ids = batch.label_positions, batch.inputs["input_ids"]
         hidden, terms = read(model.generator, batch.inputs, gather_positions=positions)
@@ -157,10 +163,13 @@ class ReplacedToken(Masking):
         ids = input_ids.flatten()
         shown = ids.scatter(0, positions, sampled)
         replaced = shown != ids.scatter(0, positions, batch.targets)
-        return Corrupted(hidden, terms, shown.view_as(input_ids), replaced.view_as(input_ids))
+        return CorruptedBatch(hidden, terms, shown.view_as(input_ids), replaced.view_as(input_ids))
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the masked tokens, and of "replaced?" for every token."""
+        """Return the MLM loss of the generator and the binary cross-entropy of the discriminator.
+
+        Both are sums in nats.
+        """
         assert isinstance(model, GeneratorAndDiscriminator)
         inputs = batch.inputs
         hidden, terms, shown, replaced = self.corrupt(model, batch)
@@ -180,10 +189,14 @@ class ReplacedToken(Masking):
         }
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `fill-mask` with the generator."""
+        """Return a `fill-mask` command with the generator."""
         return super().try_it(f"{run}/generator", lm, text)
 
-    def _generator(self, spec: Spec) -> TransformerSpec:
+    def _build_generator_spec(self, spec: Spec) -> TransformerSpec:
+        """Return the spec of the generator for a discriminator.
+
+        Raises RecipeError if the discriminator is not a Transformer encoder, or not supported.
+        """
         if not isinstance(spec, TransformerSpec) or spec.family != "encoder-only":
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as electra-mini.'

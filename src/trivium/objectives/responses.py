@@ -1,4 +1,4 @@
-"""Responses that a model draws to prompts, and what rewards find them worth."""
+"""Responses that a model samples for prompts, and their rewards."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from trivium.objectives.conversations import Turn, plain
 from trivium.rewards import RewardFunction, Sample, all_scores
 
 SLOTS = 128
+"""The maximum number of responses that are generated at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or messages to respond to, and the columns of its row, which rewards read."""
+    """A prompt to respond to, and the columns of its record, which rewards may read.
+
+    Args:
+        prompt: a text, or the messages of a conversation.
+        columns: the columns of the record by name.
+        where: the file and line of the record, for messages.
+    """
 
     prompt: Turn
     columns: dict[str, Any]
@@ -30,20 +37,20 @@ class Prompt:
 
     @property
     def group(self) -> str:
-        """Equal prompts share a side of the validation split."""
+        """The prompt as one text. The validation split keeps equal prompts together."""
         return plain(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a model has drawn.
+    """A response sampled from a model, with its rewards.
 
     Args:
-        prompt_ids: what it read.
-        ids: the drawn tokens, the one that ends the text included.
-        text: without spaces around it.
-        ended: the model ended it; else it is cut.
-        scores: every reward, float64 [R].
+        prompt_ids: the token ids of the prompt.
+        ids: the sampled token ids, including the end-of-text token.
+        text: the response without leading and trailing whitespace.
+        ended: whether the model ended the response; False if it reached the maximum length.
+        scores: the value of each of the R reward functions, float64 [R].
     """
 
     prompt_ids: tuple[int, ...]
@@ -53,52 +60,70 @@ class Response:
     scores: Floats
 
 
-def drawn(
+def sample_responses(
     lm: LanguageModel,
     prompts: Sequence[tuple[Prompt, int]],
     params: SamplingParams,
     rewards: Sequence[RewardFunction],
     *,
-    group: int = 1,
+    num_generations: int = 1,
 ) -> list[Response]:
-    """Draw `group` responses to every prompt; number n depends on the weights and (its seed, n)."""
+    """Sample `num_generations` responses to every prompt, and compute their rewards.
+
+    Response i to a prompt is a pure function of the model's weights and (seed, i).
+
+    Args:
+        lm: the model.
+        prompts: every prompt with its seed.
+        params: the sampling parameters.
+        rewards: the reward functions.
+        num_generations: the number of responses per prompt.
+
+    Returns:
+        The responses to the first prompt, then the responses to the second prompt, and so on.
+    """
     requests = []
     for prompt, seed in prompts:
         ids, answers = prompt_ids(lm, prompt), not isinstance(prompt.prompt, str)
-        for number in range(group):
+        for index in range(num_generations):
             request = GenerationRequest(ids, params, answers=answers)
-            request.seed = derived_seed(seed, number)
+            request.seed = derived_seed(seed, index)
             requests.append(request)
     lm.run_requests(requests, slots=SLOTS)
-    several = (prompt for prompt, _ in prompts for _ in range(group))
-    samples = [_sample(*pair) for pair in zip(several, requests, strict=True)]
+    repeated = (prompt for prompt, _ in prompts for _ in range(num_generations))
+    samples = [_build_sample(*pair) for pair in zip(repeated, requests, strict=True)]
     return [
-        Response(one.prompt_ids, _ids(one), sample.response, sample.ended, scores)
+        Response(one.prompt_ids, _response_ids(one), sample.response, sample.ended, scores)
         for one, sample, scores in zip(requests, samples, all_scores(rewards, samples), strict=True)
     ]
 
 
-def prompt_ids(lm: LanguageModel, one: Prompt) -> list[int]:
-    """Encode a prompt as `generate` or `chat` does. Raises DataError where it is too long."""
-    if isinstance(one.prompt, str):
-        (ids,) = lm.prompts([one.prompt])
+def prompt_ids(lm: LanguageModel, prompt: Prompt) -> list[int]:
+    """Return the token ids of a prompt, encoded as in `generate` (text) or `chat` (messages).
+
+    Raises DataError if the prompt leaves no position for a response.
+    """
+    if isinstance(prompt.prompt, str):
+        (ids,) = lm.prompts([prompt.prompt])
     else:
-        text = chat_template(lm).render(one.prompt, add_generation_prompt=True)
+        text = chat_template(lm).render(prompt.prompt, add_generation_prompt=True)
         (ids,) = lm.prompts([text])
     limit = lm.context_length
     if limit is not None and len(ids) >= limit:
         raise DataError(
-            f"the prompt of {one.where} has {len(ids)} tokens, and the model's positions are "
-            f"{limit}, the response included: shorten it, or remove the row."
+            f"the prompt of {prompt.where} has {len(ids)} tokens, but the model has {limit} "
+            "positions for prompt and response: shorten the prompt, or remove the row."
         )
     return ids
 
 
-def _ids(request: GenerationRequest) -> list[int]:
+def _response_ids(request: GenerationRequest) -> list[int]:
+    """Return the generated token ids of a request, including the end-of-text token, if any."""
     return [*request.output_ids, *([] if request.end_id is None else [request.end_id])]
 
 
-def _sample(prompt: Prompt, request: GenerationRequest) -> Sample:
+def _build_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
+    """Return the finished request for a prompt in the form that reward functions read."""
     response, messages = request.text.strip(), ()
     text = prompt.group + request.text.rstrip()
     if not isinstance(prompt.prompt, str):

@@ -1,4 +1,4 @@
-"""Retrieval: which of many passages a query finds, by BM25, by vectors, and by both together."""
+"""Retrieval of passages for queries, by embeddings, by BM25, and by both together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from trivium.data.batch import Bools, Ints
 from trivium.text.symbols import LETTERS
 
 Scores = NDArray[np.floating[Any]]
+"""Scores of P passages for Q queries, [Q, P], or embeddings."""
 
-_RRF = 60.0  # Cormack et al. 2009
-_QUERIES_AT_ONCE = 256
+_RRF_CONSTANT = 60.0  # Cormack et al. 2009
+_QUERY_BATCH = 256
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, Chinese and Japanese characters one by one.
+    """Return the words of a text in lower case.
+
+    Every Chinese or Japanese character is a word.
 
     >>> words_of("The cat's \u732b")
     ['the', 'cat', 's', '\u732b']
@@ -30,13 +33,17 @@ def words_of(text: str) -> list[str]:
 
 
 class BM25:
-    """score(q, d) = sum over the words w of q of idf(w) tf (k1 + 1) / (tf + k1 (1 - b + b |d| / m))
+    """An index of N passages that scores a passage d for a query q by BM25.
 
-    tf is how often w is in d, |d| the words of d, m their mean over the N passages, and
-    idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), where n passages have w.
+    score(q, d) = sum over the words w of q of idf(w) tf (k1 + 1) / (tf + k1 (1 - b + b |d| / m))
 
-    Source: Robertson and Zaragoza 2009, section 3.4. The 1 in the logarithm, which keeps frequent
-    words from counting against a passage, is Lucene's.
+    tf is the number of occurrences of w in d, |d| the number of words of d, and m the mean number
+    of words of a passage. idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), where n is the number of
+    passages that contain w. k1 limits the influence of repeated words, and b is the strength of the
+    length normalization.
+
+    Source: Robertson and Zaragoza 2009, section 3.4. The 1 in the logarithm, as in Lucene, prevents
+    negative scores of frequent words.
     """
 
     def __init__(self, passages: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
@@ -44,48 +51,57 @@ class BM25:
         sizes = np.array([count.total() for count in counts], dtype=np.float64)
         norms = k1 * (1.0 - b + b * sizes / max(sizes.mean(), 1.0))
         postings: dict[str, list[tuple[int, int]]] = {}
-        for number, count in enumerate(counts):
+        for index, count in enumerate(counts):
             for word, frequency in count.items():
-                postings.setdefault(word, []).append((number, frequency))
+                postings.setdefault(word, []).append((index, frequency))
         self.num_passages = len(passages)
         self._postings: dict[str, tuple[Ints, Scores]] = {}
         for word, posting in postings.items():
-            numbers, frequencies = np.array(posting).T
+            indices, frequencies = np.array(posting).T
             idf = math.log(1.0 + (len(passages) - len(posting) + 0.5) / (len(posting) + 0.5))
-            weights = idf * frequencies * (k1 + 1.0) / (frequencies + norms[numbers])
-            self._postings[word] = numbers, weights
+            weights = idf * frequencies * (k1 + 1.0) / (frequencies + norms[indices])
+            self._postings[word] = indices, weights
 
     def scores(self, queries: Sequence[str]) -> Scores:
-        """Return the score of every passage for every query: float64 [Q, P]."""
+        """Return the BM25 score of every passage for every query, float64 [Q, P]."""
         scores = np.zeros((len(queries), self.num_passages))
         for row, query in zip(scores, queries, strict=True):
             for word in words_of(query):
-                numbers, weights = self._postings.get(word, ((), 0.0))
-                row[list(numbers)] += weights
+                indices, weights = self._postings.get(word, ((), 0.0))
+                row[list(indices)] += weights
         return scores
 
 
-def reciprocal_rank_fusion(*several: Scores) -> Scores:
-    """sum of 1 / (60 + rank) over some scores of the same passages: [Q, P], each.
+def reciprocal_rank_fusion(*rankings: Scores) -> Scores:
+    """Combine several rankings of the same passages. Returns the sum of 1 / (60 + rank), [Q, P].
+
+    Each ranking contains the scores of P passages for Q queries, [Q, P].
 
     Source: Cormack et al. 2009.
     """
-    orders = (np.argsort(-scores, axis=1, kind="stable") for scores in several)
+    orders = (np.argsort(-scores, axis=1, kind="stable") for scores in rankings)
     ranks = (np.argsort(order, axis=1, kind="stable") + 1 for order in orders)
-    return np.sum([1.0 / (_RRF + rank) for rank in ranks], axis=0)
+    return np.sum([1.0 / (_RRF_CONSTANT + rank) for rank in ranks], axis=0)
 
 
-def first_ranks(scores: Scores, relevant: Bools) -> Ints:
-    """The rank, from 1, of the best relevant passage for every query: [Q, P] -> int64 [Q].
+def compute_ranks(scores: Scores, relevant: Bools) -> Ints:
+    """Return the rank of the best relevant passage for every query, int64 [Q], starting at 1.
 
-    Of passages with equal scores the relevant ones come last.
+    Among passages with equal scores, relevant passages come last.
+
+    Args:
+        scores: the score of every passage for every query, [Q, P].
+        relevant: which passages are relevant for a query, bool [Q, P].
     """
     best = np.where(relevant, scores, -np.inf).max(axis=1, keepdims=True)
     return 1 + ((scores >= best) & ~relevant).sum(axis=1)
 
 
-def retrieval_values(ranks: Ints, prefix: str = "") -> dict[str, float]:
-    """MRR, the mean of 1 / rank, and the shares of queries with a rank of at most 1 and 10."""
+def compute_mrr_and_recall(ranks: Ints, prefix: str = "") -> dict[str, float]:
+    """Return MRR (the mean of 1 / rank), recall@1 and recall@10, by name.
+
+    Recall@k is the fraction of queries with a rank of at most k. `prefix` is added to the names.
+    """
     return {
         f"{prefix}mrr": float((1.0 / ranks).mean()),
         f"{prefix}recall@1": float((ranks <= 1).mean()),
@@ -94,14 +110,15 @@ def retrieval_values(ranks: Ints, prefix: str = "") -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Retrieved:
-    """What queries find.
+class RetrievalResult:
+    """The passages that Q queries find, and the metrics of retrieval.
 
     Args:
-        values: MRR and recall, by name; those of BM25 and of both begin with `bm25_` and `mixed_`.
-        ranks: of the passage that belongs to each query, by vectors, int64 [Q].
-        best: the passage that each query finds first, by vectors.
-        num_passages: among how many different ones.
+        values: MRR and recall by name. Names that start with `bm25_` are for BM25, names that start
+            with `mixed_` for both methods together, and all others for embeddings.
+        ranks: the rank of the passage that belongs to each query, by embeddings, int64 [Q].
+        best: the highest ranked passage for each query, by embeddings.
+        num_passages: the number of distinct passages.
     """
 
     values: dict[str, float]
@@ -112,39 +129,41 @@ class Retrieved:
 
 def retrieve(
     pairs: Sequence[tuple[str, str]], queries: Scores, passages: Scores, *, lexical: bool
-) -> Retrieved:
-    """Find the passage that belongs to each query among the different ones of all pairs.
+) -> RetrievalResult:
+    """Search for the passage of each query among the distinct passages of all pairs.
 
-    Several passages may belong to equal queries, of which the first one found counts.
+    If several pairs have the same query, all of their passages are relevant for it, and the best
+    ranked one counts.
 
     Args:
-        pairs: query and passage.
-        queries, passages: their vectors of length 1, [Q, D] each.
-        lexical: also by BM25, and by both.
+        pairs: (query, passage).
+        queries: the embeddings of the queries, with norm 1, [Q, D].
+        passages: the embeddings of the passages, with norm 1, [Q, D].
+        lexical: whether to search also with BM25, and with both methods together.
     """
-    places: dict[str, int] = {}
-    belonging: dict[str, list[int]] = {}
+    index_of: dict[str, int] = {}
+    relevant_indices: dict[str, list[int]] = {}
     for query, passage in pairs:
-        belonging.setdefault(query, []).append(places.setdefault(passage, len(places)))
-    texts = list(places)
-    first = np.unique([places[passage] for _, passage in pairs], return_index=True)[1]
+        relevant_indices.setdefault(query, []).append(index_of.setdefault(passage, len(index_of)))
+    texts = list(index_of)
+    first = np.unique([index_of[passage] for _, passage in pairs], return_index=True)[1]
     vectors, bm25 = passages[first], BM25(texts) if lexical else None
     ranks: dict[str, list[Ints]] = {}
     best: list[str] = []
-    for start in range(0, len(pairs), _QUERIES_AT_ONCE):
-        part = [query for query, _ in pairs[start : start + _QUERIES_AT_ONCE]]
+    for start in range(0, len(pairs), _QUERY_BATCH):
+        part = [query for query, _ in pairs[start : start + _QUERY_BATCH]]
         relevant = np.zeros((len(part), len(texts)), dtype=bool)
         for row, query in zip(relevant, part):
-            row[belonging[query]] = True
-        scores: dict[str, Scores] = {"": queries[start : start + _QUERIES_AT_ONCE] @ vectors.T}
-        best += [texts[number] for number in scores[""].argmax(axis=1)]
+            row[relevant_indices[query]] = True
+        scores: dict[str, Scores] = {"": queries[start : start + _QUERY_BATCH] @ vectors.T}
+        best += [texts[index] for index in scores[""].argmax(axis=1)]
         if bm25 is not None:
             scores["bm25_"] = bm25.scores(part)
             scores["mixed_"] = reciprocal_rank_fusion(scores[""], scores["bm25_"])
         for name, each in scores.items():
-            ranks.setdefault(name, []).append(first_ranks(each, relevant))
+            ranks.setdefault(name, []).append(compute_ranks(each, relevant))
     joined = {name: np.concatenate(each) for name, each in ranks.items()}
-    values = [retrieval_values(each, name) for name, each in joined.items()]
-    return Retrieved(
+    values = [compute_mrr_and_recall(each, name) for name, each in joined.items()]
+    return RetrievalResult(
         dict(item for one in values for item in one.items()), joined[""], best, len(texts)
     )

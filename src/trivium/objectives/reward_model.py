@@ -1,4 +1,4 @@
-"""A reward model: a number for a text, learned from pairs of which one is preferred."""
+"""Reward modelling: a model that scores texts is trained on preference pairs."""
 
 from __future__ import annotations
 
@@ -41,20 +41,22 @@ from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
 MARGIN = Fields("margin?", ("margin",))
-_SHOWN_TEXT = 500  # characters of a text in a command
+_MAX_TEXT = 500  # characters of a text in an example command
 
 
 class Reward(ReadsStates, PreferencePairs):
-    """L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2.
+    """Training of a reward model r, which gives the preferred response the higher score.
 
-    r is a classifier of one number. It reads a prompt with a response as one text, messages as the
-    chat template writes them:
+    L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2
+
+    x is the prompt, y+ the chosen and y- the rejected response. r is a regression model. It reads
+    the prompt with a response as one text; messages are formatted with the chat template:
 
         chosen    [CLS] who wrote it ? Ada did . [SEP]    r =  1.3
         rejected  [CLS] who wrote it ? go away . [SEP]    r = -0.8
 
-    m is the margin of a pair, 0 without one; lambda draws the mean of all rewards, which the first
-    term leaves open, to 0.
+    m is the margin of the pair, 0 by default, and lambda is `center`. The first term does not
+    determine the mean of the rewards; the second term keeps it close to 0.
 
     Source: Bradley and Terry 1952; Ouyang et al. 2022, equation 1; Touvron et al. 2023 (Llama 2),
     equation 2, for m; Eisenstein et al. 2023, section 5.1, for lambda.
@@ -64,18 +66,22 @@ class Reward(ReadsStates, PreferencePairs):
     measures_cut_answers: ClassVar[bool] = True
     fields: ClassVar[Sequence[Slot]] = (*PreferencePairs.fields, MARGIN)
     margin_field: str | None = column_key(
-        "column of a number by which the rewards differ at least", MARGIN
+        "column of the margin, the minimum difference of the rewards", MARGIN
     )
     center: float = Field(
-        0.0, ge=0, description="weight of the squared sum of both rewards, such as 0.01"
+        0.0, ge=0, description="weight of the squared sum of both rewards, for example 0.01"
     )
     pooling: Pooling | None = Field(
         None,
-        description="vector that is read; default: first, of decoders and XLNet last, of ELMo mean",
+        description="pooling of hidden states; default: first, for decoders and XLNet last, "
+        "for ELMo mean",
     )
 
     def example(self, record: Record) -> Preference:
-        """Return a pair with its margin."""
+        """Return the preference pair of a record, with its margin.
+
+        Raises DataError for a margin that is not a finite number. See `PreferencePairs.example`.
+        """
         one = super().example(record)
         if "margin" not in record.columns:
             return one
@@ -91,19 +97,22 @@ class Reward(ReadsStates, PreferencePairs):
         return dataclasses.replace(one, margin=margin)
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
-        """Return settings with one label, a number."""
+        """Return settings for a regression model with the label "reward"."""
         settings = settings.with_labels(("reward",), "regression")
         return settings.with_task("classification", pairs=False).with_task("reward")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return a classifier that gives one number."""
+        """Return a head that predicts one number. Raises RecipeError if the model does not fit."""
         self.require_fit(spec)
         return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
-        """Return chosen and rejected texts as `classify` reads them, with the margins [N, 1]."""
-        inputs, rows = encode_texts(lm, [(text, None) for text in self._texts(examples, lm)])
-        # What is learned of a pair is the order of its texts, which must differ where they are cut.
+        """Encode the chosen and the rejected text of every pair in the format of `classify`.
+
+        `sequence_labels` are the margins, float32 [N, 1].
+        """
+        inputs, rows = encode_texts(lm, [(text, None) for text in self._join_texts(examples, lm)])
+        # A pair whose texts are equal after truncation has no target.
         truncations = [
             (one.cut + other.cut, 1, int(one.ids == other.ids))
             for one, other in zip(inputs[::2], inputs[1::2])
@@ -116,19 +125,22 @@ class Reward(ReadsStates, PreferencePairs):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return chosen and rejected texts [B, 2, U]; `sequence_labels` are the margins [B, 1]."""
+        """Return a batch of chosen and rejected texts, [B, 2, U].
+
+        `sequence_labels` are the margins [B, 1].
+        """
         return pair_batch(rows)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of pairs, for both terms."""
+        """Return the number of pairs, by which both terms are divided."""
         return dict.fromkeys(("pairs", "center"), batch.num_rows)
 
     def term_weights(self) -> dict[str, float]:
-        """Return lambda, the weight of the squared sum of both rewards."""
+        """Return lambda, the weight of the squared sums of rewards."""
         return {"center": self.center}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of the pairs, and the squared sums of their rewards."""
+        """Return the pairwise loss in nats and the squared sums of rewards, summed over pairs."""
         assert batch.sequence_labels is not None
         inputs = unstack_pairs(batch.inputs)
         hidden, terms = read(model, inputs)
@@ -139,16 +151,19 @@ class Reward(ReadsStates, PreferencePairs):
         return {"pairs": loss.sum(), "center": (chosen + rejected).square().sum(), **terms}
 
     def predict(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
-        """Return the rewards of the chosen and the rejected text of every example, in turn."""
-        return [one.score for one in lm.classify(self._texts(examples, lm))]
+        """Return the rewards of all texts, two per pair: first chosen, then rejected."""
+        return [one.score for one in lm.classify(self._join_texts(examples, lm))]
 
     def compute_metrics(
         self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
     ) -> Metrics:
-        """Return the accuracy: the share of pairs whose chosen response has the higher reward."""
+        """Return the accuracy, the mean margin and the mean reward.
+
+        The accuracy is the fraction of pairs whose chosen response has the higher reward.
+        """
         rewards = np.array(answers).reshape(-1, 2)
         gain = rewards[:, 0] - rewards[:, 1]
-        texts = self._texts(examples, lm)
+        texts = self._join_texts(examples, lm)
         rows = [
             {"text": text, "rejected": other, "reward": first, "rejected_reward": second}
             for text, other, (first, second) in zip(texts[::2], texts[1::2], rewards.tolist())
@@ -167,18 +182,19 @@ class Reward(ReadsStates, PreferencePairs):
         return Metrics(values, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `classify` with a held-out pair."""
+        """Return a `classify` command with a pair of the validation examples."""
         example = first_prediction(run)
         both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
-        texts = [one[:_SHOWN_TEXT] for one in both]
+        texts = [one[:_MAX_TEXT] for one in both]
         return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"
 
-    def _texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
-        """Return the chosen and the rejected text of every example, one after the other."""
-        return [_text(lm, *turns) for turns in self.turns(examples)]
+    def _join_texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
+        """Return the texts of all pairs, two per pair: first chosen, then rejected."""
+        return [_join_text(lm, *turns) for turns in self.turns(examples)]
 
 
-def _text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
+def _join_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
+    """Return a prompt and a response as one text; messages are formatted with the chat template."""
     if isinstance(prompt, str) and isinstance(response, str):
         return prompt + response
     return chat_template(lm).render(with_prompt(prompt, response))

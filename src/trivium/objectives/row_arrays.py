@@ -1,4 +1,7 @@
-"""What objectives make of rows of token ids on the host, as arrays."""
+"""Array operations on rows of token ids, which objectives use to prepare batches on the host.
+
+Shape letters: B rows, T tokens per row.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,21 @@ from trivium.data.batch import Bools, Floats, Ints, RowBatch
 
 
 def real_tokens(rows: RowBatch) -> np.ndarray:
-    """Return which positions of rows are not padding: bool [B, T]."""
+    """Return the padding mask of rows: bool [B, T], False for padding."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 
 def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
-    """Move the ids of every row at which `keep` is True to the left, and fill the rest.
+    """Remove ids from every row, move the remaining ids to the left, and pad with `fill`.
 
-    Returns the rows, and the number of ids that are kept in each, [B].
+    Args:
+        ids: int64 [B, T].
+        keep: True for the ids to keep, bool [B, T].
+        fill: the padding.
+
+    Returns:
+        The rows, int64 [B, S], where S is the maximum number of kept ids per row, and the number of
+        kept ids in each row, int64 [B].
 
     >>> left_pack(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
     (array([[5, 7],
@@ -31,12 +41,15 @@ def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
 
 
 def poisson_chances(mean: float, lengths: range) -> Floats:
-    """Return the Poisson probability of each of some lengths."""
+    """Return the probability of each length in `lengths` under a Poisson distribution."""
     return np.exp([n * math.log(mean) - mean - math.lgamma(n + 1) for n in lengths])
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
-    """Return the padding mask of rows or, for packed documents, document and position ids."""
+    """Return the model inputs `document_ids` and `position_ids` for packed documents.
+
+    Without document ids, return only the padding mask, `attention_mask`.
+    """
     if rows.document_ids is None:
         return {"attention_mask": rows.attention_mask}
     positions = positions_in_documents(rows.document_ids)
@@ -44,7 +57,7 @@ def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
 
 
 def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
-    """Positions that start at 0 in every document: int64 [B, T].
+    """Return position ids that restart at 0 in every document: int64 [B, T].
 
     >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
     array([[0, 1, 0, 1, 2]])

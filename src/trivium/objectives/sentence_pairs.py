@@ -22,18 +22,19 @@ from trivium.objectives.row_arrays import left_pack
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.vocabulary import Vocabulary
 
-# Channels of noise beside those of `Masking`.
+# Noise channels. Lower channels are for `Masking`.
 _NEGATIVE, _CUT, _OTHER, _START = range(16, 20)
-# Rows that are drawn for a negative; where all are of the same document the pair stays positive.
+# The number of rows tried for a negative. If all are from the same document, there is no negative.
 _TRIES = 8
 
 
 class SentencePairs(Masking):
-    """Two segments of text, half of them truly one after the other, with some tokens masked.
+    """Masked language modelling together with a task on sentence pairs (BERT and ALBERT).
 
-    The longest part of one document in a row, without its special tokens, is cut in two. For "nsp"
-    (next-sentence prediction) the second segment of every other row is replaced by one from another
-    document; for "order" (sentence order) the two are exchanged. With "sat" masked:
+    A pair consists of two segments of text. It is the longest section of one document in a row,
+    split in two, without special tokens. Half of the pairs become negatives. For "nsp" (next
+    sentence prediction), a segment from another document replaces the second segment. For "order"
+    (sentence order prediction), the two segments are swapped. With "sat" masked:
 
         row             [CLS] the cat  sat   .     it  slept . [SEP]
         input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      sequence label 0: next
@@ -41,27 +42,30 @@ class SentencePairs(Masking):
         "nsp"           [CLS] the cat [MASK] . [SEP] my soup is [SEP]      sequence label 1: other
         "order"         [CLS] it slept . [SEP] the cat [MASK] . [SEP]      sequence label 1: swapped
 
-    Negatives are drawn from the other rows of the same step. A pair is no longer than a row: what
-    its three special tokens push out is left out at the end. A text of less than two tokens cannot
-    be cut: for "nsp" it gets a segment of another document, for "order" its label is 0.
+    The segments of negatives come from other rows of the same step. A pair with its three special
+    tokens is at most as long as a row; surplus tokens at the end are dropped. A text of fewer than
+    two tokens cannot be split. For "nsp" it is paired with a segment from another document, and for
+    "order" its label is 0.
 
-    Source: Devlin et al. 2018, section 3.1 and appendix A.2; Lan et al. 2019, section 3.1. We cut
-    one row in two where they join sentences up to a length, and have no pairs that are short by
-    chance.
+    Source: Devlin et al. 2018, section 3.1 and appendix A.2; Lan et al. 2019, section 3.1. In the
+    papers, sentences are joined up to a maximum length, and some pairs are short at random. Here a
+    row is split in two, and no pair is shortened at random.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]", "[CLS]", "[SEP]", "[PAD]")
     needs_documents: ClassVar[bool] = True
-    prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
-    # The label of a pair without any knowledge is a coin toss.
+    prepares_steps: ClassVar[bool] = True  # negatives come from the same step
     # Healthy runs stay near the baseline for thousands of steps.
     kind: Literal["sentence-pairs"] = "sentence-pairs"
     pairs: Literal["nsp", "order"] = Field(
-        "nsp", description='negatives: a segment of another document ("nsp") or swapped ("order")'
+        "nsp", description='negatives: another document ("nsp") or swapped segments ("order")'
     )
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary, and that of pairs, which can be added to any encoder."""
+        """Return the MLM head, and the head that classifies pairs, which any encoder can get.
+
+        Raises RecipeError if the model is not a Transformer encoder with two token types.
+        """
         if not spec.stacks or spec.family != "encoder-only":
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as bert-mini.'
@@ -75,9 +79,12 @@ class SentencePairs(Masking):
         return self.require_head(spec), next(have, NSPHead())
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Pairs from rows [B, T]: input_ids, token_type_ids and labels; sequence_labels [B]."""
-        texts, sizes, documents = _longest_parts(rows, vocabulary)
-        cut, column = _cut(texts, sizes, rng, vocabulary), np.arange(texts.shape[1])
+        """Return a batch of masked pairs, one per row.
+
+        input_ids, token_type_ids and labels are [B, T]. sequence_labels [B] are 1 for negatives.
+        """
+        texts, sizes, documents = _longest_sections(rows, vocabulary)
+        cut, column = _draw_cuts(texts, sizes, rng, vocabulary), np.arange(texts.shape[1])
         first = column < cut[:, None]
         second = (column < sizes[:, None]) & ~first
         negative = rng.uniform(1, _NEGATIVE)[:, 0] < 0.5
@@ -86,27 +93,29 @@ class SentencePairs(Masking):
             swapped = negative[:, None]
             first, second = np.where(swapped, second, first), np.where(swapped, first, second)
         else:
-            # As long as the segment it replaces, or what is left beside a text that is not cut.
+            # The length of the replaced segment, or the remaining space after a text without a cut.
             space = np.where(sizes < 2, max(texts.shape[1] - 3, 2) - sizes, sizes - cut)
-            others, part, fits = _other_segments(texts, sizes, documents, space, rng, vocabulary)
+            others, part, fits = _draw_other_segments(
+                texts, sizes, documents, space, rng, vocabulary
+            )
             negative = (negative | (sizes < 2)) & fits
             other = negative[:, None]
             others, second = np.where(other, others, texts), np.where(other, part, second)
-        return self._join(texts, first, others, second, negative, rng, vocabulary)
+        return self._join_segments(texts, first, others, second, negative, rng, vocabulary)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Masked tokens, and pairs, once for their loss and once for their accuracy."""
+        """Return the number of masked tokens; for the terms of pairs, the number of pairs."""
         pairs = batch.num_rows
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weight 0 for the accuracy, which is only shown."""
+        """Return the weight 0 for the accuracy of pairs, which is only logged."""
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the masked tokens, and of the pairs.
+        """Return the cross-entropy of masked tokens and of pairs, and the accuracy, as sums.
 
-        The last layer runs for masked tokens and for the first token of every row.
+        The last layer computes only the masked tokens and the first token of every row.
         """
         labels = batch.sequence_labels
         assert labels is not None
@@ -124,7 +133,7 @@ class SentencePairs(Masking):
             **terms,
         }
 
-    def _join(
+    def _join_segments(
         self,
         texts: Ints,
         first: Bools,
@@ -134,7 +143,17 @@ class SentencePairs(Masking):
         rng: RowRandom,
         vocabulary: Vocabulary,
     ) -> Batch:
-        """[CLS] A [SEP] B [SEP], masked and padded, of texts[first] and others[second]."""
+        """Join segments A and B into rows [CLS] A [SEP] B [SEP]. Returns the masked, padded batch.
+
+        Args:
+            texts: the texts of the first segments, int64 [B, T].
+            first: the tokens of `texts` that form segment A, bool [B, T].
+            others: the texts of the second segments, int64 [B, T].
+            second: the tokens of `others` that form segment B, bool [B, T].
+            negative: which pairs are negatives, bool [B].
+            rng: the noise of the rows.
+            vocabulary: the ids of the special tokens.
+        """
         one, width = np.ones((len(texts), 1), dtype=bool), texts.shape[1]
         start, end = one * vocabulary.start_id, one * vocabulary.end_id
         ids = np.concatenate((start, texts, end, others, end), axis=1)
@@ -153,14 +172,18 @@ class SentencePairs(Masking):
         )
 
 
-def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, Ints]:
-    """The longest part of one document in every row, without special tokens, cut to fit a pair.
+def _longest_sections(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, Ints]:
+    """Return the longest section of one document in every row, truncated to fit into a pair.
 
-    Texts int64 [B, T], padded; their sizes [B], and which document of the split each is of.
+    Special tokens are removed.
+
+    Returns:
+        The sections, int64 [B, T], padded on the right; their lengths, int64 [B]; and the index of
+        the document of each section in the split, int64 [B].
     """
     if rows.document_ids is None or rows.first_documents is None:
         raise RecipeError(
-            "sentence pairs are made of documents: take the rows with their documents "
+            "sentence pairs are made of documents: read the rows with their documents "
             "(Rows(..., with_documents=True))."
         )
     ids, documents = rows.input_ids, rows.document_ids
@@ -176,25 +199,51 @@ def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, 
     return parts, sizes, rows.first_documents + longest - 1
 
 
-def _cut(texts: Ints, sizes: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-    """How many tokens of each text go before the cut: int64 [B], all of a text of one token."""
+def _draw_cuts(texts: Ints, sizes: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
+    """Return a random number of tokens before the cut of each text, int64 [B].
+
+    If possible, the cut follows the end of a sentence. A text of one token has no cut: its number
+    is 1. `texts` is int64 [B, T], and `sizes`, int64 [B], are the lengths of the texts.
+    """
     inside = np.arange(1, texts.shape[1] + 1) < sizes[:, None]
     cut = _draw_column(texts, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
     return np.where(sizes < 2, sizes, cut + 1)
 
 
 def _draw_column(ids: Ints, allowed: Bools, draw: Floats, vocabulary: Vocabulary) -> Ints:
-    """One of the columns allowed in each row, the end of a sentence where there is one: [B]."""
+    """Return a random column in each row among the allowed columns, int64 [B].
+
+    Among the allowed columns, ends of sentences are preferred.
+
+    Args:
+        ids: token ids, int64 [B, T].
+        allowed: bool [B, T].
+        draw: a uniform random number for each row, [B].
+        vocabulary: the tokens that end a sentence.
+    """
     ends = allowed & vocabulary.ends_sentence[ids]
     allowed = np.where(ends.any(axis=1, keepdims=True), ends, allowed)
     rank = (draw * allowed.sum(axis=1)).astype(np.int64)
     return (np.cumsum(allowed, axis=1) > rank[:, None]).argmax(axis=1)
 
 
-def _other_segments(
+def _draw_other_segments(
     texts: Ints, sizes: Ints, documents: Ints, space: Ints, rng: RowRandom, vocabulary: Vocabulary
 ) -> tuple[Ints, Bools, Bools]:
-    """Texts of other documents, which tokens of them to take, and for which rows there is one."""
+    """Return a random segment from another document for each row.
+
+    Args:
+        texts: the texts of all rows of the step, int64 [B, T].
+        sizes: the length of each text, int64 [B].
+        documents: the index of each text's document, int64 [B].
+        space: the maximum length of each segment, int64 [B].
+        rng: the noise of the rows.
+        vocabulary: the tokens that end a sentence.
+
+    Returns:
+        The text that contains each segment, int64 [B, T]; the tokens of the segment, bool [B, T];
+        and whether a text from another document was found, bool [B].
+    """
     candidates = rng.integers(len(texts), _TRIES, _OTHER)
     fits = (documents[candidates] != documents[:, None]) & (sizes[candidates] > 0)
     row = np.take_along_axis(candidates, fits.argmax(axis=1)[:, None], axis=1)[:, 0]

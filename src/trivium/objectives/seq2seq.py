@@ -1,4 +1,4 @@
-"""Source -> target tasks: translation, text to text with prefixes, summarization."""
+"""Sequence-to-sequence tasks: translation, summarization, and text-to-text with prefixes."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ _IF_DATA = (
 
 @dataclass(frozen=True, slots=True)
 class SourceTarget:
-    """A source and its targets; the first is trained on, all are references of the metric.
+    """A source text and its target texts.
 
-    `reverse`: the file has the target first.
+    The model is trained on the first target. All targets are references of the metrics. With
+    `reverse`, the source was the target in the file, and vice versa.
     """
 
     source: str
@@ -73,22 +74,24 @@ class SourceTarget:
 
     @property
     def group(self) -> str:
-        """Pairs that share a side of the validation split: those with the same first text.
+        """The first text of the pair in the file. Pairs with equal first texts stay together.
 
-        That is the file's: a pair is held out in both directions or in none, so that two models,
-        or one of a mix, can be trained on both.
+        Therefore the validation split contains a pair in both directions or in none, and both
+        directions can be trained, in one model or in two.
         """
         return self.targets[0] if self.reverse else self.source
 
 
 class SourceToTarget(LabelledObjective):
-    """L = - sum_t log P(y_t | y_1 ... y_(t-1), x), of an encoder-decoder.
+    """A task in which an encoder-decoder reads a source x and generates a target y.
+
+    L = - sum_t log P(y_t | y_1 ... y_(t-1), x)
 
         input_ids          the cat sleeps </s>
         decoder_input_ids  <s> le chat dort
         labels             le chat dort </s>
 
-    Source: Vaswani et al. 2017, section 3 and, for label smoothing, 5.4; Raffel et al. 2019,
+    Source: Vaswani et al. 2017, section 3, and section 5.4 for label smoothing; Raffel et al. 2019,
     section 2.4, for prefixes.
     """
 
@@ -98,29 +101,29 @@ class SourceToTarget(LabelledObjective):
     fields: ClassVar[Sequence[Slot]] = (PAIR,)
     source_field: str | int | None = Field(
         None,
-        description="column of the source: its name, or its number from 0 in a table without a "
+        description="column of the source: its name, or its index from 0 in a table without a "
         "header; default: usual names such as source, target",
     )
     target_field: str | int | None = Field(
-        None, description="column of the target; a list holds several references"
+        None, description="column of the target; a list contains several references"
     )
     reverse: bool = Field(False, description="swap sources and targets")
     prefix: str = Field("", description='text before every source, such as "summarize: "')
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of a label that is spread over the vocabulary"
-    )
-    num_beams: int = Field(4, gt=0, description="beams of the search for a target")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing in training")
+    num_beams: int = Field(4, gt=0, description="number of beams in generation")
     length_penalty: float = Field(
-        1.0, description="beam scores are divided by length to this power"
+        1.0, description="beam scores are divided by the length to this power"
     )
 
     def records(
         self, paths: Sequence[str], options: RecordOptions
     ) -> Iterator[Record | SourceTarget]:
-        """Two aligned plain files; tables of source, target without a header; or records.
+        """Yield the examples of two parallel plain text files, or the records of other files.
+
+        A table may have no header; then its first two columns are source and target.
 
         Raises:
-            DataError: with file and line, where a source or target is missing or blank.
+            DataError: with file and line, if a source or target is missing or blank.
         """
         sources = list_sources(paths, RECORD_SUFFIXES).sources
         files = [one.name for one in sources]
@@ -133,25 +136,26 @@ class SourceToTarget(LabelledObjective):
                 ".tsv or .jsonl; or several [[mix]] sources."
             )
         if plain > 1:
-            yield from map(self._directed, _aligned(*files, options=options))
+            yield from map(self._apply_direction, _read_parallel(*files, options=options))
             return
         for file in files:
-            header = self._numbers(file, options.encoding)
+            header = self._number_columns(file, options.encoding)
             yield from read_records(file, dataclasses.replace(options, header=header))
 
     def example(self, record: Record) -> SourceTarget:
-        """Return the source of a record and its targets, swapped with `reverse`."""
+        """Return the source and the targets of a record; with `reverse`, they are swapped."""
         source = with_input(record, record.text(record.columns["source"]))
-        targets = _targets(record, record.columns["target"])
-        return self._directed(SourceTarget(source, targets, record.where))
+        targets = _read_targets(record, record.columns["target"])
+        return self._apply_direction(SourceTarget(source, targets, record.where))
 
-    def _directed(self, one: SourceTarget) -> SourceTarget:
+    def _apply_direction(self, example: SourceTarget) -> SourceTarget:
+        """Return an example with source and first target swapped if `reverse` is set."""
         if not self.reverse:
-            return one
-        return SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
+            return example
+        return SourceTarget(example.targets[0], (example.source,), example.where, reverse=True)
 
-    def _numbers(self, file: str, encoding: str) -> list[str] | None:
-        """The columns 0, 1, ... of a table whose first line is no header; None for other files."""
+    def _number_columns(self, file: str, encoding: str) -> list[str] | None:
+        """Return the column names "0", "1", ... for a table without a header; None: other files."""
         cells = () if file.startswith("hf:") else read_header(file, encoding)
         fields = (self.source_field, self.target_field)
         numbered = any(
@@ -170,50 +174,53 @@ class SourceToTarget(LabelledObjective):
 
     @property
     def record_schema(self) -> Schema:
-        """The fields; where the first line of a table is not a header, columns have numbers."""
+        """The fields. Columns of a table without a header are called "0", "1", ..."""
         return dataclasses.replace(super().record_schema, if_data=_IF_DATA)
 
     def input_of(self, example: SourceTarget) -> str:
-        """Return the source, also for a file that has the target first."""
+        """Return the source of an example."""
         return example.source
 
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
-        """The prefix, and how targets are searched for; limits of earlier targets are dropped."""
+        """Return settings with the prefix and the beam search options of this task.
+
+        Length limits of an earlier task are removed.
+        """
         search = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         kept = {k: v for k, v in settings.generation.items() if k not in _TARGET_LIMITS}
         settings = settings.with_task(self.kind, prefix=self.prefix)
         return dataclasses.replace(settings, generation={**kept, **search})
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
-        """Return sources with their first targets."""
+        """Encode the sources, with the prefix, and their first targets."""
         return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of the target's tokens, with smoothed labels in training."""
+        """Return the summed cross-entropy of the target tokens in nats; smoothed in training."""
         smoothing = self.label_smoothing if model.training else 0.0
         return token_losses(model, batch, smoothing=smoothing)
 
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Return the sources, which the encoder reads."""
+        """Yield the sources with the prefix, which the encoder reads."""
         return (self.prefix + one.source for one in examples)
 
     def target_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Return the targets, which the decoder generates."""
+        """Yield all targets."""
         return (target for one in examples for target in one.targets)
 
     def predict(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
-        """Return the texts that beam search finds."""
-        # With this objective's prefix and beams, where several are mixed.
+        """Return the text that beam search generates for each source."""
+        # In a mixture, the settings of `lm` may be those of another source.
         lm = copy.copy(lm)
         lm.settings = self.settings(lm.settings, examples)
-        with warnings.catch_warnings():  # the outputs of a young model end at their limit
+        with warnings.catch_warnings():  # at first, outputs often reach the maximum length
             warnings.simplefilter("ignore")
             return lm.translate([one.source for one in examples])
 
     def compute_metrics(
         self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
     ) -> Metrics:
-        """Return the task's metrics, and the share of answers that equal a target."""
+        """Return the metrics of the task, and the fraction of exact matches with a target."""
         metrics, scores = self.compare(answers, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
@@ -234,28 +241,34 @@ class SourceToTarget(LabelledObjective):
     def compare(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """The task's metrics beside exact match, and a score of each text to find the worst."""
+        """Return the metrics of the task without exact match, and a score of each predicted text.
+
+        The scores determine the order of the mistakes. `references` are one or more per text.
+        """
         return Metrics({}), [0.0] * len(predicted)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `translate` with a held-out source, after the prefix of the first task."""
+        """Return a `translate` command with a validation source, after the prefix of the task."""
         source = first_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(lm.settings.task_prefixes[0] + source)}"
 
 
 class Translation(SourceToTarget):
-    """Machine translation (Vaswani et al. 2017), measured by BLEU and chrF of sacrebleu."""
+    """Machine translation (Vaswani et al. 2017), evaluated with BLEU and chrF of sacrebleu."""
 
     metric_libraries: ClassVar[Sequence[str]] = ("sacrebleu",)
     kind: Literal["translation"] = "translation"
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = (
-        Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a by the targets")
+        Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a, by the targets")
     )
 
     def compare(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015) from 0 to 1; chrF2 of each text."""
+        """Return BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015), and chrF2 of each text.
+
+        All values are between 0 and 1.
+        """
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
@@ -263,7 +276,7 @@ class Translation(SourceToTarget):
         if tokenizer == "auto":
             tokenizer = bleu_tokenizer([one[0] for one in references])
         try:
-            # force: no advice on standard error about texts that look tokenized.
+            # With `force`, sacrebleu does not warn about texts that look tokenized.
             bleu = BLEU(tokenize=tokenizer, force=True)
         except RuntimeError as error:
             raise RecipeError(
@@ -271,7 +284,7 @@ class Translation(SourceToTarget):
                 f"'sacrebleu[{tokenizer[:2]}]', or choose \"char\"."
             ) from error
         chrf = CHRF()
-        # First, second, ... references of all texts, None where a text has fewer.
+        # Stream i contains reference i of every text, or None if a text has fewer references.
         most = max(map(len, references))
         streams = [[one[i] if i < len(one) else None for one in references] for i in range(most)]
         values = {
@@ -287,7 +300,7 @@ class Translation(SourceToTarget):
 
 
 class Summarization(SourceToTarget):
-    """Abstractive summarization, measured by ROUGE (Lin 2004) of rouge_score."""
+    """Abstractive summarization, evaluated with ROUGE (Lin 2004) of rouge_score."""
 
     metric_libraries: ClassVar[Sequence[str]] = ("rouge_score",)
     kind: Literal["summarization"] = "summarization"
@@ -295,17 +308,17 @@ class Summarization(SourceToTarget):
     def compare(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Mean F1 of ROUGE-L, -1, -2 and -Lsum, and ROUGE-L of each text.
+        """Return the mean F1 of ROUGE-L, -1, -2 and -Lsum, and ROUGE-L of each text.
 
-        Of several references the best counts.
+        If a text has several references, the best one counts.
         """
         from rouge_score.rouge_scorer import RougeScorer
 
         names = ("rouge_l", "rouge1", "rouge2", "rouge_lsum")
         kinds = ("rougeL", "rouge1", "rouge2", "rougeLsum")
-        # rouge_score's own tokenizer drops all letters but a to z.
+        # The default tokenizer of rouge_score drops all letters except a to z.
         ascii_only = all(text.isascii() for one in references for text in one)
-        scorer = RougeScorer(kinds, tokenizer=None if ascii_only else _AnyScript())
+        scorer = RougeScorer(kinds, tokenizer=None if ascii_only else _UnicodeTokenizer())
         scores = [scorer.score_multi(one, text) for text, one in zip(predicted, references)]
         values = {
             name: float(sum(score[kind].fmeasure for score in scores)) / max(1, len(scores))
@@ -316,20 +329,26 @@ class Summarization(SourceToTarget):
 
 
 class TextToText(SourceToTarget):
-    """Any task as text (Raffel et al. 2019), measured by exact match."""
+    """Any task with text as input and output (Raffel et al. 2019), evaluated by exact match."""
 
     kind: Literal["text-to-text"] = "text-to-text"
 
 
-class _AnyScript:
-    """Words of any script for rouge_score; Chinese and Japanese characters one by one."""
+class _UnicodeTokenizer:
+    """A tokenizer for rouge_score that supports all scripts.
+
+    Every Chinese or Japanese character is a word.
+    """
 
     def tokenize(self, text: str) -> list[str]:
+        """Return the words of a text in lower case."""
         return LETTERS.findall(text.lower())
 
 
 def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
-    """sacrebleu's tokenizer for a language: "zh", "char" where words have no spaces, or "13a".
+    """Return the name of the sacrebleu tokenizer for the language of some texts.
+
+    It is "zh" for Chinese, "char" for other scripts without spaces between words, otherwise "13a".
 
     >>> bleu_tokenizer(["\u4f60\u597d"]), bleu_tokenizer(["how are you"])
     ('zh', '13a')
@@ -343,29 +362,32 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
-    """Return sources and targets as examples for an encoder-decoder; see `pair_rows`."""
+    """Encode pairs (source, target) for an encoder-decoder (see `pair_rows`)."""
     rows, truncations = pair_rows(lm, pairs)
     return EncodedExamples.with_targets(rows, truncations, pad_id=lm.text_tokenizer.pad_id)
 
 
 def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Truncations]:
-    """Sources and targets as token ids for an encoder-decoder, by the field of `RowBatch`.
+    """Encode pairs (source, target) as token ids and labels for an encoder-decoder.
 
-    Sources have the special tokens of `lm.source_template`; a target ends with the end of text. Of
-    a text that is longer than `lm.max_length` tokens the beginning is kept. No end of text follows
-    a target that is cut.
-    Returns the rows, and what is cut of each (`EncodedExamples.truncations`).
+    Sources get the special tokens of `lm.source_template`, and targets an end-of-text token. Texts
+    of more than `lm.max_length` tokens are truncated at the end. A truncated target has no
+    end-of-text token.
+
+    Returns:
+        The token ids and labels by field of `RowBatch`, and the truncations of every pair (see
+        `EncodedExamples`).
 
     Raises:
-        RecipeError: the tokenizer has no token that ends a text.
+        RecipeError: the tokenizer has no end-of-text token.
     """
     tokenizer, reader, limit = lm.text_tokenizer, lm.source_tokenizer, lm.max_length
     ends = (tokenizer.eos_id, *tokenizer.suffix_ids[-1:], *sorted(lm.settings.ids("eos_token_id")))
     end = next((token_id for token_id in ends if token_id is not None), None)
     if end is None:
         raise RecipeError(
-            "this tokenizer has no token that ends a text, without which no target can end: take "
-            "one with </s> or [SEP]."
+            "this tokenizer has no token that ends a text, but targets need one: use a tokenizer "
+            "with </s> or [SEP]."
         )
     rules = lm.generation_rules
     start = list(rules.target_start)
@@ -389,19 +411,25 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
     return rows, truncations
 
 
-def _targets(record: Record, column: str) -> tuple[str, ...]:
-    """Return the references in a column: a text, a number, or a list of texts."""
+def _read_targets(record: Record, column: str) -> tuple[str, ...]:
+    """Return the targets in a column, which contains a text, a number, or a list of them.
+
+    Raises DataError if there is no target.
+    """
     value: Any = record.named(column)
     values = value if isinstance(value, list) else [value]
-    for one in values or [None]:
-        if json_type(one) not in ("a string", "a number"):
-            raise DataError(f"{record.name(column)} is {json_type(one)}: it needs a target.")
+    for target in values or [None]:
+        if json_type(target) not in ("a string", "a number"):
+            raise DataError(f"{record.name(column)} is {json_type(target)}: it needs a target.")
     return tuple(map(str, values))
 
 
-def _aligned(first: str, second: str, *, options: RecordOptions) -> Iterator[SourceTarget]:
-    """Lines of two files that belong together; lines that are blank in both are left out."""
-    sources, targets = _lines(first, options), _lines(second, options)
+def _read_parallel(first: str, second: str, *, options: RecordOptions) -> Iterator[SourceTarget]:
+    """Yield the pairs of lines of two parallel text files; lines blank in both files are skipped.
+
+    Raises DataError if a line is blank or missing in one file only.
+    """
+    sources, targets = _read_lines(first, options), _read_lines(second, options)
     if options.report is not None:
         options.report.add_layout(layout_line({"source": first, "target": second}, ()), first)
     rows = itertools.zip_longest(sources, targets, fillvalue="")
@@ -417,10 +445,13 @@ def _aligned(first: str, second: str, *, options: RecordOptions) -> Iterator[Sou
             yield SourceTarget(source, (target,), f"{first}, line {number}")
 
 
-def _lines(path: str, options: RecordOptions) -> list[str]:
-    """Return the lines of a file without the blank ones at its end."""
+def _read_lines(path: str, options: RecordOptions) -> list[str]:
+    """Return the lines of a text file without trailing blank lines.
+
+    Raises DataError if the file is empty.
+    """
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         lines = file.read().rstrip().split("\n")
     if not lines[-1]:
-        raise DataError(f"{path} is empty: it holds no text.")
+        raise DataError(f"{path} is empty: it contains no text.")
     return lines

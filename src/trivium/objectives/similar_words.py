@@ -1,4 +1,4 @@
-"""Masked language modelling as correction: similar tokens in the place of [MASK] (MacBERT)."""
+"""Masked language modelling as correction (MacBERT): similar tokens are used instead of [MASK]."""
 
 from __future__ import annotations
 
@@ -13,45 +13,55 @@ from trivium.data.rows import Rows
 from trivium.objectives.masked import Masking
 from trivium.text.vocabulary import Vocabulary
 
-_SIMILAR = 20  # a channel of noise beside those of `Masking` and of sentence pairs
-# Rows that are counted, contexts (the most frequent tokens), how far they reach, and how often a
-# token must occur.
-_ROWS, _CONTEXTS, _WINDOW, _FEWEST = 8192, 512, 2, 5
-_AT_ONCE = 1024
+_SIMILAR = 20  # the noise channel; lower channels are for `Masking` and `SentencePairs`
+# The number of rows to count, the number of context tokens (the most frequent tokens), the number
+# of tokens on each side, and the minimum number of occurrences of a token.
+_ROWS, _CONTEXTS, _WINDOW, _MIN_COUNT = 8192, 512, 2, 5
+_BATCH = 1024
 
 
 class SimilarWords(Masking):
-    """Predict tokens that similar ones have replaced; no [MASK], which fine-tuning never shows.
+    """Masked language modelling with similar tokens instead of [MASK], as in MacBERT.
+
+    The input of the model contains no [MASK], just as in fine-tuning:
 
         row        [CLS]  the   cat   sat   on    it  [SEP]
         input_ids  [CLS]  the   cat  stood  on    it  [SEP]
         labels     -100  -100  -100   sat  -100  -100  -100
 
-    Similar are the `neighbours` tokens whose counts of tokens around them in the text of the run
-    (positive pointwise mutual information, two to each side) have the largest cosines. A token
-    that is too rare to have any gets a random one. All else is as of `masked`.
+    The replacement is one of the `neighbours` most similar tokens. Similarity is the cosine of
+    co-occurrence vectors: positive pointwise mutual information with the tokens at a distance of at
+    most two, counted in the training text. A token that is too rare is replaced by a random token.
+    Everything else is the same as in "masked".
 
-    Source: Cui et al. 2020 (MacBERT), section 3.2, which takes words from word2vec and masks spans
-    (here objective.max_span); Bullinaria and Levy 2007 for the counts.
+    Source: Cui et al. 2020 (MacBERT), section 3.2, which uses similar words from word2vec and masks
+    spans (here objective.max_span); Bullinaria and Levy 2007 for the co-occurrence vectors.
     """
 
     kind: Literal["similar-words"] = "similar-words"
-    neighbours: int = Field(8, gt=0, le=64, description="similar tokens that one is drawn from")
+    neighbours: int = Field(8, gt=0, le=64, description="number of similar tokens to choose from")
     _similar: Ints | None = PrivateAttr(None)
+    """The most similar tokens of every token (see `find_similar_tokens`), after `fit`."""
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """With the neighbours of every token in some rows, evenly taken from the text."""
+        """Find the most similar tokens of every token. Returns the fitted objective.
+
+        They are computed from at most 16,383 rows at regular intervals in the training text.
+        """
         step = max(1, len(rows) // _ROWS)
-        learned = self.model_copy()
-        learned._similar = similar_tokens(
+        fitted = self.model_copy()
+        fitted._similar = find_similar_tokens(
             rows.take(np.arange(0, len(rows), step)).input_ids, vocabulary, self.neighbours
         )
-        return learned
+        return fitted
 
     def mask(
         self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
-        """See `Masking.mask`; another token stands where that method puts [MASK]."""
+        """Return corrupted input_ids and labels as in `Masking.mask`.
+
+        A similar token is inserted in place of each [MASK].
+        """
         input_ids, labels = super().mask(original, real, rng, vocabulary)
         length, regular = original.shape[1], vocabulary.regular_ids
         other = regular[rng.integers(len(regular), length, _SIMILAR)]
@@ -61,8 +71,12 @@ class SimilarWords(Masking):
         return np.where((labels >= 0) & (input_ids == vocabulary.mask_id), other, input_ids), labels
 
 
-def similar_tokens(ids: Ints, vocabulary: Vocabulary, count: int) -> Ints:
-    """The tokens nearest to each in rows of text, the nearest first: int64 [V, count], else -1."""
+def find_similar_tokens(ids: Ints, vocabulary: Vocabulary, count: int) -> Ints:
+    """Return the `count` most similar tokens of each token, int64 [V, count], most similar first.
+
+    The entries of special tokens and of rare tokens are -1. `ids` are the rows of text, int64
+    [rows, T], in which co-occurrences are counted.
+    """
     size, regular = len(vocabulary.is_special), vocabulary.regular_ids
     occurs = np.bincount(ids.ravel(), minlength=size)[:size]
     contexts = np.argsort(-occurs, kind="stable")[:_CONTEXTS]
@@ -78,12 +92,12 @@ def similar_tokens(ids: Ints, vocabulary: Vocabulary, count: int) -> Ints:
     with np.errstate(divide="ignore", invalid="ignore"):
         vectors = np.nan_to_num(np.maximum(np.log(around / expected), 0.0), posinf=0.0)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
-    known = regular[occurs[regular] >= _FEWEST]
+    known = regular[occurs[regular] >= _MIN_COUNT]
     similar = np.full((size, count), -1, dtype=np.int64)
     if len(known) <= count:
         return similar
-    for some in np.array_split(known, -(-len(known) // _AT_ONCE)):
-        cosines = vectors[some] @ vectors[known].T
-        cosines[some[:, None] == known] = -1.0
-        similar[some] = known[np.argsort(-cosines, axis=1, kind="stable")[:, :count]]
+    for tokens in np.array_split(known, -(-len(known) // _BATCH)):
+        cosines = vectors[tokens] @ vectors[known].T
+        cosines[tokens[:, None] == known] = -1.0
+        similar[tokens] = known[np.argsort(-cosines, axis=1, kind="stable")[:, :count]]
     return similar

@@ -1,4 +1,4 @@
-"""Span corruption (T5): spans are replaced by sentinels, and the decoder generates the spans."""
+"""Span corruption (T5): sentinels replace spans, and the decoder generates the replaced spans."""
 
 from __future__ import annotations
 
@@ -24,55 +24,60 @@ from trivium.objectives.row_arrays import real_tokens
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
-# Channels of noise.
+# Noise channels: the lengths of noise spans and of kept spans.
 _NOISE, _KEPT = range(2)
 
 
 class SpanCorruption(EncoderDecoderObjective):
-    """T5's objective, drawn anew whenever a row is seen.
+    """T5's objective: the decoder generates the spans that were removed from the encoder's input.
 
-    A share of `probability` of a row, in spans of `mean_span` tokens on average, is replaced by
-    one sentinel per span; the decoder generates each sentinel followed by its span. With <x> and
-    <y> the first two sentinels, <p> the decoder's start and two spans:
+    A fraction `probability` of the tokens of a row is removed, in spans of `mean_span` tokens on
+    average. One sentinel replaces each span, and the decoder generates each sentinel followed by
+    its span. The spans differ from epoch to epoch. Here <x> and <y> are the first two sentinels,
+    and <p> is the decoder start token:
 
         row                thank you for inviting me to your party last week
         input_ids          thank you <x> me to your party <y> </s>
         decoder_input_ids  <p> <x> for inviting <y> last week
         labels             <x> for inviting <y> last week </s>
 
-    The number of tokens and spans follows from the length of a row alone: full rows need no
-    padding. A row has `data.length` tokens of text, of which the encoder reads what is left, where
-    T5 takes so long a stretch that the encoder reads 512.
+    The numbers of removed tokens and of spans depend only on the length of the row, so that full
+    rows need no padding. A row starts with a kept span and ends with a removed one, and no sentinel
+    follows the last target. A row has `data.length` tokens before spans are removed; in T5, the
+    encoder's input has 512 tokens afterwards. An end of a document within a row is treated like any
+    other token.
 
     Source: Raffel et al. 2019, section 3.1.4, and their released `random_spans_helper` and
-    `random_spans_noise_mask`: a row begins with a kept span and ends with a noise span, and no
-    sentinel follows the last target. Ends of documents inside a row are tokens like others.
+    `random_spans_noise_mask`.
     """
 
-    # More sentinels are usual: their number limits the spans of a row.
+    # Tokenizers usually have more sentinels. Their number limits the number of spans in a row.
     special_tokens: ClassVar[tuple[str, ...]] = (
         *EncoderDecoderObjective.special_tokens,
         SENTINELS[0],
     )
     kind: Literal["span-corruption"] = "span-corruption"
-    probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")
-    mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")
+    probability: float = Field(0.15, gt=0, lt=1, description="fraction of tokens in noise spans")
+    mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens per noise span")
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Encoder-decoders with relative biases."""
+        """Return whether the model is an encoder-decoder with relative position biases."""
         positions = [each.positions for stack in spec.stacks for each in stack.attentions[:1]]
         biased = bool(positions) and isinstance(positions[0], RelativeBias)
         return spec.family == "encoder-decoder" and biased
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return Unigram as in T5, with 100 sentinels and the masks of other objectives."""
+        """Return a Unigram tokenizer as in T5, with 100 sentinels and the usual special tokens."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
 
     def noise_size(self, length: int) -> tuple[int, int]:
-        """Noise tokens and noise spans of a row of `length` tokens; none where it has only one."""
+        """Return the number of noise tokens and of noise spans in a row of `length` tokens.
+
+        Both are 0 if the row has fewer than two tokens.
+        """
         if length < 2:
             return 0, 0
         noise = min(max(round(length * self.probability), 1), length - 1)
@@ -80,62 +85,89 @@ class SpanCorruption(EncoderDecoderObjective):
         return noise, min(spans, noise, length - noise)
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Sentinels for spans, and the spans after their sentinels.
+        """Return the rows with sentinels in place of noise spans, and the targets of the decoder.
 
         Raises:
-            TriviumError: a row with more spans than there are sentinels.
+            TriviumError: a row has more noise spans than the tokenizer has sentinels.
         """
         real = real_tokens(rows)
-        noise = self._noise(rows.lengths, real.shape[1], rng, vocabulary)
-        inputs = _with_sentinels(rows.input_ids, noise, real, vocabulary)
-        targets, sizes = _with_sentinels(rows.input_ids, ~noise, real, vocabulary)
-        # A row without noise has no labels.
+        noise = self._draw_noise(rows.lengths, real.shape[1], rng, vocabulary)
+        inputs = _insert_sentinels(rows.input_ids, noise, real, vocabulary)
+        targets, sizes = _insert_sentinels(rows.input_ids, ~noise, real, vocabulary)
+        # A row without noise spans has no labels.
         return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return the span generated for a sentinel in the beginning of the text."""
+        """Return a prompt made of `text` with two words hidden, and the model's prediction.
+
+        None if the text is too short, or the model has no tokenizer.
+        """
         masked = mask_middle(text, SENTINELS[0], words=16, span=2)
         if masked is None or lm.tokenizer is None:
             return None
         prompt, span = masked
         return f"{prompt} (hidden: {span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
 
-    def _noise(self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
-        """Return which tokens are noise, bool [B, T]: kept spans and noise spans alternate."""
+    def _draw_noise(
+        self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary
+    ) -> Bools:
+        """Return which tokens belong to noise spans, bool [B, T].
+
+        In every row, kept spans and noise spans alternate.
+
+        Args:
+            lengths: the number of tokens in each row, int64 [B].
+            width: T.
+            rng: the noise of the rows.
+            vocabulary: the tokenizer's vocabulary, whose sentinels limit the number of spans.
+        """
         noise_draws, kept_draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
         is_noise = np.zeros((len(lengths), width), dtype=bool)
         for row, length in enumerate(lengths.tolist()):
             size, spans = self.noise_size(length)
             if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
-                    f"a row of {length} tokens has {spans} noise spans, the tokenizer only "
+                    f"a row of {length} tokens has {spans} noise spans, but the tokenizer has only "
                     f"{len(vocabulary.sentinel_ids)} sentinels: set a shorter data.length, a "
                     "larger objective.mean_span or a smaller objective.probability."
                 )
             if spans:
-                kept_sizes = _partition(kept_draws[row], length - size, spans)
-                noise_sizes = _partition(noise_draws[row], size, spans)
+                kept_sizes = _draw_partition(kept_draws[row], length - size, spans)
+                noise_sizes = _draw_partition(noise_draws[row], size, spans)
                 sizes = np.stack((kept_sizes, noise_sizes), axis=1).ravel()
                 is_noise[row, :length] = np.repeat(np.tile((False, True), spans), sizes)
         return is_noise
 
 
-def _with_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary) -> Padded:
-    """Rows with a sentinel for every noise span, an end token and padding, and their lengths."""
+def _insert_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary) -> Padded:
+    """Replace every noise span by a sentinel, and append an end token to each row.
+
+    Args:
+        ids: token ids, int64 [B, T].
+        noise: which tokens belong to noise spans, bool [B, T].
+        real: False for padding, bool [B, T].
+        vocabulary: the ids of sentinels, padding and end token.
+
+    Returns:
+        The new rows, padded on the right, and their lengths, int64 [B].
+    """
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
     noise = noise & real
     first = noise.copy()
     first[:, 1:] &= ~noise[:, :-1]
-    number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
-    return keep_and_end(
-        np.where(first, sentinels[number], ids), real & (first | ~noise), vocabulary
-    )
+    index = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
+    return keep_and_end(np.where(first, sentinels[index], ids), real & (first | ~noise), vocabulary)
 
 
-def _partition(draws: Floats, items: int, parts: int) -> Ints:
-    """Return sizes of `parts` pieces of `items`, none empty, every division equally probable.
+def _draw_partition(draws: Floats, items: int, num_parts: int) -> Ints:
+    """Divide `items` items into `num_parts` non-empty parts at random. Returns their sizes.
 
-    Shape: draws [>= items - 1] -> int64 [parts].
+    All divisions are equally probable.
+
+    Args:
+        draws: at least `items` - 1 uniform random numbers.
+        items: the number of items.
+        num_parts: the number of parts.
     """
-    borders = np.sort(np.argsort(draws[: items - 1], kind="stable")[: parts - 1]) + 1
+    borders = np.sort(np.argsort(draws[: items - 1], kind="stable")[: num_parts - 1]) + 1
     return np.diff(borders, prepend=0, append=items)

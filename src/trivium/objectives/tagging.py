@@ -1,4 +1,4 @@
-"""Token classification: a tag for every word, such as names (NER) and parts of speech."""
+"""Token classification: a tag for every word, for example named entities or parts of speech."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
-# CoNLL-2003 has tags of names beside those of parts of speech.
+# CoNLL-2003 contains entity tags and part-of-speech tags.
 _TAGS = (("tags",), ("labels", "ner_tags"), ("pos_tags", "upos"))
 _WORDS_AND_TAGS = Fields(
     "words tags",
@@ -61,7 +61,7 @@ CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "dep
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 _LONGER_WORD = re.compile(UNSPACED.pattern * 2)
 _CHUNK_TAG = re.compile(r"O|[BIESLUMW]([-_].+)?")
-# The marks of BILOU (last, unit), BMES (middle) and BMEWO (whole) in BIOES.
+# The BIOES prefixes for those of BILOU (last, unit), BMES (middle) and BMEWO (whole).
 _BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
 _WORD_HEADERS = {"word", "words", "token", "tokens", "form", "text"}
 _TAG_HEADERS = {
@@ -72,7 +72,10 @@ _TAG_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class TaggedSentence:
-    """Words with one tag each; `lines` are the words' lines in a file of columns."""
+    """A sentence with one tag per word.
+
+    `where` is file and line of the sentence. `lines` are the lines of the words in a column file.
+    """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -81,18 +84,20 @@ class TaggedSentence:
 
     @property
     def group(self) -> str:
-        """Sentences of the same words share a side of the validation split."""
+        """The words as one text. The validation split keeps equal sentences together."""
         return " ".join(self.words)
 
     def where_word(self, index: int) -> str:
-        """Return file and line of a word, for messages."""
+        """Return the file and line of the word at position `index`, for messages."""
         if not self.lines:
             return f"{self.where}, word {index + 1}"
         return f"{self.where.rpartition(', line ')[0]}, line {self.lines[index]}"
 
 
 class Tagging(ReadsStates):
-    """L = - sum over words of log P(tag | text), at the first token of every word.
+    """Token classification: the hidden state of a word's first token predicts the tag of the word.
+
+    L = - sum over words of log P(tag | text)
 
         input_ids  [CLS]  Ada    Love   ##lace  wrote  [SEP]
         tags              B-PER  I-PER          O
@@ -107,12 +112,14 @@ class Tagging(ReadsStates):
     fields: ClassVar[Sequence[Slot]] = (("words and tags", (_WORDS_AND_TAGS, _TEXT_AND_SPANS)),)
     column: int | str | None = Field(
         None,
-        description="column of the tag in a file of columns: its number from 0 (negative: from the "
-        "end) or a name of CoNLL-U; default: upos of CoNLL-U, 2 where words are numbered, "
-        "else the one that a header names, or the last",
+        description="tag column of a column file: its index from 0 (negative: from the end) or a "
+        "name of CoNLL-U; default: upos in CoNLL-U, 2 if words are numbered, otherwise the column "
+        "that a header names, or the last column",
     )
     word_column: int | None = Field(
-        None, description="column of the word; default: the one that a header names, or the first"
+        None,
+        description="word column of a column file; default: the column that a header names, or the "
+        "first column",
     )
     words_field: str | None = column_key("list of words in a record", _WORDS_AND_TAGS)
     tags_field: str | None = column_key("list of tags in a record", _WORDS_AND_TAGS, "tags")
@@ -120,38 +127,41 @@ class Tagging(ReadsStates):
     spans_field: str | None = column_key(
         "list of spans of a text, with character offsets", _TEXT_AND_SPANS, "spans"
     )
-    repair_iob: bool = Field(True, description="turn IOB1 into IOB2: a chunk begins with B-")
+    repair_iob: bool = Field(True, description="convert IOB1 to IOB2: every chunk starts with B-")
 
     def records(
         self, paths: Sequence[str], options: RecordOptions
     ) -> Iterator[Record | TaggedSentence]:
-        """Files of columns (CoNLL, IOB2, CoNLL-U), or records.
+        """Yield the sentences of column files (CoNLL, IOB2, CoNLL-U), or records of other files.
 
-        A record has a list of words and one of tags, or a text and a list of spans.
+        A record contains a list of words and a list of tags, or a text and a list of spans.
 
         Raises:
-            DataError: with file and line, for a row of another width, a missing column or a word
-                without a tag.
+            DataError: with file and line, for a row with a different number of columns, a missing
+                column, or a word without a tag.
         """
-        records = {*RECORD_SUFFIXES} - {*COLUMN_SUFFIXES}
-        for source in list_sources(paths, (*COLUMN_SUFFIXES, *records)).sources:
+        record_suffixes = {*RECORD_SUFFIXES} - {*COLUMN_SUFFIXES}
+        for source in list_sources(paths, (*COLUMN_SUFFIXES, *record_suffixes)).sources:
             suffix = file_format(source.name)
             if source.kind == "file" and suffix == ".csv":
                 raise DataError(
                     f"{source.name}: tagging reads columns separated by tabs or spaces, a word and "
-                    f"its tags a line ({' '.join(COLUMN_SUFFIXES)}), or records with a list of "
+                    f"its tags per line ({' '.join(COLUMN_SUFFIXES)}), or records with a list of "
                     "words and one of tags (.jsonl, .json, .parquet), not .csv."
                 )
-            if source.kind == "file" and suffix not in records:
-                yield from self._read_columns(source.name, options)
+            if source.kind == "file" and suffix not in record_suffixes:
+                yield from self._read_sentences(source.name, options)
             else:
                 yield from read_records(source.name, options)
 
     def example(self, record: Record) -> TaggedSentence:
-        """Return the words and their tags as they are in the file."""
+        """Return the words of a record and their tags, without repair of IOB1 tags.
+
+        Raises DataError if the numbers of words and tags differ.
+        """
         if "spans" in record.columns:
             return _read_spans(record)
-        words, tags = (_strings(record, record.columns[name]) for name in ("words", "tags"))
+        words, tags = (_read_strings(record, record.columns[name]) for name in ("words", "tags"))
         if len(words) != len(tags) or not words:
             raise DataError(
                 f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
@@ -160,22 +170,23 @@ class Tagging(ReadsStates):
         return TaggedSentence(words, tags, record.where)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
-        """Return the words of a record. Raises DataError if the record has none."""
-        words = _strings(record, record.columns["words"])
+        """Return the words of a record, without tags. Raises DataError if there are no words."""
+        words = _read_strings(record, record.columns["words"])
         if not words:
             raise DataError(f"{record.where} has no words. Fill them in, or remove the record.")
         return TaggedSentence(words, (), record.where)
 
     def predicted(self, answer: Sequence[TaggedWord], *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the tags, and the smallest of their probabilities."""
+        """Return the tags of a sentence, and the lowest probability of a tag."""
         return [word.tag for word in answer], min(word.score for word in answer)
 
-    def _repaired(
+    def _repair_tags(
         self, examples: Sequence[TaggedSentence], names: Iterable[str]
     ) -> Sequence[TaggedSentence]:
-        """Return the examples with tags as IOB2 (or BIOES, ...) where all `names` mark chunks.
+        """Return the examples with tags in IOB2 (or BIOES, ...), if all `names` are chunk tags.
 
-        `names` are the labels of the model or all tags of the data: one sentence does not tell.
+        `names` are the labels of the model, or all tags of the data, because the tags of a single
+        sentence may be ambiguous. The examples are unchanged if `repair_iob` is not set.
         """
         names = set(names)
         if not (self.repair_iob and are_chunk_tags(names)):
@@ -184,38 +195,43 @@ class Tagging(ReadsStates):
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
     def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
-        """Return the different tags of every sentence."""
+        """Return the distinct tags of every sentence."""
         return [sorted({*one.tags}) for one in examples]
 
-    def _read_columns(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
+    def _read_sentences(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
+        """Yield the sentences of a column file.
+
+        A header, numbered words and the columns of words and tags are detected. Raises DataError if
+        the file has no sentence, or a word or a tag is missing.
+        """
         sentences = list(read_columns(path, options))
         if not sentences:
-            raise DataError(f"{path} holds no sentence.")
+            raise DataError(f"{path} contains no sentence.")
         head = sentences[0][0][1]
         named = [
-            [number for number, cell in enumerate(head) if cell.lower() in names]
+            [index for index, cell in enumerate(head) if cell.lower() in names]
             for names in (_WORD_HEADERS, _TAG_HEADERS)
         ]
         has_header = all(named)
         if has_header:
             del sentences[0][0]
         width = len(head)
-        numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
+        numbered = width > 2 and all(map(_has_word_numbers, sentences[:100]))
         usual = (named[0][0], named[1][-1]) if has_header else (1, 2) if numbered else (0, -1)
         word, tag = self._choose_columns(path, width, usual, numbered and width == len(CONLLU))
         if options.report is not None:
-            others = [str(number) for number in range(width) if number not in (word, tag)]
+            others = [str(index) for index in range(width) if index not in (word, tag)]
             read = {"words": str(word), "tags": str(tag)}
             options.report.add_layout(layout_line(read, others), path)
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
-        # In a language of its own, a header is a word where all other tags mark chunks.
+        # A header in another language is detected if all other cells of its column are chunk tags.
         others = {cells[tag] for rows in sentences for _, cells in rows if cells is not head}
         if head[tag].isalpha() and not head[tag].isupper() and not has_header:
             has_header = head[tag] not in others and are_chunk_tags(others)
             sentences[0] = sentences[0][has_header:]
         if has_header:
             shown = ", ".join(head)
-            warnings.warn(f"{path}: the first line ({shown}) is taken for a header.", stacklevel=2)
+            warnings.warn(f"{path}: the first line ({shown}) is read as a header.", stacklevel=2)
         for rows in sentences:
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
             with options.skipping():
@@ -234,7 +250,17 @@ class Tagging(ReadsStates):
     def _choose_columns(
         self, path: str, width: int, usual: tuple[int, int], conllu: bool
     ) -> tuple[int, int]:
-        """Return the columns of word and tag, from 0; `usual` are those that no option names."""
+        """Return the indices of the word column and the tag column, from 0.
+
+        Args:
+            path: the file, for messages.
+            width: the number of columns.
+            usual: the default word column and tag column.
+            conllu: whether the file is in CoNLL-U.
+
+        Raises:
+            DataError: a column does not exist, or both columns are the same.
+        """
         word = usual[0] if self.word_column is None else self.word_column
         tag = self.column
         if tag is None:
@@ -258,28 +284,34 @@ class Tagging(ReadsStates):
         return word % width, tag % width
 
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
-        """Return the tags; with every B- also its I-, which the examples may lack."""
+        """Return all tags of the examples, "O" first.
+
+        Chunk tags are complete: "I-X" is included if there is "B-X", even if no example has it.
+        """
         tags = {tag for sentence in examples for tag in sentence.tags}
-        names = {tag for sentence in self._repaired(examples, tags) for tag in sentence.tags}
+        names = {tag for sentence in self._repair_tags(examples, tags) for tag in sentence.tags}
         if are_chunk_tags(names):
             inside = "M" if any(name.startswith("M") for name in names) else "I"
             names |= {inside + name[1:] for name in names if name.startswith("B")} | {"O"}
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
     def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
-        """The names of the tags, and whether Chinese words are longer than a character."""
+        """Return settings with the tags, and whether Chinese words may have several characters."""
         longer = any(_LONGER_WORD.match(word) for one in examples for word in one.words)
         settings = settings.with_labels(self.label_names(examples))
         return settings.with_task("tagging", longer_words=longer)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the head that tags words."""
+        """Return the token classification head. Raises RecipeError if the model does not fit."""
         self.require_fit(spec)
         return (tagger_head(spec, len(labels)),)
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
-        """Words with their tags at their first tokens; long sentences in several rows."""
-        examples = self._repaired(examples, lm.settings.labels)
+        """Encode sentences with labels at the first token of every word.
+
+        A long sentence is divided into several rows.
+        """
+        examples = self._repair_tags(examples, lm.settings.labels)
         known = {name: i for i, name in enumerate(lm.settings.labels)}
         ids = [
             [label_id(tag, known, one.where_word(i)) for i, tag in enumerate(one.tags)]
@@ -291,7 +323,7 @@ class Tagging(ReadsStates):
         for tags, parts in zip(ids, encoded):
             for part in parts:
                 row = [IGNORE_INDEX] * len(part.ids)
-                # Words that share a token: it has the tag of the first one.
+                # If several words share a token, the token has the tag of the first word.
                 for token, tag in zip(part.first_tokens, tags[part.start : part.stop]):
                     row[token] = tag if row[token] == IGNORE_INDEX else row[token]
                 rows.append(part.ids)
@@ -306,28 +338,28 @@ class Tagging(ReadsStates):
         return EncodedExamples(sequences, truncations=truncations, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of the tags of all words."""
+        """Return the summed cross-entropy of the tags of all words in nats."""
         hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
-        """Return the sentences as running text."""
+        """Yield the sentences as running text."""
         return (join_words(one.words)[0] for one in examples)
 
     def predict(
         self, lm: LanguageModel, examples: Sequence[TaggedSentence]
     ) -> list[list[TaggedWord]]:
-        """Return what `lm.tag` answers."""
+        """Return the predicted tags of all words, as `lm.tag` returns them."""
         return lm.tag([list(one.words) for one in examples])
 
     def compute_metrics(
         self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
-        """F1 of chunks (seqeval) where tags mark chunks; else accuracy and F1 of tags."""
+        """Return the F1 of chunks (seqeval) for chunk tags; otherwise accuracy and F1 of tags."""
         names = lm.settings.labels
-        examples = self._repaired(examples, names)
+        examples = self._repair_tags(examples, names)
         chunks = are_chunk_tags(names)
         more, notes = unknown_labels([one.tags for one in examples], names)
         names = (*names, *more)
@@ -353,25 +385,25 @@ class Tagging(ReadsStates):
         return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `tag` with a held-out sentence, its words separated by spaces."""
+        """Return a `tag` command with a validation sentence, its words separated by spaces."""
         words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 
 def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
-    """Sentences of a file of columns: the line number and the cells of every row.
+    """Yield the sentences of a column file, each as pairs (line number, cells).
 
-    Cells are separated by tabs if the first row has one, else by spaces. `-DOCSTART-` lines and
-    comments ("# ...") are left out; a blank line ends a sentence.
+    Cells are separated by tabs if the first row contains a tab, otherwise by spaces. A blank line
+    ends a sentence. `-DOCSTART-` lines and comments ("# ...") are skipped.
 
     Raises:
-        DataError: a row has fewer or more cells than the first.
+        DataError: the number of cells differs from that of the first row.
     """
     separator, width, first = "", 0, 0
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         numbered = enumerate((line.removesuffix("\n") for line in file), start=1)
-        for is_between, lines in itertools.groupby(numbered, lambda row: _is_between(row[1])):
-            if is_between:
+        for is_boundary, lines in itertools.groupby(numbered, lambda row: _is_boundary(row[1])):
+            if is_boundary:
                 continue
             with options.skipping():
                 rows: list[tuple[int, list[str]]] = []
@@ -399,28 +431,28 @@ def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, 
                     yield rows
 
 
-def _is_between(line: str) -> bool:
-    """Whether a line of a file of columns is between sentences."""
+def _is_boundary(line: str) -> bool:
+    """Return whether a line of a column file separates sentences."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
-    """Whether tags mark chunks as in IOB, BIOES, BILOU, BMES or BMEWO.
+    """Return whether tags mark chunks in the scheme IOB, BIOES, BILOU, BMES or BMEWO.
 
-    All tags are O, or one of the marks B, I, M, E, L, S, U and W, alone or with a type.
+    Every chunk tag is "O", or a prefix (B, I, M, E, L, S, U, W) with or without a type.
 
     >>> are_chunk_tags(["O", "B-PER", "I-PER"]), are_chunk_tags(["NOUN", "VERB"])
     (True, False)
     """
     names = set(tags)
-    begins = any(name[:1] in ("B", "I", "S", "U", "W") for name in names)
-    return begins and all(_CHUNK_TAG.fullmatch(name) for name in names)
+    has_start = any(name[:1] in ("B", "I", "S", "U", "W") for name in names)
+    return has_start and all(_CHUNK_TAG.fullmatch(name) for name in names)
 
 
 def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
-    """Return tags in which every chunk begins with B (or S, U, W).
+    """Return chunk tags in which every chunk starts with B (or S, U, W).
 
-    An I after O or after another type becomes B, and an E becomes `single`.
+    An I after O or after another type becomes B. An E in the same place becomes `single`.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "B-LOC", "I-PER"])
     ('B-PER', 'I-PER', 'O', 'B-LOC', 'B-PER')
@@ -438,11 +470,14 @@ def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
 
 
 def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
-    """Precision, recall and F1 of chunks by seqeval, as conlleval and most papers count them."""
+    """Return precision, recall and F1 of chunks, computed by seqeval as in conlleval.
+
+    `gold` and `predicted` contain the chunk tags of every sentence.
+    """
     from seqeval.metrics import sequence_labeling
 
-    seqeval: Any = sequence_labeling  # declares numbers as text
-    right, answers = ([[*map(_as_bioes, tags)] for tags in side] for side in (gold, predicted))
+    seqeval: Any = sequence_labeling  # its stubs declare numbers as str
+    right, answers = ([[*map(_to_bioes, tags)] for tags in side] for side in (gold, predicted))
     types = sorted({kind for side in (right, answers) for kind, _, _ in seqeval.get_entities(side)})
     report = {}
     if types:
@@ -459,30 +494,30 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     return Metrics(values, by_label=label_scores(report, types))
 
 
-def _as_bioes(tag: str) -> str:
-    """Return a chunk tag as seqeval reads it.
+def _to_bioes(tag: str) -> str:
+    """Return a chunk tag in the BIOES scheme, with a hyphen before the type, for seqeval.
 
-    >>> [_as_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
+    >>> [_to_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
     ['O', 'I', 'S-PER', 'B-DRUG_NAME']
     """
     return "-".join(filter(None, (_BIOES.get(tag[0], tag[0]), tag[2:])))
 
 
 def _read_spans(record: Record) -> TaggedSentence:
-    """Return the words of a text, with tags (IOB2) for spans by character offsets.
+    """Return the words of a record's text, with IOB2 tags for spans given by character offsets.
 
-    A span that begins or ends inside of a word is extended to the whole word. Spans that overlap
-    an earlier one or are outside of the text are left out. All of these are counted and printed.
+    A span that starts or ends inside a word is extended to the whole word. Spans outside the text,
+    and spans that overlap an earlier span, are skipped. The numbers of all these spans are printed.
     """
     text, name = record.text(record.columns["text"]), record.columns["spans"]
     values = record.named(name) or []
     if isinstance(values, dict) and all(isinstance(one, list) for one in values.values()):
         values = [
             dict(zip(values, row)) for row in itertools.zip_longest(*values.values())
-        ]  # of `datasets`
+        ]  # the format of `datasets`
     if not isinstance(values, list):
         raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list of spans.')
-    spans = sorted(_read_span(value, f'"{name}" of {record.where}') for value in values)
+    spans = sorted(_parse_span(value, f'"{name}" of {record.where}') for value in values)
     words = find_words(text)
     tags = ["O"] * len(words)
     for start, end, label in spans:
@@ -500,8 +535,11 @@ def _read_spans(record: Record) -> TaggedSentence:
     return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)
 
 
-def _read_span(value: Any, where: str) -> tuple[int, int, str]:
-    """Return start, end and label of a span: a dictionary, or a list in this order."""
+def _parse_span(value: Any, where: str) -> tuple[int, int, str]:
+    """Return start, end and label of a span, given as a list in this order or as an object.
+
+    Raises DataError, with the location `where`, for another format.
+    """
     parts: list[Any] = value if isinstance(value, list) else []
     if isinstance(value, dict):
         parts = [
@@ -518,15 +556,21 @@ def _read_span(value: Any, where: str) -> tuple[int, int, str]:
     return parts[0], parts[1], str(parts[2]).strip()
 
 
-def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
-    """Return whether the first column counts the words of a sentence, from 0 or 1."""
+def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
+    """Return whether the first column of a sentence contains word numbers, from 0 or 1.
+
+    `rows` are pairs (line number, cells).
+    """
     counts = [cells[0] for _, cells in rows if not _NO_WORD.fullmatch(cells[0])]
     first = 0 if counts[:1] == ["0"] else 1
     return counts == [str(number) for number in range(first, first + len(counts))]
 
 
-def _strings(record: Record, name: str) -> tuple[str, ...]:
-    """A column that is a list of strings; integers, as tags may be, become strings."""
+def _read_strings(record: Record, name: str) -> tuple[str, ...]:
+    """Return a column that contains a list of strings. Integers are converted to strings.
+
+    Raises DataError for any other value.
+    """
     values = record.named(name)
     if not isinstance(values, list):
         raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list.')

@@ -1,4 +1,4 @@
-"""Heads of fine-tuning tasks, in the form that the model's Hugging Face family has."""
+"""Heads for fine-tuning tasks, in the same form as in the model's Hugging Face family."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 class ReadsStates(LabelledObjective):
-    """A task whose own head, or whose loss, reads the hidden states of a text."""
+    """A task for models with a single stack, whose hidden states its head or its loss reads."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether one stack reads a text, and has hidden states that a head can read."""
+        """Return whether the model has a single stack whose hidden states a task head can read."""
         return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 
 def default_pooling(spec: Spec) -> ClassifierPooling:
-    """The vector of a text that is classified: that of the head that the model has already, else
-    one that has read all of the text, or the mean.
+    """Return the default pooling of a classifier.
+
+    If the model has a classifier head, its pooling is used. Otherwise it is "mean" for ELMo, "last"
+    for decoders and XLNet, and "first" for other encoders.
     """
     for head in spec.heads:
         if isinstance(head, ClassifierHead):
@@ -35,42 +37,50 @@ def default_pooling(spec: Spec) -> ClassifierPooling:
 
 
 def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
-    """A classifier of one vector of a text, in the form that the model already has."""
+    """Return a classifier head for one vector per text.
+
+    If the model has a classifier head with this pooling, the new head has the same form.
+    """
     own = [head for head in spec.heads if isinstance(head, ClassifierHead)]
     if own and own[0].pooling == pooling:
         return own[0].replace(num_labels=num_labels)
     if pooling == "last":
         last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
-        return _published(spec, [last, summary])
-    # The mean needs no further layer; the first position was trained for something else.
-    dense = [None] if pooling == "mean" else [*_dense_layers(spec), None]
+        return _choose_published(spec, [last, summary])
+    # Mean pooling needs no dense layer. The first position was trained for another purpose.
+    dense = [None] if pooling == "mean" else [*_candidate_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
-    return _published(spec, forms)
+    return _choose_published(spec, forms)
 
 
 def tagger_head(spec: Spec, num_labels: int) -> Head:
-    """Return a classifier of every position, in the form that the model already has."""
+    """Return a head that classifies every token. An existing tagger head determines its form."""
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
-    dense = [None, *_dense_layers(spec)]
-    return _published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
+    dense = [None, *_candidate_dense_layers(spec)]
+    return _choose_published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
 def span_head(spec: Spec) -> Head:
-    """Return the head that finds the first and the last token of an answer."""
-    return _published(spec, [SpanHead(dense=one) for one in (None, *_dense_layers(spec))])
+    """Return the head that predicts the first and the last token of an answer."""
+    return _choose_published(
+        spec, [SpanHead(dense=one) for one in (None, *_candidate_dense_layers(spec))]
+    )
 
 
-def _published(spec: Spec, forms: Sequence[Head]) -> Head:
-    """The first form that a family of `transformers` has on such a model, else the first of all."""
+def _choose_published(spec: Spec, forms: Sequence[Head]) -> Head:
+    """Return the first of several heads that `transformers` supports for such a model.
+
+    If it supports none of them, return the first head.
+    """
     published = (one for one in forms if is_expressible(spec.replace(heads=(one,))))
     return next(published, forms[0])
 
 
-def _dense_layers(spec: Spec) -> list[Dense]:
-    """Return dense layers before the last matrix, as heads of some family have them."""
+def _candidate_dense_layers(spec: Spec) -> list[Dense]:
+    """Return the dense layers that published heads use before their output layer."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [
         Dense(activation=activation, bias=bias, norm=True)

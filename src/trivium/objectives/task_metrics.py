@@ -1,6 +1,6 @@
-"""Metrics of tasks: values by name, results by label, and the worst mistakes.
+"""Metrics of fine-tuning tasks: values by name, scores per label, and the worst mistakes.
 
-Metrics of labels and numbers are those of scikit-learn and SciPy.
+Metrics of classification and regression are computed by scikit-learn and SciPy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ from trivium.files import nan_to_none, write_file, write_json
 from trivium.objectives.calibration import Calibration
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
-MAX_MISTAKES = 20  # that an evaluation shows
-_SHOWN_NAMES = 30
+MAX_MISTAKES = 20
+"""The maximum number of mistakes that an evaluation prints."""
+_MAX_NAMES = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A wrong prediction; `where` is file and line, `confidence` its probability if known."""
+    """A wrong prediction.
+
+    `where` is the file and line of the example, and `confidence` the probability of the prediction,
+    if known.
+    """
 
     where: str
     text: str
@@ -38,11 +43,11 @@ class Mistake:
 
 
 def perplexity_of(nats: float, num_tokens: float) -> float:
-    """Return e to the nats per token. Raises DataError where there is no token."""
+    """Return the perplexity exp(nats / num_tokens). Raises DataError if there are no tokens."""
     if not num_tokens:
         raise DataError(
-            "there is no token to compute a perplexity of: nothing is left of the responses where "
-            "prompts fill the tokens that are read at once. Give shorter prompts, or raise "
+            "there is no token to compute a perplexity of: truncation removed all responses, "
+            "because the prompts are as long as data.length. Give shorter prompts, or raise "
             "data.length."
         )
     return math.exp(min(nats / num_tokens, 700.0))
@@ -53,15 +58,17 @@ class Metrics:
     """The results of a model on labelled examples.
 
     Args:
-        values: by name, the main one first. Shares (accuracy, F1, BLEU, ROUGE, ...) are fractions
-            from 0 to 1, correlations from -1 to 1; a loss is in nats.
-        lower_is_better: names of values of which the lower one is better.
-        predictions: one object an example, in order, for `predictions.jsonl`.
-        notes: how values were computed, such as sacrebleu's signatures.
+        values: the metrics by name, the main metric first. Accuracy, F1, BLEU, ROUGE and similar
+            metrics are between 0 and 1, correlations between -1 and 1. A loss is in nats.
+        lower_is_better: the names of metrics for which lower values are better.
+        predictions: one object per example, in order, for `predictions.jsonl`.
+        notes: how values were computed, for example sacrebleu's signatures.
         by_label: label, precision, recall, f1 and support of every label or chunk type.
-        labels, confusion: confusion[g][p] counts examples of label g that were predicted as p.
-        mistakes: wrong predictions, the most confident first.
-        calibration: accuracy by coverage and a suggested threshold, for one class per text.
+        labels: the names of the rows and columns of `confusion`.
+        confusion: the confusion matrix: confusion[g][p] is the number of examples with label g and
+            prediction p.
+        mistakes: wrong predictions, most confident first.
+        calibration: accuracy by coverage and a suggested threshold, for single-label tasks.
     """
 
     values: dict[str, float]
@@ -76,27 +83,30 @@ class Metrics:
 
     @property
     def main(self) -> str:
-        """Return the name of the main value."""
+        """The name of the main metric."""
         return next(iter(self.values))
 
     @property
     def higher_is_better(self) -> bool:
-        """Return whether a higher main value is better; the best weights are chosen by it."""
+        """Whether higher values of the main metric are better. The best weights depend on it."""
         return self.main.rpartition("/")[-1] not in self.lower_is_better
 
     @property
     def score(self) -> float:
-        """The main value, negated where lower is better: the larger score is the better one."""
+        """The main metric, negated if lower is better, so that a larger score is always better."""
         value = self.values[self.main]
         return value if self.higher_is_better else -value
 
     def with_main(self, name: str | None) -> Metrics:
-        """Return the metrics with another main value. Raises RecipeError where it is missing."""
+        """Return the metrics with `name` as the main metric; None: no change.
+
+        Raises RecipeError if there is no metric of this name.
+        """
         if name is None:
             return self
         if name not in self.values:
             raise RecipeError(
-                f'train.metric = "{name}" is no metric of this task: choose one of '
+                f'train.metric = "{name}" is not a metric of this task: choose one of '
                 f"{', '.join(self.values)}.{did_you_mean(name, self.values)}"
             )
         return dataclasses.replace(self, values={name: self.values[name], **self.values})
@@ -104,18 +114,17 @@ class Metrics:
     def with_examples(
         self, predictions: Iterable[dict[str, Any]], mistakes: Iterable[Mistake] = ()
     ) -> Metrics:
-        """Return the values with the predictions of all examples, and the worst mistakes.
+        """Return a copy with the predictions of all examples and the worst mistakes.
 
-        The worst mistakes have the highest confidence; the first come first where it is equal.
-        Wrong labels are often among them.
+        The worst mistakes are the most confident ones, which often reveal wrong labels in the data.
         """
         worst = heapq.nsmallest(MAX_MISTAKES, mistakes, key=lambda one: -(one.confidence or 0.0))
         return dataclasses.replace(self, predictions=tuple(predictions), mistakes=tuple(worst))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `evaluation.json`: everything but the predictions; "main" names a value.
+        """Return the content of `evaluation.json`: everything except the predictions.
 
-        A value that is not finite is null.
+        "main" is the name of the main metric. Values that are not finite become null.
         """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
         values = nan_to_none(self.values)
@@ -130,9 +139,10 @@ class Metrics:
 
 
 def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
-    """The metrics of the labelled sources of a run as one; the main value is that of the first.
+    """Merge the metrics of the labelled sources of a run. The first source has the main metric.
 
-    In a mix, values are named SOURCE/VALUE; of several sources, predictions have the name as `mix`.
+    In a mixture, metrics are named SOURCE/METRIC. With several sources, each prediction contains
+    the name of its source as `mix`.
     """
     name, first = next(iter(results.items()))
     if not name:
@@ -153,7 +163,7 @@ def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
 
 
 def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
-    """Write `evaluation.json` (with the name of the task) and `predictions.jsonl` to a run."""
+    """Write `evaluation.json`, with the name of the task, and `predictions.jsonl` to a folder."""
     write_json(Path(folder) / EVALUATION, {"task": task, **metrics.to_dict()})
     predictions = map(nan_to_none, metrics.predictions)
     lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in predictions)
@@ -161,9 +171,13 @@ def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
 
 
 def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
-    """Metrics of single labels, indices [N]; macro F1 is over the labels that occur."""
-    sk = _sklearn_metrics()
-    several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns of one label alone
+    """Return accuracy, F1, Matthews correlation and the confusion matrix of N single labels.
+
+    `gold` and `predicted` contain indices into `names`, [N]. Macro F1 is the mean over the labels
+    that occur.
+    """
+    sk = _import_sklearn_metrics()
+    several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns if there is only one label
     confusion = sk.confusion_matrix(gold, predicted, labels=range(len(names))).tolist()
     return Metrics(
         {
@@ -172,33 +186,42 @@ def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -
             "weighted_f1": float(sk.f1_score(gold, predicted, average="weighted", zero_division=0)),
             "matthews": float(sk.matthews_corrcoef(gold, predicted)) if several else 0.0,
         },
-        by_label=_scores_by_label(gold, predicted, names),
+        by_label=_compute_label_scores(gold, predicted, names),
         labels=tuple(names),
         confusion=tuple(map(tuple, confusion)),
     )
 
 
 def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
-    """Metrics of indicators [N, L]; subset accuracy counts texts whose labels are all right."""
-    sk, gold, predicted = _sklearn_metrics(), gold.astype(np.int64), predicted.astype(np.int64)
+    """Return F1 and subset accuracy of N texts with several labels each.
+
+    `gold` and `predicted` contain 1 for each of the L labels that a text has, [N, L]. Subset
+    accuracy is the fraction of texts whose labels are all correct.
+    """
+    sk, gold, predicted = (
+        _import_sklearn_metrics(),
+        gold.astype(np.int64),
+        predicted.astype(np.int64),
+    )
     return Metrics(
         {
             "micro_f1": float(sk.f1_score(gold, predicted, average="micro", zero_division=0)),
             "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
             "subset_accuracy": float(sk.accuracy_score(gold, predicted)),
         },
-        by_label=_scores_by_label(gold, predicted, names),
+        by_label=_compute_label_scores(gold, predicted, names),
     )
 
 
 def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
-    """Return R2, correlations and errors of numbers [N]; a correlation with a constant is 0.
+    """Return R2, correlations and errors of N predicted numbers.
 
-    R2 is the main value: unlike a correlation it also counts a wrong scale.
+    R2 is the main metric, because unlike a correlation it depends on the scale of the predictions.
+    A correlation with a constant is 0.
     """
     from scipy import stats
 
-    sk, pearson, spearman = _sklearn_metrics(), 0.0, 0.0
+    sk, pearson, spearman = _import_sklearn_metrics(), 0.0, 0.0
     if len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0:
         results: Any = stats.pearsonr(gold, predicted), stats.spearmanr(gold, predicted)
         pearson, spearman = (float(result[0]) for result in results)
@@ -209,12 +232,13 @@ def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
         "mse": float(sk.mean_squared_error(gold, predicted)),
         "mae": float(sk.mean_absolute_error(gold, predicted)),
     }
-    # R2 compares with the mean, which says nothing where all numbers are equal.
+    # R2 compares with the mean. It is undefined if all numbers are equal.
     return Metrics(values).with_main("r2" if np.ptp(gold) > 0 else "mse")
 
 
-def _scores_by_label(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
-    report = _sklearn_metrics().classification_report(
+def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
+    """Return precision, recall, F1 and support of every label (see `label_scores`)."""
+    report = _import_sklearn_metrics().classification_report(
         gold,
         predicted,
         labels=range(len(names)),
@@ -225,15 +249,18 @@ def _scores_by_label(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]
     return label_scores(report, names)
 
 
-def _sklearn_metrics() -> Any:
-    """scikit-learn's metrics, whose stubs declare `zero_division` as text."""
+def _import_sklearn_metrics() -> Any:
+    """Return `sklearn.metrics` as Any, because its stubs declare `zero_division` as str."""
     from sklearn import metrics
 
     return metrics
 
 
 def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a report of scikit-learn or seqeval with `output_dict=True`."""
+    """Return precision, recall, F1 and support of every label, as one dictionary per label.
+
+    `report` is a classification report of scikit-learn or seqeval with `output_dict=True`.
+    """
     return tuple(
         {
             "label": name,
@@ -247,7 +274,7 @@ def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str
 
 
 def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
-    """The id of a label. Raises DataError, with file and line, where the model has none."""
+    """Return the id of a label. Raises DataError, with file and line, if it is unknown."""
     if name not in ids:
         raise DataError(
             f'{where}: the label "{shorten(name)}" is unknown to the model, which knows '
@@ -259,7 +286,10 @@ def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
 def unknown_labels(
     labels: Sequence[Sequence[str]], known: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the labels of examples that a model does not know, and a note that counts them."""
+    """Return the labels of examples that the model does not know, and a note that counts them.
+
+    The note is in a tuple, which is empty if the model knows all labels.
+    """
     unknown = sorted({name for names in labels for name in names}.difference(known))
     count = sum(not {*unknown}.isdisjoint(names) for names in labels)
     note = (
@@ -270,18 +300,18 @@ def unknown_labels(
 
 
 def listing(names: Sequence[str]) -> str:
-    """Names for a message, the first thirty of them.
+    """Return quoted names for a message, at most the first thirty.
 
     >>> listing(["good", "bad"])
     '"good", "bad"'
     """
-    shown = ", ".join(f'"{shorten(name, 40)}"' for name in names[:_SHOWN_NAMES])
-    more = len(names) - _SHOWN_NAMES
+    shown = ", ".join(f'"{shorten(name, 40)}"' for name in names[:_MAX_NAMES])
+    more = len(names) - _MAX_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def first_prediction(run: str) -> dict[str, Any]:
-    """The first held-out example of a finished run, for the command to try; {} where none is."""
+    """Return the first validation example in `predictions.jsonl` of a run; {} if there is none."""
     try:
         with open(Path(run) / PREDICTIONS, encoding="utf-8") as file:
             first = json.loads(file.readline() or "{}")

@@ -1,4 +1,7 @@
-"""A batch on the device, and what losses make of it: hidden states, and sums of terms."""
+"""Batches on the device, and the functions with which objectives compute their losses.
+
+Shape letters: B rows, T tokens per row, M labelled positions, D d_model, R rows of a whole step.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,22 @@ from trivium.data.row_order import derived_seed
 from trivium.models import LanguageModule
 
 LossTerms = dict[str, Tensor]
-"""The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""
+"""The terms of a loss by name, each a sum over labels. Most objectives have one term, "loss"."""
 
 
 class MicroBatchSlice(NamedTuple):
-    """Rows that pass through the model together, where the rows of a step are not one batch.
+    """A micro-batch as a range of rows of the batch of a whole step.
+
+    Objectives that compare all rows of a step, for example contrastive learning with in-batch
+    negatives, need the whole batch in one `TensorBatch`. A forward pass nevertheless reads only the
+    rows of one slice, so that activations fit into memory.
 
     Args:
-        number: in the step.
-        start, stop: the first row, and the last row + 1.
-        width: columns of the longest one.
-        weight: 1, or 0 where another process computes them, too.
+        number: the index of the slice in the step, which seeds its dropout.
+        start: the first row.
+        stop: the row after the last one.
+        width: the number of columns to read, which is the length of the longest row.
+        weight: 1.0; 0.0 if another process computes the same slice and counts it.
     """
 
     number: int
@@ -41,14 +49,21 @@ class MicroBatchSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A `Batch` on the device, its labels as flat positions and targets.
+    """A `Batch` on the device.
 
-    Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
-    gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
-    of the model, the cache of an objective that carries state among them. `sequence_labels` are as
-    in the batch; `extras` are the fields that a subclass of `Batch` adds. If the rows of
-    a step are each other's negatives, `slices` are the parts of the batch that this process
-    computes, and `group` is the group of all processes (None for a single process).
+    The labels are stored as flat positions and targets, which are computed on the host. Gathering
+    the hidden states of labelled positions therefore needs no synchronization with the device.
+
+    Args:
+        inputs: keyword arguments of the model, such as `input_ids` [B, T]. For objectives that
+            carry state from step to step, they include the cache.
+        label_positions: int64 [M], the labelled positions as indices into [B * T].
+        targets: int64 [M], the labels at these positions.
+        sequence_labels: the labels of whole sequences, as in `Batch`.
+        extras: the fields that a subclass of `Batch` adds.
+        slices: the micro-batches that this process computes, for objectives that compare all rows
+            of a step; empty for other objectives.
+        group: the process group that computes the step together; None for a single process.
     """
 
     inputs: dict[str, Any]
@@ -60,59 +75,67 @@ class TensorBatch:
     group: Any = None
 
     def parts(self) -> Iterator[tuple[MicroBatchSlice, dict[str, Any]]]:
-        """Yield every part that this process computes, with its inputs [B, T], or [B, 2, T]."""
-        width = max(one.shape[-1] for one in self.inputs.values())
-        for cut in self.slices or (MicroBatchSlice(0, 0, len(self.inputs["input_ids"]), width),):
-            rows = slice(cut.start, cut.stop)
-            yield cut, {name: one[rows, ..., : cut.width] for name, one in self.inputs.items()}
+        """Yield every micro-batch slice of this process with its inputs, [B, T] or [B, 2, T].
+
+        Without `slices`, the whole batch is one slice.
+        """
+        width = max(x.shape[-1] for x in self.inputs.values())
+        for part in self.slices or (MicroBatchSlice(0, 0, len(self.inputs["input_ids"]), width),):
+            rows = slice(part.start, part.stop)
+            yield part, {name: x[rows, ..., : part.width] for name, x in self.inputs.items()}
 
     def compute_rows(
         self,
         compute: Callable[[Any], tuple[Tensor, LossTerms]],
         parts: Iterable[tuple[MicroBatchSlice, Any]],
     ) -> tuple[Tensor, LossTerms]:
-        """Compute numbers for every row of the step, part by part, each process some of the parts.
+        """Compute a vector for every row of the step, one micro-batch slice at a time.
 
-        Activations are not kept: every part is computed again for its gradient, with the same
-        dropout.
+        Each process computes some of the slices, and the results of all processes are combined.
+        Activations are recomputed in the backward pass (checkpointing), with the same dropout.
 
         Args:
-            compute: numbers [B, N] of the rows of a part, and terms that layers add to the loss.
-            parts: what this process computes: where each part is, and the argument of `compute`.
+            compute: a function that maps the inputs of a slice to vectors [B, N] for its rows, and
+                to the loss terms that its layers add (auxiliary losses).
+            parts: the slices that this process computes, each with the argument of `compute`.
 
-        Returns the numbers of all rows, [R, N], and the terms of all parts.
+        Returns:
+            The vectors of all rows of the step, [R, N], and the added loss terms, summed over all
+            slices.
         """
         assert self.sequence_labels is not None
         seed, count = torch.initial_seed(), len(self.sequence_labels)
         rows, terms = torch.zeros((), device=self.targets.device), {}
-        for cut, part in parts:
-            torch.manual_seed(derived_seed(seed, cut.number))  # dropout is that of the part
-            own, added = checkpoint(compute, part, use_reentrant=False)  # type: ignore[misc]
-            rows = rows + F.pad(cut.weight * own, (0, 0, cut.start, count - cut.stop))
-            terms = {name: cut.weight * one + terms.get(name, 0.0) for name, one in added.items()}
-        return self._sum_of_all(rows), {name: self._sum_of_all(one) for name, one in terms.items()}
+        for part, inputs in parts:
+            torch.manual_seed(derived_seed(seed, part.number))  # the same dropout on any process
+            own, added = checkpoint(compute, inputs, use_reentrant=False)  # type: ignore[misc]
+            rows = rows + F.pad(part.weight * own, (0, 0, part.start, count - part.stop))
+            terms = {name: part.weight * one + terms.get(name, 0.0) for name, one in added.items()}
+        return self._all_reduce(rows), {name: self._all_reduce(one) for name, one in terms.items()}
 
-    def _sum_of_all(self, x: Tensor) -> Tensor:
-        """Return the sum over the processes of the step, whose gradients are also summed."""
-        return x if self.group is None else _SumOfAll.apply(x, self.group)  # type: ignore[return-value]
+    def _all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of `x` over the processes of `group`. Gradients are summed, too."""
+        return x if self.group is None else _AllReduce.apply(x, self.group)  # type: ignore[return-value]
 
 
-class _SumOfAll(torch.autograd.Function):
-    """Sums a tensor over the processes of a group, and in the backward pass its gradient."""
+class _AllReduce(torch.autograd.Function):
+    """Differentiable all-reduce: sums a tensor over a process group, and its gradient likewise."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, group: Any) -> Tensor:
+        """Return the sum of `x` over the processes of `group`."""
         context.group, total = group, x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _SumOfAll.forward(context, gradient, context.group), None
+        """Return the sum of the gradient over the processes, and None for `group`."""
+        return _AllReduce.forward(context, gradient, context.group), None
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
-    """Copy a batch to a device, all integers in one copy."""
+    """Copy a batch to a device. Returns the `TensorBatch`; all integers are copied at once."""
     arrays = batch.arrays()
     labels = arrays.pop("labels", np.empty(0, dtype=np.int64)).ravel()
     positions = np.flatnonzero(labels != IGNORE_INDEX)
@@ -138,10 +161,10 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
 
 
 def copy_to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device; neither the host nor the computation of a GPU waits for it.
+    """Copy an array to a device asynchronously. Returns the tensor.
 
-    The host is a step ahead of a GPU. On a stream of its own, the copy from pinned memory runs
-    while the GPU still computes the previous step.
+    The copy from pinned memory runs on its own CUDA stream while the GPU still computes the
+    previous step. The host does not wait for it.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
@@ -150,29 +173,31 @@ def copy_to_device(array: np.ndarray, device: torch.device) -> Tensor:
     with torch.cuda.stream(stream):
         copied = tensor.pin_memory().to(device, non_blocking=True)
     current.wait_stream(stream)
-    copied.record_stream(current)  # its memory is free when the computation has used it
+    copied.record_stream(current)  # keeps the memory until the current stream has read it
     return copied
 
 
 @cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which batches are copied to a GPU."""
+    """Return the CUDA stream that copies batches to a GPU."""
     return torch.cuda.Stream(device)
 
 
 AUX_LOSS = "aux_loss"
-"""The term of what layers add to a loss, such as the balance of experts: a mean per token.
+"""The name of the auxiliary loss that layers add, such as the load-balancing loss of experts.
 
-Of a step it is the mean of what its micro-batches add, each weighted by its real tokens.
+Its value for a step is the mean over the micro-batches, weighted by their tokens without padding.
 """
 
 
 def read(
     model: LanguageModule, inputs: Mapping[str, Tensor], *, gather_positions: Tensor | None = None
 ) -> tuple[Tensor, LossTerms]:
-    """Return the hidden states, and the term that layers add to the loss, if they add one.
+    """Run the model on `inputs`. Returns its hidden states, and the auxiliary loss of its layers.
 
-    Shape: [B, T, D], or of flat positions `gather_positions`, int64 [M], [M, D].
+    The hidden states are [B, T, D], or [M, D] if `gather_positions`, int64 [M], selects flat
+    positions of [B * T]. The second value is empty if the layers have no auxiliary loss. Otherwise
+    it contains the auxiliary loss times the number of tokens as `AUX_LOSS`.
     """
     hidden, loss = model.read(**inputs, gather_positions=gather_positions)
     if loss is None:
@@ -183,6 +208,10 @@ def read(
 
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
-    """Return the nats of the labelled positions by the head over the vocabulary, summed."""
+    """Return the cross-entropy of the LM head at the labelled positions, as a sum in nats.
+
+    `smoothing` is the amount of label smoothing. The terms include the auxiliary loss of the
+    layers, if any.
+    """
     hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}

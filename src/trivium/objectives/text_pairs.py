@@ -1,4 +1,4 @@
-"""Objectives whose models embed texts: they read texts or pairs, and retrieval measures them."""
+"""The base of objectives that train text embeddings, which are evaluated by retrieval."""
 
 from __future__ import annotations
 
@@ -31,12 +31,20 @@ from trivium.text.symbols import WORD
 
 TEXTS = ("sentence", "paragraph", "passage", "content", "document")
 TEXT = Fields("text", ("text",), TEXTS)
-_FEWEST_WORDS = 8
+_MIN_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """A text, the one that belongs to it (None: made of the text itself), and one that does not."""
+    """A text, such as a query, with a matching text and a hard negative.
+
+    Args:
+        text: the text.
+        pair: the matching text, such as a passage; None: the objective derives it from `text`, or
+            needs none.
+        negative: a text that does not match; None: there is no hard negative.
+        where: file and line of the example, for messages.
+    """
 
     text: str
     pair: str | None
@@ -45,82 +53,88 @@ class TextPair:
 
     @property
     def group(self) -> str:
-        """Queries for the same passage share a side of the validation split."""
+        """The matching text. The validation split keeps queries for the same passage together."""
         return self.text if self.pair is None else self.pair
 
     @property
     def texts(self) -> list[str]:
-        """Return the text, and its pair and negative if they exist."""
+        """The text, followed by its pair and its negative, if any."""
         return [one for one in (self.text, self.pair, self.negative) if one is not None]
 
 
 class TextPairs(LabelledObjective):
-    """Vectors of texts: the mean, the first or the last of their hidden states.
+    """An objective that trains text embeddings: the mean, first or last hidden state of a text.
 
-    How near those of held-out pairs are is measured by retrieval; of texts alone the first half is
-    to find the second.
+    The metrics are those of retrieval on the validation pairs. For texts without pairs, the first
+    half of a text is the query for its second half.
     """
 
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
     pooling: Pooling | None = Field(
-        None, description="vector of a text: mean, first or last; default: mean, of a decoder last"
+        None, description="pooling: mean, first or last; default: mean, for decoders last"
     )
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Pool the hidden states [B, T, D] of texts. Returns their vectors [B, D]."""
+        """Pool hidden states [B, T, D] of B texts. Returns their embeddings [B, D]."""
         return pool(hidden, attention_mask, self.pooling or "mean")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
-        """SQuAD JSON; records with one text, two or three; lines of plain text.
+        """Yield the records of files: SQuAD JSON, or records with one, two or three texts.
 
-        Lines of less than eight words, such as headings, are left out.
+        Plain text has one example per line. Lines of fewer than eight words, such as headings, are
+        skipped.
 
         Raises:
-            DataError: with file and line, where a column is missing or blank.
+            DataError: with file and line, if a column is missing or blank.
         """
         for source in list_sources(paths, (".txt", *RECORD_SUFFIXES)).sources:
             if source.kind == "file" and file_format(source.name) not in RECORD_SUFFIXES:
-                yield from _lines(source.name, options)
+                yield from _read_lines(source.name, options)
             else:
                 squad = QuestionAnswering.from_tree({})
                 yield from squad.records([source.name], options)
 
     def example(self, record: Record) -> TextPair:
-        """Return a text, with its pair and a hard negative where there are columns for these."""
+        """Return the text of a record, with its pair and hard negative if the columns exist.
+
+        Raises DataError if there is a negative but no pair.
+        """
         text, pair, negative = (
             record.text(record.columns[name]) if name in record.columns else None
             for name in ("text", "pair", "negative")
         )
         assert text is not None
         if pair is None and negative is not None:
-            raise DataError(f"{record.where} has a negative but no pair. Name the column of that.")
+            raise DataError(
+                f"{record.where} has a negative but no pair. Name the column of the pair."
+            )
         return TextPair(text, pair, negative, record.where)
 
     def input_of(self, example: TextPair) -> str:
-        """Return the texts of an example as one."""
+        """Return all texts of an example as one text, separated by spaces."""
         return " ".join(example.texts)
 
     def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
-        """Return the objective with the default pooling of the model."""
+        """Return the objective with `pooling` set: by default last for decoders, otherwise mean."""
         default = "last" if is_causal(spec) else "mean"
         return self.replace(pooling=self.pooling or default)
 
     def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
-        """Return settings with the pooling by which the model embeds texts from now on."""
+        """Return settings with the pooling with which the trained model embeds texts."""
         return settings.with_task("contrastive", pooling=self.pooling)
 
     def source_texts(self, examples: Sequence[TextPair]) -> Iterator[str]:
-        """Return all texts."""
+        """Yield all texts of the examples, including pairs and negatives."""
         return (text for one in examples for text in one.texts)
 
     def predict(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
-        """Return the vectors of the query and the passage of every example."""
-        sides = zip(*map(query_and_passage, examples))
+        """Return the embeddings of the query and of the passage of every example."""
+        sides = zip(*map(split_query_and_passage, examples))
         vectors = [lm.embed(s, pooling=self.pooling, normalize=True).numpy() for s in sides]
         return list(zip(*vectors))
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
-        """Return also the metrics of BM25, and of both by reciprocal rank fusion."""
+        """Return the metrics of retrieval by embeddings, by BM25, and by both (rank fusion)."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm, lexical=True)
 
     def compute_metrics(
@@ -131,11 +145,12 @@ class TextPairs(LabelledObjective):
         *,
         lexical: bool = False,
     ) -> Metrics:
-        """Return MRR and recall of the passage of each query, among the passages of all examples.
+        """Return MRR and recall of retrieval among the passages of all examples.
 
         For texts without a pair, the query is the first half and the passage is the second half.
+        `lexical` adds the metrics of BM25 and of both methods together.
         """
-        pairs = [query_and_passage(one) for one in examples]
+        pairs = [split_query_and_passage(one) for one in examples]
         queries, passages = map(np.stack, zip(*answers))
         found = retrieve(pairs, queries, passages, lexical=lexical)
         rows = [
@@ -153,7 +168,7 @@ class TextPairs(LabelledObjective):
         return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return `embed` with a held-out query, its passage and the passage that was found."""
+        """Return an `embed` command with a validation query, its passage and the one it found."""
         example = first_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
         texts = [beginning(text, 12) or text for text in texts]
@@ -161,19 +176,24 @@ class TextPairs(LabelledObjective):
         return f"embed {run} {shown} --similarities"
 
 
-def _lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
+def _read_lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
+    """Yield each line of a text file that has at least eight words, as a text without a pair."""
     with open_text(path, errors=options.errors, encoding=options.encoding) as lines:
         for number, line in enumerate(lines, start=1):
-            if len(WORD.findall(line)) >= _FEWEST_WORDS:
+            if len(WORD.findall(line)) >= _MIN_WORDS:
                 yield TextPair(line.strip(), None, None, f"{path}, line {number}")
 
 
-def query_and_passage(one: TextPair) -> tuple[str, str]:
-    """The texts of a pair; of a text alone its first half and its second, by words."""
-    if one.pair is not None:
-        return one.text, one.pair
-    words = list(WORD.finditer(one.text))
+def split_query_and_passage(example: TextPair) -> tuple[str, str]:
+    """Return the query and the passage of an example.
+
+    Without a pair, they are the first half and the second half of the words of the text.
+    """
+    text = example.text
+    if example.pair is not None:
+        return text, example.pair
+    words = list(WORD.finditer(text))
     if len(words) < 2:
-        return one.text, one.text
+        return text, text
     middle = words[len(words) // 2].start()
-    return one.text[:middle].rstrip(), one.text[middle:]
+    return text[:middle].rstrip(), text[middle:]

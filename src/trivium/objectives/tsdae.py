@@ -1,4 +1,4 @@
-"""TSDAE: a decoder restores a text from the vector of what is left of it."""
+"""TSDAE: a decoder reconstructs a text from the embedding of the same text with deleted tokens."""
 
 from __future__ import annotations
 
@@ -30,74 +30,85 @@ from trivium.text.vocabulary import Vocabulary
 
 
 class TSDAE(TextPairs):
-    """L = - sum_t log P(y_t | y_1 ... y_(t-1), v), for a text y and the vector v of what is left.
+    """An objective that trains text embeddings by reconstruction (TSDAE), without labels.
 
-    A share of `deletion` of the tokens is deleted, anew in every epoch, and the encoder reads the
-    others; v is the mean, the first or the last of its hidden states, and all that the
-    cross-attention of the decoder sees. With five of six tokens deleted:
+    L = - sum_t log P(y_t | y_1 ... y_(t-1), v)
+
+    y is a text. v is its embedding after a fraction `deletion` of its tokens was deleted. The
+    encoder reads the remaining tokens, and v is the mean, the first or the last of its hidden
+    states. v is the only vector that the decoder's cross-attention can attend to. The deleted
+    tokens differ from epoch to epoch. With five of six tokens deleted:
 
         row                [CLS] Ada wrote the first program . [SEP]
         input_ids          [CLS] program [SEP]
         decoder_input_ids  [CLS] Ada wrote the first program .
         labels             Ada wrote the first program . [SEP]
 
-    The decoder has the layers of the encoder and its token vectors, and is there in training alone:
-    the run saves the encoder, which embeds.
+    The decoder has as many layers as the encoder, and shares its token embeddings. It is only used
+    in training: the run saves the encoder, which embeds texts.
 
-    Source: Wang, Reimers and Gurevych 2021, section 3. Where we differ: v is the mean unless
-    `pooling` says "first", which is theirs; tokens are deleted, not words; and the layers of the
-    decoder have weights of their own, which start at random, where theirs are the encoder's.
+    Source: Wang, Reimers and Gurevych 2021, section 3. There are three differences. By default v is
+    the mean; `pooling` = "first" is the choice of the paper. Tokens are deleted, not words. The
+    layers of the decoder have random initial weights of their own, instead of sharing the
+    encoder's.
     """
 
     kind: Literal["tsdae"] = "tsdae"
     fields: ClassVar[Sequence[Slot]] = (TEXT,)
-    deletion: float = Field(0.6, ge=0, lt=1, description="share of the tokens that is deleted")
+    deletion: float = Field(0.6, ge=0, lt=1, description="fraction of tokens to delete")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return no head: the head over the vocabulary is the decoder's."""
+        """Return no heads, because the LM head belongs to the decoder.
+
+        Raises RecipeError if the model is not a Transformer encoder.
+        """
         self.specs(spec)
         return ()
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the encoder and of the decoder."""
-        return spec, self._with_decoder(spec).replace(encoder=None)
+        return spec, self._add_decoder(spec).replace(encoder=None)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return the encoder with a decoder."""
-        return build(self._with_decoder(spec), seed=seed, device=device)
+        """Return the encoder together with a decoder, both with random weights."""
+        return build(self._add_decoder(spec), seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the encoder, which shares its weights with the module."""
+        """Return only the encoder, which shares its weights with `module`."""
         assert isinstance(module, Transformer)
         encoder = build(module.spec.replace(decoder=None, heads=()), device="meta")
         encoder.tokens, encoder.encoder = module.tokens, module.encoder
         return {"": encoder}
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
-        """Return every text between its special tokens."""
+        """Return every text as token ids with special tokens, and as next-token labels."""
         texts = [(one.text, None) for one in examples]
         encoded = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
         sequences = {
             "input_ids": [one.ids for one in encoded],
             "labels": [next_tokens(one) for one in encoded],
         }
-        # All tokens but the first are targets.
+        # All tokens except the first are targets.
         truncations = [(one.cut, len(one.ids) - 1 + one.cut, one.cut) for one in encoded]
         return EncodedExamples.with_targets(
             sequences, truncations, pad_id=lm.source_tokenizer.pad_id
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Delete tokens: int64 [B, T] -> input_ids [B, S], decoder_input_ids and labels [B, T - 1].
+        """Delete random tokens of rows [B, T] from the input of the encoder.
 
-        Special tokens stay, and of a text without any its first token.
+        Special tokens are kept. If no token remains, the first token is kept.
+
+        Returns:
+            A batch with input_ids [B, S], decoder_input_ids [B, T - 1] and labels [B, T - 1], where
+            S is the maximum number of remaining tokens.
         """
         ids, is_token = rows.input_ids, real_tokens(rows)
         assert rows.labels is not None
-        stays = rng.uniform(ids.shape[1], 0) >= self.deletion
-        stays = is_token & (stays | vocabulary.is_special[ids])
-        stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        input_ids, lengths = left_pack(ids, stays, vocabulary.pad_id or 0)
+        keep = rng.uniform(ids.shape[1], 0) >= self.deletion
+        keep = is_token & (keep | vocabulary.is_special[ids])
+        keep[:, :1] |= ~keep.any(axis=1, keepdims=True)
+        input_ids, lengths = left_pack(ids, keep, vocabulary.pad_id or 0)
         return Batch(
             input_ids=input_ids,
             attention_mask=length_mask(lengths, input_ids.shape[1]),
@@ -106,7 +117,7 @@ class TSDAE(TextPairs):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the nats of all tokens except the first of each text, summed."""
+        """Return the summed cross-entropy, in nats, of all tokens except the first of each text."""
         assert isinstance(model, Transformer)
         assert model.decoder is not None
         inputs = dict(batch.inputs)
@@ -122,7 +133,11 @@ class TSDAE(TextPairs):
         hidden, _ = model.decoder(model.tokens(shifted), context)
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
-    def _with_decoder(self, spec: Spec) -> TransformerSpec:
+    def _add_decoder(self, spec: Spec) -> TransformerSpec:
+        """Return the spec of an encoder with a decoder of the same layers and an LM head.
+
+        Raises RecipeError if the model is not a Transformer encoder, or cannot have a decoder.
+        """
         if (
             not isinstance(spec, TransformerSpec)
             or spec.family != "encoder-only"

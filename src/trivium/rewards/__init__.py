@@ -1,4 +1,4 @@
-"""Rewards: what a response of a model is worth. Each kind is one class in a module here."""
+"""Reward functions, which score the responses of a model. Each module here contains one kind."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from trivium.errors import RecipeError, shorten
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response that a model has drawn.
+    """A prompt with a response that a model has generated.
 
     Args:
-        prompt: its text; of messages their contents, a line each.
-        response: without spaces around it.
-        text: both as one text.
-        messages: the conversation with the response, where the prompt is messages.
-        record: the columns of the prompt's row.
-        ended: the model ended it; else it is cut.
+        prompt: the text of the prompt. For a conversation, the contents of its messages, one per
+            line.
+        response: the response without leading and trailing whitespace.
+        text: the prompt and the response as one text.
+        record: the columns of the prompt's record.
+        messages: the conversation including the response; empty if the prompt is a text.
+        ended: whether the model ended the response; False if it reached the maximum length.
     """
 
     prompt: str
@@ -43,29 +44,29 @@ class Sample:
 
 
 class RewardFunction(Choice, Config, ABC):
-    """A number for every response.
+    """A function that scores each response with a number, and its configuration.
 
-    A subclass has `kind: Literal["name"] = "name"`, which recipes call it by, and a field with a
-    description for every key.
+    A subclass has `kind: Literal["name"] = "name"`, the name of the reward in recipes, and one
+    field with a description for every recipe key.
     """
 
     weight: float = Field(
-        1.0, allow_inf_nan=False, description="what it is multiplied by in the sum of all rewards"
+        1.0, allow_inf_nan=False, description="weight of the reward in the sum of all rewards"
     )
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's code that the reward runs. A run is resumed only with the same code."""
+        """The paths of the user's code that the reward runs. A resumed run needs the same code."""
         return ()
 
     def open(self) -> None:
-        """Load what it needs, before the run begins.
+        """Load the files or models that the reward needs, before the run starts.
 
-        Raises RecipeError or another TriviumError where that is missing or does not fit.
+        Raises RecipeError or another TriviumError if they are missing or unsuitable.
         """
 
     def check(self, record: Record) -> None:
-        """Raise DataError, with file and line, where a prompt's row lacks what it compares with."""
+        """Raise DataError, with file and line, if the record lacks data that the reward needs."""
 
     @abstractmethod
     def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
@@ -73,20 +74,24 @@ class RewardFunction(Choice, Config, ABC):
 
 
 def reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
-    """What rewards are called in metrics: "exact", and "exact_2" for another of that kind."""
-    seen: Counter[str] = Counter()
+    """Return the names of rewards in metrics: the kind, such as "exact".
+
+    The second reward of a kind has the suffix "_2", the third one "_3".
+    """
+    counts: Counter[str] = Counter()
     names = []
     for one in rewards:
-        seen[one.kind] += 1
-        names.append(one.kind if seen[one.kind] == 1 else f"{one.kind}_{seen[one.kind]}")
+        counts[one.kind] += 1
+        names.append(one.kind if counts[one.kind] == 1 else f"{one.kind}_{counts[one.kind]}")
     return tuple(names)
 
 
 def all_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> Floats:
-    """Every reward of every sample, without its weight: float64 [N, R].
+    """Return R unweighted rewards for each of N samples, float64 [N, R].
 
     Raises:
-        RecipeError: a reward that is not one finite number for every sample; it names the sample.
+        RecipeError: a reward function does not return one finite number for every sample. The
+            message names the sample.
     """
     columns = []
     for reward in rewards:
@@ -94,12 +99,12 @@ def all_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> 
         if len(values) != len(samples):
             raise RecipeError(
                 f'the reward of kind "{reward.kind}" has {len(values)} values for {len(samples)} '
-                f"responses, of which the first is that of {samples[0]}."
+                f"responses; the first one is for {samples[0]}."
             )
         for value, sample in zip(values, samples):
             if not isinstance(value, int | float | np.number) or not math.isfinite(value):
                 raise RecipeError(
-                    f'the reward of kind "{reward.kind}" is {value!r}, which is no finite number, '
+                    f'the reward of kind "{reward.kind}" is {value!r}, not a finite number, '
                     f"for {sample}."
                 )
         columns.append(values)

@@ -1,4 +1,4 @@
-"""Whether a response is the right answer."""
+"""The reward "exact": whether a response is equal to the correct answer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from trivium.rewards import RewardFunction, Sample
 
 
 class ExactMatch(RewardFunction):
-    """1 for a response that the model ended and that equals the answer but for outer spaces."""
+    """1 if the response is equal to the correct answer, otherwise 0.
+
+    Leading and trailing whitespace is ignored. A response that reached the maximum length gets 0.
+    """
 
     kind: Literal["exact"] = "exact"
-    column: str = Field("answer", description="column of the right answer, a text or a number")
+    column: str = Field("answer", description="column of the correct answer, a text or a number")
 
     def check(self, record: Record) -> None:
-        """Raise DataError where the row has no answer."""
-        if not self._answer(record):
+        """Raise DataError if the record has no correct answer."""
+        if not self._read_answer(record):
             raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return 1 or 0 for every sample."""
-        return [float(one.ended and one.response == self._answer(one.record)) for one in samples]
+        """Return 1.0 or 0.0 for every sample."""
+        return [
+            float(one.ended and one.response == self._read_answer(one.record)) for one in samples
+        ]
 
-    def _answer(self, record: Record) -> str:
+    def _read_answer(self, record: Record) -> str:
+        """Return the correct answer of a record as text; "" if there is none."""
         option = """--set 'objective.rewards=[{kind="exact", column="NAME"}]'"""
         value = record.value(self.column, option)
         return "" if value is None or value != value else str(value).strip()  # NaN is not equal

@@ -1,4 +1,4 @@
-"""Rewards that a classifier computes: its number, or the probability of a label."""
+"""Rewards from a classifier: the score of a reward model, or the probability of a label."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 
 class ClassifierReward(RewardFunction):
-    """A reward that a classifier computes. The classifier is loaded once."""
+    """A reward that a classifier computes. The classifier is loaded only once."""
 
     task: ClassVar[str] = "classification"
-    """The command that makes such a model is `finetune` with this task."""
-    model: str = Field(description="classifier: a run, a Hugging Face folder or its name there")
+    """The task of `finetune` that trains such a classifier."""
+    model: str = Field(description="classifier: a run, or a Hugging Face folder or name")
 
     _lm: LanguageModel | None = PrivateAttr(None)
+    """The loaded classifier."""
 
     def open(self) -> None:
-        """Load the model, and check that its answers are of the right kind."""
+        """Load the classifier, and check its labels. Raises RecipeError if it is unsuitable."""
         self.load()
 
     def load(self) -> LanguageModel:
-        """Return the model, which is loaded by the first call."""
+        """Return the classifier. The first call loads it and checks its labels."""
         if self._lm is None:
             lm = load(self.model)
             if "classify" not in lm.capabilities:
@@ -43,37 +44,40 @@ class ClassifierReward(RewardFunction):
 
     @abstractmethod
     def check_labels(self, labels: Collection[str]) -> None:
-        """Raise RecipeError where the labels of the model, none for a number, do not fit."""
+        """Raise RecipeError if these labels of the classifier do not fit this kind of reward.
+
+        `labels` is empty for a regression model.
+        """
 
 
 class LabelProbability(ClassifierReward):
-    """The probability of a label of a response; 0 of an empty response."""
+    """The probability that a classifier gives to a label for the response; 0 for an empty text."""
 
     kind: Literal["label"] = "label"
     label: str = Field(description="name of the label")
     with_prompt: bool = Field(False, description="whether the classifier reads the prompt, too")
 
     def check_labels(self, labels: Collection[str]) -> None:
-        """Raise RecipeError where the model does not have the label."""
+        """Raise RecipeError if the classifier does not have the label."""
         if self.label not in labels:
-            known = ", ".join(labels) or "none: its answers are numbers"
+            known = ", ".join(labels) or "none: its predictions are numbers"
             raise RecipeError(
                 f'the classifier {self.model} has no label "{self.label}"; it has {known}.'
                 f"{did_you_mean(self.label, labels)}"
             )
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return numbers from 0 to 1."""
+        """Return a probability between 0 and 1 for every sample."""
         texts = [one.text if self.with_prompt else one.response for one in samples]
         answers = iter(self.load().classify([text for text in texts if text.strip()]))
         return [next(answers).scores[self.label] if text.strip() else 0.0 for text in texts]
 
 
 class LearnedReward(ClassifierReward):
-    """The number that a classifier of one number has for a prompt with its response.
+    """The score that a reward model predicts for a prompt with its response.
 
-    It reads both as it was trained (`finetune reward`): as one text, or messages as its chat
-    template writes them.
+    The reward model reads the same format as in its training (`finetune reward`): one text, or
+    messages in its chat template.
     """
 
     task: ClassVar[str] = "reward"
@@ -81,7 +85,7 @@ class LearnedReward(ClassifierReward):
     model: str = Field(description="run of `finetune reward`, or a Hugging Face folder or name")
 
     def check_labels(self, labels: Collection[str]) -> None:
-        """Raise RecipeError where the answer is a label, not a number."""
+        """Raise RecipeError if the classifier predicts labels instead of a number."""
         if labels:
             raise RecipeError(
                 f"{self.model} has labels, not one number: take the reward of kind "
@@ -89,9 +93,9 @@ class LearnedReward(ClassifierReward):
             )
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the numbers, which have no bounds."""
+        """Return the score of every sample, an unbounded number."""
         lm = self.load()
         template = lm.settings.chat_template or PLAIN_TEMPLATE
-        write = ChatTemplate.of(template, lm.text_tokenizer).render
-        texts = [write(one.messages) if one.messages else one.text for one in samples]
+        render = ChatTemplate.of(template, lm.text_tokenizer).render
+        texts = [render(one.messages) if one.messages else one.text for one in samples]
         return [one.score for one in lm.classify(texts)]

@@ -1,4 +1,4 @@
-"""A reward that is computed by a function of the user's."""
+"""The reward "python", which a Python function of the user computes."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ _ALLOWED = "TRIVIUM_RUN_CODE"
 
 
 class PythonFunction(RewardFunction):
-    """What `function(prompts, responses, records)` returns: a number for every response.
+    """A reward that `function(prompts, responses, records)` of the user computes.
 
-    Prompts and responses are strings, records the columns of the prompts' rows. The same arguments
-    must give the same numbers, or a resumed run differs; it is refused where the file has changed.
-    The file is run with all rights of the user, also by `eval` and `--resume`, and only where the
-    environment variable TRIVIUM_RUN_CODE is 1: a recipe may come from somebody else.
+    The function returns one number per response. Prompts and responses are lists of strings.
+    `records` contains the columns of each prompt's record as a dictionary. The function must be
+    deterministic; otherwise a resumed run gives different results. A run is not resumed if the file
+    has changed.
+
+    The file is executed with all rights of the user, also by `eval` and `--resume`. Since a recipe
+    may come from somebody else, this requires the environment variable TRIVIUM_RUN_CODE=1.
     """
 
     kind: Literal["python"] = "python"
-    function: str = Field(
-        pattern=r".+\.py:\w+$", description='"file.py:name" of (prompts, responses, records)'
-    )
+    function: str = Field(pattern=r".+\.py:\w+$", description='"file.py:name" of a function')
 
     _call: Callable[..., Any] | None = PrivateAttr(None)
+    """The function, after `open`."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The file of the function, without the files that it imports."""
+        """The file of the function. Files that it imports are not included."""
         return (self.function.rpartition(":")[0],)
 
     def open(self) -> None:
-        """Run the file. Raises RecipeError where that is not allowed, or has no such function."""
+        """Run the user's file.
+
+        Raises RecipeError if this is not allowed, or if the file does not contain the function.
+        """
         if self._call is not None:
             return
         file, _, name = self.function.rpartition(":")
@@ -55,23 +60,25 @@ class PythonFunction(RewardFunction):
         self._call = call
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """What the function returns.
+        """Return the numbers that the function returns.
 
-        Raises RecipeError where it fails, and names the first response with which it does.
+        Raises RecipeError if the function fails. The message names the first response for which the
+        function fails.
         """
         try:
-            return self._values(samples)
+            return self._call_function(samples)
         except Exception as error:
             for one in samples:
                 try:
-                    self._values([one])
+                    self._call_function([one])
                 except Exception as own:
                     raise RecipeError(
                         f"{self.function} failed with {own!r} for {one}, a prompt {one.prompt!r}."
                     ) from own
             raise RecipeError(f"{self.function} failed with {error!r}.") from error
 
-    def _values(self, samples: Sequence[Sample]) -> list[float]:
+    def _call_function(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the result of the user's function for some samples."""
         self.open()
         assert self._call is not None
         prompts, responses = [one.prompt for one in samples], [one.response for one in samples]

@@ -1,4 +1,4 @@
-"""Whether a response has a form."""
+"""The reward "regex": whether a response matches a regular expression."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from trivium.rewards import RewardFunction, Sample
 
 
 class RegexMatch(RewardFunction):
-    """1 for a response in which the pattern is found, as `re.search` does."""
+    """1 if `re.search` finds the pattern in the response, otherwise 0."""
 
     kind: Literal["regex"] = "regex"
-    pattern: str = Field(description="regular expression; ^ and $ are the ends of the response")
+    pattern: str = Field(description="regular expression; ^ and $ match the ends of the response")
 
     @field_validator("pattern")
     @classmethod
-    def _compiles(cls, pattern: str) -> str:
+    def _check_pattern(cls, pattern: str) -> str:
+        """Raise ValueError if the pattern is not a valid regular expression."""
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
+            raise ValueError(f"not a regular expression: {error}") from None
         return pattern
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return 1 or 0 for every sample."""
+        """Return 1.0 or 0.0 for every sample."""
         return [float(re.search(self.pattern, one.response) is not None) for one in samples]

@@ -1,4 +1,4 @@
-"""How near the length of a response is to a wanted one."""
+"""The reward "length": how close the length of a response is to a target."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from trivium.rewards import RewardFunction, Sample
 
 
 class TargetLength(RewardFunction):
-    """max(0, 1 - |n - target| / target) for n characters: 1 at the target, 0 at twice as many."""
+    """max(0, 1 - |n - target| / target) for a response of n characters.
+
+    The reward is 1 at the target length and 0 from twice the target length on.
+    """
 
     kind: Literal["length"] = "length"
-    target: int = Field(gt=0, description="wanted characters of a response")
+    target: int = Field(gt=0, description="target length of a response in characters")
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return numbers from 0 to 1."""
+        """Return a number between 0 and 1 for every sample."""
         lengths = (len(one.response) for one in samples)
         return [max(0.0, 1.0 - abs(length - self.target) / self.target) for length in lengths]
