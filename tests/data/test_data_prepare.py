@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -193,6 +194,69 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
     assert read == other
 
 
+def test_validation_of_another_source_is_not_in_training(tmp_path, documents, tokenizer):
+    path = write(tmp_path / "a.txt", documents[:101])
+    kept = [text for split, text in read_splits(path) if split == "train"]
+    elsewhere = {text_digest(text) for text in kept[:7]} | {5}
+    shards = prepare.prepare(path, tokenizer, tmp_path / "out", not_in_training=elsewhere)
+    assert stored(shards, "train") == by_hand(tokenizer, kept[7:])
+    assert shards.manifest.splits["train"].overlap == 7
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_only_shards_with_dropped_documents_are_written_again(
+    tmp_path, documents, tokenizer, small_shards, monkeypatch, has_links
+):
+    """Also a long document of both splits, whose split is known when its last chunk is read."""
+    monkeypatch.setattr(encode_tasks, "_CHUNK_CHARACTERS", 1500)
+    long = ["\n".join(documents[n : n + 67]) for n in range(0, 670, 67)]
+    path = write(tmp_path / "a.jsonl", [])
+    records = [*documents[:300], *long, *documents[300:], documents[299], *documents[:2]]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
+    links = []
+
+    def link(source, target):
+        links.append((source, Path(source).read_bytes()))
+        if not has_links:
+            raise OSError("the file system has no hard links")
+        os_link(source, target)
+
+    os_link = os.link
+    monkeypatch.setattr(os, "link", link)
+    shards = make(path, tmp_path / "out", tokenizer, validation=0.3)
+    assert sum(info.duplicates for info in shards.manifest.splits.values()) == 3
+    files = sum(len(info.files) for info in shards.manifest.splits.values())
+    assert 2 * files - 2 * 3 <= len(links) < 2 * files
+    written = contents(tmp_path / "out").values()
+    assert all(content in written for _, content in links)
+    kept = list(read_splits(path, CorpusOptions(validation=0.3)))
+    for name in ("train", "validation"):
+        texts = [text for split, text in kept if split == name]
+        assert any(text in long for text in texts)
+        assert stored(shards, name) == by_hand(tokenizer, texts)
+    shards.verify()
+
+
+def test_work_of_an_earlier_version_is_prepared_again(tmp_path, documents, tokenizer, small_shards):
+    path = write(tmp_path / "a.txt", documents)
+    notes = []
+
+    def stop(now):
+        if now.documents > 300:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(path, tmp_path / "out", tokenizer, progress=stop)
+    work = partial_folder(tmp_path / "out")
+    for shard in work.glob("shard-*"):
+        (shard / "shard.json").rename(shard / "piece.json")
+        shard.rename(work / shard.name.replace("shard", "piece"))
+    make(path, tmp_path / "out", tokenizer, progress=lambda now: notes.append(now.note))
+    assert re.match(r"[1-9]\d* unfinished shards .* are removed", notes[0])
+    make(path, tmp_path / "whole", tokenizer)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_validation_paths(tmp_path, documents, tokenizer):
     train = write(tmp_path / "data" / "train.txt", [*documents, documents[2]])
     valid = write(tmp_path / "data" / "valid.txt", [*documents[:53], "a cat"])
@@ -292,8 +356,12 @@ def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, mo
     path = tmp_path / "a.jsonl"
     records = [documents[80], long, " ".join(documents[100:120]), documents[81], "猫" * 503]
     path.write_text("\n".join(json.dumps({"text": text}) for text in records), encoding="utf-8")
+    write(tmp_path / "none" / "b.txt", ["a cat"])
     shards = make(path, tmp_path / "out", tokenizer, validation=0)
     assert stored(shards, "train") == by_hand(tokenizer, records)
+    shards = make(tmp_path / "none", tmp_path / "held out", tokenizer, validation=path)
+    assert stored(shards, "train") == by_hand(tokenizer, ["a cat"])
+    assert stored(shards, "validation") == by_hand(tokenizer, records)
     chunks = list(cut_text(long, 101))
     assert "".join(chunks) == long
     assert all(len(chunk) <= 101 for chunk in chunks)

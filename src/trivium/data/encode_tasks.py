@@ -120,19 +120,18 @@ class TaskReader:
             size += len(text.encode())
             excerpt = excerpt or text[:_EXCERPT_CHARACTERS]
             if is_last:
-                self._record(self.plan.assign(source, digest.value), digest.value, size, excerpt)
+                value = digest.value
+                split = self.plan.assign(source, value)
+                if len(self.excerpts[split]) < NUM_EXCERPTS:
+                    self.excerpts[split].append(excerpt)
+                self.digests.append(value)
+                self.sizes.append(size)
+                self.in_validation.append(split == VALIDATION)
+                self.text_bytes += size
                 digest, size, excerpt = TextDigest(), 0, ""
             yield text, is_last
             if is_last and self.text_bytes >= max_bytes:
                 return
-
-    def _record(self, split: str, digest: int, size: int, excerpt: str) -> None:
-        self.digests.append(digest)
-        self.sizes.append(size)
-        self.in_validation.append(split == VALIDATION)
-        self.text_bytes += size
-        if len(self.excerpts[split]) < NUM_EXCERPTS:
-            self.excerpts[split].append(excerpt)
 
 
 def encode_texts(

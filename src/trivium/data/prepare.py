@@ -313,12 +313,7 @@ class _Preparation:
         tasks = list_tasks(self.plan)
         with _locked(self.work):
             self.resume(tasks, is_part=False)
-            try:
-                self.encode(tasks)
-            except TriviumError:
-                if not self.shards.finished:
-                    shutil.rmtree(self.work, ignore_errors=True)
-                raise
+            self.encode(tasks)
             self.merge()
             move_folder(self.work / _MERGED, self.out)
             shutil.rmtree(self.work)
@@ -371,6 +366,8 @@ class _Preparation:
                     f"{tokens:,} tokens encoded before the error are kept in {self.work}; the next "
                     "attempt continues there"
                 )
+            elif not (self.work / _PARTS).is_file():
+                shutil.rmtree(self.work, ignore_errors=True)
             raise
 
     def _encode(self, tasks: Sequence[Task]) -> None:
@@ -405,17 +402,11 @@ class _Preparation:
         """Merge the shards. Raises DataError if a split that is wanted has no document."""
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
+            keep, excluded = self.options.keep_duplicates, self.not_in_training
             splits = self.shards.merge(
-                merged,
-                self.plan.names,
-                keep_duplicates=self.options.keep_duplicates,
-                not_in_training=self.not_in_training,
+                merged, self.plan.names, keep_duplicates=keep, excluded=excluded
             )
-            try:
-                self._check_splits(splits)
-            except DataError:
-                shutil.rmtree(self.work)
-                raise
+            self._check_splits(splits)
             tokenizer.save(merged)
             manifest = Manifest(
                 tokenizer_fingerprint=tokenizer.fingerprint,
@@ -435,13 +426,16 @@ class _Preparation:
         self.progress(PrepareProgress(note=note))
 
     def _check_splits(self, splits: Mapping[str, SplitInfo]) -> None:
+        """Remove the work and raise DataError if a split has no document."""
         total = sum(info.documents for info in splits.values())
+        empty = next((name for name, info in splits.items() if not info.documents), None)
+        if empty is None:
+            return
+        shutil.rmtree(self.work)
         if not total:
             raise no_text(self.plan.sources)
-        for name, info in splits.items():
-            if not info.documents:
-                raise DataError(
-                    f"The {name} split is empty: all {total} documents went to the other one. Add "
-                    f"text, change the validation fraction {self.plan.fraction}, name a path as "
-                    "validation, or 0 for none; is the separator right?"
-                )
+        raise DataError(
+            f"The {empty} split is empty: all {total} documents went to the other one. Add text, "
+            f"change the validation fraction {self.plan.fraction}, name a path as validation, or "
+            "0 for none; is the separator right?"
+        )

@@ -8,7 +8,6 @@ dropped when the shards are merged: only shards that contain such documents are 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -16,7 +15,7 @@ import shutil
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,6 @@ MARKER = "shard.json"
 _DOCUMENTS = "documents.npy"
 _DOCUMENT = [("digest", "<u8"), ("text_bytes", "<i8"), ("tokens", "<i8"), ("in_validation", "?")]
 _BLOCK_TOKENS = 1 << 20
-_WAITING_BYTES = 1 << 20  # in memory, of the tokens of a document
 
 Report = Callable[[int, int], None]
 
@@ -143,29 +141,25 @@ class TaskShards:
         self.finished[path] = shard
 
     def merge(
-        self,
-        out: Path,
-        splits: Sequence[str],
-        *,
-        keep_duplicates: bool,
-        not_in_training: Collection[int] = (),
+        self, out: Path, splits: Sequence[str], *, keep_duplicates: bool, excluded: Collection[int]
     ) -> dict[str, SplitInfo]:
         """Write the shards of all tasks and their token counts to `out`.
 
         Repeats of earlier documents are dropped, and so are training documents that are in
-        validation or whose digest is in `not_in_training`. A shard without dropped documents is
-        linked. Returns the information about every split.
+        validation or whose digest is in `excluded`. A shard without dropped documents is linked.
+
+        Returns the information about every split.
         """
         self.finished = dict(sorted(self.finished.items()))
         digests = {
             split: np.concatenate([_load_documents(p, split)["digest"] for p in self.finished])
             for split in (TRAIN, VALIDATION)
         }
-        elsewhere = np.fromiter(not_in_training, np.uint64, len(not_in_training))
-        held_out = {TRAIN: np.concatenate((digests[VALIDATION], elsewhere))}
+        others = np.fromiter(excluded, np.uint64, len(excluded))
+        held_out = np.concatenate((digests[VALIDATION], others))
         merged: dict[str, SplitInfo] = {}
         for split in splits:
-            overlap = np.isin(digests[split], held_out.get(split, ()))
+            overlap = np.isin(digests[split], held_out if split == TRAIN else ())
             repeats = ~overlap & (not keep_duplicates)
             repeats[np.unique(digests[split], return_index=True)[1]] = False
             merged[split] = self._merge_split(out, split, repeats, overlap)
@@ -260,28 +254,34 @@ def _write_tokens(
 ) -> array[int]:
     """Write tokens to a file for each split. Returns the number of tokens of every document.
 
-    The tokens of a document wait in a temporary file until its end is read and decides its split.
+    The end of a document decides its split: until then, the document is in the training file.
     """
     lengths = array("q")
     num_tokens = length = 0
-    with contextlib.ExitStack() as stack:
-        files = [
-            stack.enter_context(shard_path(folder, split, 0).open("wb"))
-            for split in (TRAIN, VALIDATION)
-        ]
-        waiting = stack.enter_context(SpooledTemporaryFile(_WAITING_BYTES, dir=str(folder)))
+    with (
+        shard_path(folder, TRAIN, 0).open("w+b") as train,
+        shard_path(folder, VALIDATION, 0).open("wb") as validation,
+    ):
         for batch in batches:
             for ids, is_last in batch:
-                waiting.write(ids.tobytes())
-                length += len(ids)
+                in_validation = is_last and reader.in_validation[len(lengths)]
+                if in_validation and length:
+                    _move_end(train, validation, length * ids.itemsize)
+                (validation if in_validation else train).write(ids.tobytes())
+                num_tokens, length = num_tokens + len(ids), length + len(ids)
                 if is_last:
-                    waiting.seek(0)
-                    shutil.copyfileobj(waiting, files[reader.in_validation[len(lengths)]])
-                    waiting.truncate(waiting.seek(0))
                     lengths.append(length)
-                    num_tokens, length = num_tokens + length, 0
+                    length = 0
             report(len(lengths), num_tokens)
     return lengths
+
+
+def _move_end(source: BinaryIO, target: BinaryIO, size: int) -> None:
+    """Move the last `size` bytes of a file to the end of another file."""
+    start = source.seek(-size, os.SEEK_END)
+    shutil.copyfileobj(source, target)
+    source.seek(start)
+    source.truncate()
 
 
 def _file_paths(folder: Path, split: str, number: int = 0) -> tuple[Path, Path]:
