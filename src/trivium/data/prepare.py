@@ -29,8 +29,7 @@ from trivium.messages import translated
 from trivium.remote import cache_path, is_remote, upload
 from trivium.text import Tokenizer
 
-_INPUTS, _LOCK, _PARTS = "inputs.json", "lock", "parts"
-_MERGED = "merged"
+_INPUTS, _LOCK, _PARTS, _MERGED = "inputs.json", "lock", "parts", "merged"
 _MARKERS = "[!.]*-*/*.json"  # of finished shards, also of earlier versions
 
 
@@ -402,10 +401,7 @@ class _Preparation:
         """Merge the shards. Raises DataError if a split that is wanted has no document."""
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
-            keep, excluded = self.options.keep_duplicates, self.not_in_training
-            splits = self.shards.merge(
-                merged, self.plan.names, keep_duplicates=keep, excluded=excluded
-            )
+            splits = self.shards.merge(merged, self.plan.names, self.options, self.not_in_training)
             self._check_splits(splits)
             tokenizer.save(merged)
             manifest = Manifest(

@@ -34,6 +34,7 @@ from trivium.data.shards import (
     token_dtype,
 )
 from trivium.data.sources import Source
+from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, shorten
 from trivium.files import has_sha256, replace_folder, sha256, write_json
 
@@ -43,6 +44,7 @@ _DOCUMENT = [("digest", "<u8"), ("text_bytes", "<i8"), ("tokens", "<i8"), ("in_v
 _BLOCK_TOKENS = 1 << 20
 
 Report = Callable[[int, int], None]
+"""A function that is called with the number of documents and of tokens so far."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class TaskShards:
             path: the folder of the shard.
             reader: the reader, which is a few batches ahead of the encoded documents.
             batches: the encoded documents.
-            report: called after every batch with the number of documents and of tokens so far.
+            report: called after every batch.
         """
         with replace_folder(path) as folder:
             num_tokens = _write_tokens(folder, reader, batches, report)
@@ -141,12 +143,13 @@ class TaskShards:
         self.finished[path] = shard
 
     def merge(
-        self, out: Path, splits: Sequence[str], *, keep_duplicates: bool, excluded: Collection[int]
+        self, out: Path, splits: Sequence[str], options: CorpusOptions, excluded: Collection[int]
     ) -> dict[str, SplitInfo]:
         """Write the shards of all tasks and their token counts to `out`.
 
-        Repeats of earlier documents are dropped, and so are training documents that are in
-        validation or whose digest is in `excluded`. A shard without dropped documents is linked.
+        Repeats of earlier documents are dropped, unless the options keep duplicates, and so are
+        training documents that are in validation or whose digest is in `excluded`. A shard without
+        dropped documents is linked.
 
         Returns the information about every split.
         """
@@ -160,7 +163,7 @@ class TaskShards:
         merged: dict[str, SplitInfo] = {}
         for split in splits:
             overlap = np.isin(digests[split], held_out if split == TRAIN else ())
-            repeats = ~overlap & (not keep_duplicates)
+            repeats = ~overlap & (not options.keep_duplicates)
             repeats[np.unique(digests[split], return_index=True)[1]] = False
             merged[split] = self._merge_split(out, split, repeats, overlap)
         return merged
@@ -177,20 +180,11 @@ class TaskShards:
             keep = ~(repeats[some] | overlap[some])
             excerpts += itertools.compress(shard.excerpts.get(split, ()), keep)
             text_bytes += int(documents["text_bytes"][keep].sum())
-            lengths = documents["tokens"][keep]
-            if not lengths.any():
-                continue
-            old, new = _file_paths(folder, split), _file_paths(out, split, len(files))
-            if lengths.sum() == documents["tokens"].sum():
-                for source, target in zip(old, new):
-                    _link(source, target)
-                digests = [shard.sha256[path.name] for path in old]
-                counts += np.load(counts_path(folder, split))
-            else:
-                self._copy_tokens(old[0], new[0], documents["tokens"], keep)
-                counts += self._write_index(*new, lengths)
-                digests = [sha256(path) for path in new]
-            files.append(ShardFile(int(lengths.sum()), int((lengths > 0).sum()), *digests))
+            if documents["tokens"][keep].any():
+                paths = _file_paths(out, split, len(files))
+                file, counts_of_file = self._merge_file(folder, split, documents, keep, paths)
+                files.append(file)
+                counts += counts_of_file
         np.save(counts_path(out, split), counts)
         return SplitInfo(
             documents=sum(file.documents for file in files),
@@ -201,6 +195,25 @@ class TaskShards:
             excerpts=tuple(excerpts[:NUM_EXCERPTS]),
             files=tuple(files),
         )
+
+    def _merge_file(
+        self, folder: Path, split: str, documents: NDArray, keep: Bools, paths: tuple[Path, Path]
+    ) -> tuple[ShardFile, Ints]:
+        """Link the tokens and offsets of a finished shard, or rewrite them without some documents.
+
+        Returns the entry of the manifest, and the token counts.
+        """
+        finished, lengths = _file_paths(folder, split), documents["tokens"][keep]
+        if lengths.sum() == documents["tokens"].sum():
+            for source, target in zip(finished, paths):
+                _link(source, target)
+            digests = [self.finished[folder].sha256[path.name] for path in finished]
+            counts = np.load(counts_path(folder, split))
+        else:
+            self._copy_tokens(finished[0], paths[0], documents["tokens"], keep)
+            counts = self._write_index(*paths, lengths)
+            digests = [sha256(path) for path in paths]
+        return ShardFile(int(lengths.sum()), int((lengths > 0).sum()), *digests), counts
 
     def _copy_tokens(self, source: Path, target: Path, lengths: Ints, keep: Bools) -> None:
         """Copy the tokens of the documents that `keep` selects."""
@@ -258,10 +271,8 @@ def _write_tokens(
     """
     lengths = array("q")
     num_tokens = length = 0
-    with (
-        shard_path(folder, TRAIN, 0).open("w+b") as train,
-        shard_path(folder, VALIDATION, 0).open("wb") as validation,
-    ):
+    paths = [shard_path(folder, split, 0) for split in (TRAIN, VALIDATION)]
+    with paths[0].open("w+b") as train, paths[1].open("wb") as validation:
         for batch in batches:
             for ids, is_last in batch:
                 in_validation = is_last and reader.in_validation[len(lengths)]
@@ -280,8 +291,7 @@ def _move_end(source: BinaryIO, target: BinaryIO, size: int) -> None:
     """Move the last `size` bytes of a file to the end of another file."""
     start = source.seek(-size, os.SEEK_END)
     shutil.copyfileobj(source, target)
-    source.seek(start)
-    source.truncate()
+    source.truncate(source.seek(start))
 
 
 def _file_paths(folder: Path, split: str, number: int = 0) -> tuple[Path, Path]:
