@@ -25,14 +25,14 @@ import numpy as np
 from side_by_side import machine
 
 from trivium.data import read_documents
+from trivium.data.encode_tasks import SHARD_BYTES
 from trivium.data.prepare import partial_folder
 from trivium.data.samples import sample
-from trivium.data.text_batches import PIECE_BYTES
 from trivium.files import sha256, write_file
 from trivium.text import Tokenizer
 
 FILE_BYTES = 100_000_000
-KILLS = (0.3, 0.7)  # when this share of the pieces is finished
+KILLS = (0.3, 0.7)  # when this share of the shards is finished
 LIMIT = 2e9
 
 
@@ -58,12 +58,12 @@ def prepare(corpus: Path, tokenizer: Path, out: Path, kills: tuple[float, ...] =
     """Prepare a corpus in a process of its own, killed at these shares: the peak memory."""
     command = [sys.executable, "-m", "trivium", "prepare", str(corpus), "--out", str(out)]
     command += ["--tokenizer", str(tokenizer)]
-    num_pieces = len(list(corpus.iterdir())) * -(-FILE_BYTES // PIECE_BYTES)
+    num_shards = len(list(corpus.iterdir())) * -(-FILE_BYTES // SHARD_BYTES)
     peak, began = 0, time.monotonic()
     for kill in (*kills, None):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while kill is not None and process.poll() is None:
-            if len(list(partial_folder(out).glob("piece-*.json"))) >= kill * num_pieces:
+            if len(list(partial_folder(out).glob("shard-*/shard.json"))) >= kill * num_shards:
                 process.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.1)

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from trivium.cli import main
-from trivium.data import Shards, pieces, prepare, text_batches
+from trivium.data import Shards, encode_tasks, prepare, task_shards
 from trivium.data.prepare import partial_folder, prepare_part
 from trivium.data.splitting import CorpusOptions, read_splits
 from trivium.errors import DataError
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(text_batches, "PIECE_BYTES", 4001)
-    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 701)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(encode_tasks, "SHARD_BYTES", 4001)
+    monkeypatch.setattr(encode_tasks, "BATCH_CHARACTERS", 701)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def contents(folder):
     [("fraction", False, (1, 3, 7)), ("file", False, (7,)), ("file", True, (40,))],
 )
 def test_any_number_of_parts_makes_the_same_bytes(
-    tmp_path, corpus, make_tokenizer, small_pieces, heldout, keep_duplicates, numbers
+    tmp_path, corpus, make_tokenizer, small_shards, heldout, keep_duplicates, numbers
 ):
     tokenizer = make_tokenizer()
     # Some documents have no token at all.
@@ -86,7 +86,7 @@ def test_any_number_of_parts_makes_the_same_bytes(
 
 
 def test_a_part_resumes_and_refuses_other_arguments(
-    tmp_path, corpus, make_tokenizer, small_pieces, monkeypatch
+    tmp_path, corpus, make_tokenizer, small_shards, monkeypatch
 ):
     tokenizer, out = make_tokenizer(), tmp_path / "out"
 
@@ -105,7 +105,7 @@ def test_a_part_resumes_and_refuses_other_arguments(
     tokenizer.encoded = 0
     prepare_part(corpus, tokenizer, tmp_path / "other", 1, 2)
     assert done < tokenizer.encoded < done + first + 40
-    with pytest.raises(DataError, match="unfinished work with another tokenizer"):
+    with pytest.raises(DataError, match="unfinished work with other texts"):
         prepare_part(corpus, make_tokenizer(size=3), out, 2, 2)
     with pytest.raises(DataError, match="cannot be read in parts"):
         prepare_part("-", tokenizer, out, 1, 2)
@@ -116,7 +116,7 @@ def test_a_part_resumes_and_refuses_other_arguments(
     (corpus / "0.txt").write_text("the cat")
     before = contents(partial_folder(out))
     for changed in (CorpusOptions(), CorpusOptions(separator="line")):
-        with pytest.raises(DataError, match=r"pieces that were prepared with --part from other"):
+        with pytest.raises(DataError, match="unfinished work with other texts"):
             prepare.prepare(corpus, tokenizer, out, options=changed)
         assert contents(partial_folder(out)) == before
     # A part whose text has changed is made again.
@@ -129,7 +129,7 @@ def test_a_part_resumes_and_refuses_other_arguments(
         prepare_part(corpus, tokenizer, out, 1, 2)
 
 
-def test_parts_of_the_command_line(tmp_path, corpus, tokenizer, small_pieces, capsys):
+def test_parts_of_the_command_line(tmp_path, corpus, tokenizer, small_shards, capsys):
     tokenizer.save(tmp_path / "tokenizer.json")
     command = ["prepare", str(corpus), "--out", str(tmp_path / "out")]
     assert main([*command, "--part", "1/2"]) == 1
@@ -150,7 +150,7 @@ def test_parts_of_the_command_line(tmp_path, corpus, tokenizer, small_pieces, ca
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    tmp_path, corpus, tokenizer, small_pieces, monkeypatch, capsys
+    tmp_path, corpus, tokenizer, small_shards, monkeypatch, capsys
 ):
     tokenizer.save(tmp_path / "tokenizer.json")
     command = ["prepare", str(corpus), "--out", str(tmp_path / "out")]
@@ -160,7 +160,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pieces, "write_json", fail)
+        patch.setattr(task_shards, "write_json", fail)
         assert main(command) == 1
     assert "out.partial: the disk is full. What is finished is kept" in capsys.readouterr().err
     assert main(command) == 0

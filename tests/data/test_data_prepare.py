@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from trivium.data import Shards, prepare, text_batches
+from trivium.data import Shards, encode_tasks, prepare
 from trivium.data.documents import list_texts
 from trivium.data.prepare import partial_folder, unfinished_tokenizer
 from trivium.data.shards import unigram_loss
@@ -48,10 +49,10 @@ def make(paths, out, tokenizer, *, overwrite=False, progress=None, **options):
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    """Pieces of about a kilobyte, batches of less."""
-    monkeypatch.setattr(text_batches, "PIECE_BYTES", 1009)
-    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 701)
+def small_shards(monkeypatch):
+    """Shards of about a kilobyte, batches of less."""
+    monkeypatch.setattr(encode_tasks, "SHARD_BYTES", 1009)
+    monkeypatch.setattr(encode_tasks, "BATCH_CHARACTERS", 701)
 
 
 def write(path, documents):
@@ -85,7 +86,7 @@ def stored(shards, name):
     return [split.document(n).tolist() for n in range(split.num_documents)]
 
 
-def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_pieces):
+def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_shards):
     paths = [write(tmp_path / "b.txt", documents[300:]), write(tmp_path / "a.txt", documents[:300])]
     pairs = list(read_splits(paths))
     assert len(pairs) == 701
@@ -119,13 +120,13 @@ def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_p
             shards.split("valid")
 
 
-def test_pieces_grow_and_workers_do_not_matter(tmp_path, documents, tokenizer, monkeypatch):
+def test_shards_grow_and_workers_do_not_matter(tmp_path, documents, tokenizer, monkeypatch):
     path = write(tmp_path / "a.txt", documents)
-    monkeypatch.setattr(text_batches, "PIECE_BYTES", 101)
-    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 103)
+    monkeypatch.setattr(encode_tasks, "SHARD_BYTES", 101)
+    monkeypatch.setattr(encode_tasks, "BATCH_CHARACTERS", 103)
     make(path, tmp_path / "2", tokenizer)
-    monkeypatch.setattr(text_batches, "_WORKERS", 5)
-    monkeypatch.setattr(text_batches, "_BATCHES_IN_FLIGHT", 17)
+    monkeypatch.setattr(encode_tasks, "_WORKERS", 5)
+    monkeypatch.setattr(encode_tasks, "_BATCHES_IN_FLIGHT", 17)
     monkeypatch.setattr(tokenizer, "encode_ids_batch", _slowed(tokenizer.encode_ids_batch))
     make(path, tmp_path / "5", tokenizer)
     assert contents(tmp_path / "2") == contents(tmp_path / "5")
@@ -191,6 +192,69 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
     near = write(tmp_path / "near.txt", [*other, other[0]])
     read = [text for _, text in read_splits(near, CorpusOptions(validation=0.0))]
     assert read == other
+
+
+def test_validation_of_another_source_is_not_in_training(tmp_path, documents, tokenizer):
+    path = write(tmp_path / "a.txt", documents[:101])
+    kept = [text for split, text in read_splits(path) if split == "train"]
+    elsewhere = {text_digest(text) for text in kept[:7]} | {5}
+    shards = prepare.prepare(path, tokenizer, tmp_path / "out", not_in_training=elsewhere)
+    assert stored(shards, "train") == by_hand(tokenizer, kept[7:])
+    assert shards.manifest.splits["train"].overlap == 7
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_only_shards_with_dropped_documents_are_written_again(
+    tmp_path, documents, tokenizer, small_shards, monkeypatch, has_links
+):
+    """Also a long document of both splits, whose split is known when its last chunk is read."""
+    monkeypatch.setattr(encode_tasks, "_CHUNK_CHARACTERS", 1500)
+    long = ["\n".join(documents[n : n + 67]) for n in range(0, 670, 67)]
+    path = write(tmp_path / "a.jsonl", [])
+    records = [*documents[:300], *long, *documents[300:], documents[299], *documents[:2]]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
+    links = []
+
+    def link(source, target):
+        links.append((source, Path(source).read_bytes()))
+        if not has_links:
+            raise OSError("the file system has no hard links")
+        os_link(source, target)
+
+    os_link = os.link
+    monkeypatch.setattr(os, "link", link)
+    shards = make(path, tmp_path / "out", tokenizer, validation=0.3)
+    assert sum(info.duplicates for info in shards.manifest.splits.values()) == 3
+    files = sum(len(info.files) for info in shards.manifest.splits.values())
+    assert 2 * files - 2 * 3 <= len(links) < 2 * files
+    written = contents(tmp_path / "out").values()
+    assert all(content in written for _, content in links)
+    kept = list(read_splits(path, CorpusOptions(validation=0.3)))
+    for name in ("train", "validation"):
+        texts = [text for split, text in kept if split == name]
+        assert any(text in long for text in texts)
+        assert stored(shards, name) == by_hand(tokenizer, texts)
+    shards.verify()
+
+
+def test_work_of_an_earlier_version_is_prepared_again(tmp_path, documents, tokenizer, small_shards):
+    path = write(tmp_path / "a.txt", documents)
+    notes = []
+
+    def stop(now):
+        if now.documents > 300:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(path, tmp_path / "out", tokenizer, progress=stop)
+    work = partial_folder(tmp_path / "out")
+    for shard in work.glob("shard-*"):
+        (shard / "shard.json").rename(shard / "piece.json")
+        shard.rename(work / shard.name.replace("shard", "piece"))
+    make(path, tmp_path / "out", tokenizer, progress=lambda now: notes.append(now.note))
+    assert re.match(r"[1-9]\d* unfinished shards .* are removed", notes[0])
+    make(path, tmp_path / "whole", tokenizer)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_validation_paths(tmp_path, documents, tokenizer):
@@ -286,14 +350,18 @@ def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer):
 
 
 def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 101)
-    monkeypatch.setattr(text_batches, "_CHUNK_CHARACTERS", 1500)
+    monkeypatch.setattr(encode_tasks, "BATCH_CHARACTERS", 101)
+    monkeypatch.setattr(encode_tasks, "_CHUNK_CHARACTERS", 1500)
     long = "\n".join(documents[:67])
     path = tmp_path / "a.jsonl"
     records = [documents[80], long, " ".join(documents[100:120]), documents[81], "猫" * 503]
     path.write_text("\n".join(json.dumps({"text": text}) for text in records), encoding="utf-8")
+    write(tmp_path / "none" / "b.txt", ["a cat"])
     shards = make(path, tmp_path / "out", tokenizer, validation=0)
     assert stored(shards, "train") == by_hand(tokenizer, records)
+    shards = make(tmp_path / "none", tmp_path / "held out", tokenizer, validation=path)
+    assert stored(shards, "train") == by_hand(tokenizer, ["a cat"])
+    assert stored(shards, "validation") == by_hand(tokenizer, records)
     chunks = list(cut_text(long, 101))
     assert "".join(chunks) == long
     assert all(len(chunk) <= 101 for chunk in chunks)
@@ -360,7 +428,7 @@ def test_standard_input_is_never_the_same(tmp_path, tokenizer, monkeypatch):
 
 
 def test_an_error_in_one_file_keeps_the_work_on_others(
-    tmp_path, documents, make_tokenizer, small_pieces
+    tmp_path, documents, make_tokenizer, small_shards
 ):
     """Fault 7 of version 0.1: one bad byte in the last file deleted hours of work."""
     first, second = make_tokenizer(), make_tokenizer()
@@ -385,7 +453,7 @@ def test_an_error_in_one_file_keeps_the_work_on_others(
 
 
 def test_changed_files_and_options_start_unfinished_work_anew(
-    tmp_path, documents, tokenizer, small_pieces
+    tmp_path, documents, tokenizer, small_shards
 ):
     path = write(tmp_path / "a.txt", documents)
 
@@ -396,7 +464,7 @@ def test_changed_files_and_options_start_unfinished_work_anew(
     for change in ("text", "options"):
         with pytest.raises(KeyboardInterrupt):
             make(path, tmp_path / "out", tokenizer, progress=stop)
-        assert len(list(partial_folder(tmp_path / "out").glob("piece-*/piece.json"))) > 3
+        assert len(list(partial_folder(tmp_path / "out").glob("shard-*/shard.json"))) > 3
         if change == "text":
             write(path, documents[:300])
             shards = make(path, tmp_path / "out", tokenizer)
@@ -411,8 +479,8 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from conftest import WordTokenizer
-from trivium.data import prepare, text_batches
-text_batches.BATCH_CHARACTERS, text_batches.PIECE_BYTES = 701, 1009
+from trivium.data import prepare, encode_tasks
+encode_tasks.BATCH_CHARACTERS, encode_tasks.SHARD_BYTES = 701, 1009
 def progress(now):
     print(now.documents, now.note, flush=True)
     time.sleep(0.004)
@@ -420,7 +488,7 @@ prepare.prepare(sys.argv[2], WordTokenizer(), sys.argv[3], progress=progress)
 """
 
 
-def test_killed_and_resumed_is_byte_identical(tmp_path, documents, tokenizer, small_pieces):
+def test_killed_and_resumed_is_byte_identical(tmp_path, documents, tokenizer, small_shards):
     for part in range(5):
         chosen = [*documents[part * 140 : part * 140 + 141], documents[part]]
         write(tmp_path / "in" / f"{part}.txt", chosen)
@@ -442,7 +510,7 @@ def test_killed_and_resumed_is_byte_identical(tmp_path, documents, tokenizer, sm
             process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         kills += 1
-        for marker in work.glob("piece-*/piece.json"):
+        for marker in work.glob("shard-*/shard.json"):
             # What a marker speaks of is never written again.
             status = marker.stat().st_mtime_ns
             assert finished.setdefault(marker.parent.name, status) == status

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trivium.data import Rows, prepare, text_batches
+from trivium.data import Rows, encode_tasks, prepare
 from trivium.errors import DataError
 
 
@@ -13,8 +13,8 @@ def split(request, tmp_path_factory, documents, tokenizer):
     path = folder / "a.txt"
     path.write_text("\n\n".join(documents), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_batches, "PIECE_BYTES", request.param)
-        patch.setattr(text_batches, "BATCH_CHARACTERS", request.param)
+        patch.setattr(encode_tasks, "SHARD_BYTES", request.param)
+        patch.setattr(encode_tasks, "BATCH_CHARACTERS", request.param)
         shards = prepare.prepare(path, tokenizer, folder / "out")
     assert (len(shards.manifest.splits["train"].files) > 9) == (request.param == 997)
     split = shards.split("train")

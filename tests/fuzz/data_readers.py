@@ -22,7 +22,7 @@ import zstandard
 from damage import Files
 from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 
-from trivium.data import ReadOptions, read_documents, read_records, text_batches
+from trivium.data import ReadOptions, encode_tasks, read_documents, read_records
 from trivium.data.checks import check_texts
 from trivium.data.cleaning import CleanOptions, clean
 from trivium.data.prepare import partial_folder, prepare, prepare_part, unfinished_tokenizer
@@ -301,23 +301,23 @@ _CORPUS = tempfile.TemporaryDirectory()
 
 
 _OPTIONS = CorpusOptions(separator="line", validation=0.2)
-_small_pieces = mock.patch.object(text_batches, "PIECE_BYTES", 800)
+_small_shards = mock.patch.object(encode_tasks, "SHARD_BYTES", 800)
 
 
-@_small_pieces
+@_small_shards
 def _interrupt(folder: Path) -> None:
-    """What is left of a preparation in three pieces, of which the first two are finished."""
+    """What is left of a preparation in three shards, of which the first two are finished."""
     texts = Path(_CORPUS.name)
     for name in "abc":
         lines = (f"The cat {name if n % 3 else ''} sat {n} times.\n" for n in range(40))
         (texts / f"{name}.txt").write_text("".join(lines))
     prepare_part(texts, small_tokenizer("whitespace"), folder / "shards", 1, 1, options=_OPTIONS)
-    shutil.rmtree(folder / "shards.partial" / "piece-00002-0000")
+    shutil.rmtree(folder / "shards.partial" / "shard-00002-0000")
     (folder / "shards.partial" / "parts").unlink()
 
 
-@reader("pieces", made(_interrupt))
-@_small_pieces
+@reader("task shards", made(_interrupt))
+@_small_shards
 def _resume_preparation(folder: Path) -> None:
     texts, out = Path(_CORPUS.name), folder / "again" / "shards"
     shutil.rmtree(out.parent, ignore_errors=True)

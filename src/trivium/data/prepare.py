@@ -1,14 +1,16 @@
 """Text to token shards: read once, encoded in parallel, resumable, the same bytes every time.
 
-The work is done in `OUT.partial`, in pieces that do not depend on each other (`pieces.py`). After a
-crash, or after a bad file was corrected, the same call continues with the missing pieces. Several
-machines can each make a part of the pieces with `prepare_part`. The last step merges the pieces.
+The work is done in `OUT.partial`, in tasks that do not depend on each other (`encode_tasks.py`).
+After a crash, or after a bad file was corrected, the same call continues after the finished shards
+of every task (`task_shards.py`). Several machines can each run a part of the tasks with
+`prepare_part`. The last step merges the shards of all tasks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,27 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from trivium.data.documents import no_text
-from trivium.data.pieces import MARKER, Pieces, SourceGroup
-from trivium.data.shards import (
-    FORMAT_VERSION,
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
-    Shards,
-    SplitInfo,
-    token_dtype,
-)
+from trivium.data.encode_tasks import Task, TaskReader, encode_texts, list_tasks, shard_bytes
+from trivium.data.shards import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, Shards, SplitInfo
 from trivium.data.sources import Paths, Source, path_names
 from trivium.data.splitting import CorpusOptions, SplitSources, plan_corpus, split_sources
-from trivium.data.text_batches import encode_texts, group_sources, read_pieces
+from trivium.data.task_shards import TaskShards
 from trivium.errors import DataError, TriviumError
 from trivium.files import file_lock, move_folder, read_json, replace_folder, sha256, write_json
 from trivium.messages import translated
 from trivium.remote import cache_path, is_remote, upload
 from trivium.text import Tokenizer
 
-_INPUTS, _LOCK, _PARTS = "inputs.json", "lock", "parts"
-_MERGED = "merged"
+_INPUTS, _LOCK, _PARTS, _MERGED = "inputs.json", "lock", "parts", "merged"
+_MARKERS = "[!.]*-*/*.json"  # of finished shards, also of earlier versions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ def prepare(
 
     Raises:
         DataError: Bad sources, an empty split, or an `out` that holds something else. Finished
-            pieces stay in `OUT.partial` for the next call.
+            shards stay in `OUT.partial` for the next call.
     """
     folder, options = local_folder(out), options or CorpusOptions()
     if _is_free(folder) or overwrite:
@@ -162,11 +156,11 @@ def prepare_part(
         raise DataError(f"{out} is finished already: there is no part to prepare.")
     if not _can_be_read_again(preparation.plan):
         raise DataError("standard input cannot be read in parts: give files.")
-    groups = group_sources(preparation.plan)[part - 1 :: num_parts]
+    tasks = list_tasks(preparation.plan)[part - 1 :: num_parts]
     with _locked(preparation.work, shared=True):
-        preparation.join(groups)
-        preparation.encode(groups)
-    return preparation.pieces.total("tokens")
+        preparation.resume(tasks, is_part=True)
+        preparation.encode(tasks)
+    return preparation.shards.num_tokens
 
 
 def texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
@@ -212,24 +206,23 @@ def _unfinished_inputs(work: Path) -> dict[str, Any] | None:
 def _describe(
     paths: Paths, options: CorpusOptions, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
-    """Return what decides the contents of shards, except the texts, as JSON values."""
+    """Return what decides the contents of shards, except the texts, as JSON values.
+
+    The tokenizer decides it by its ids and by the ids around documents.
+    """
     validation = options.validation
     if not isinstance(validation, int | float):
         validation = list(path_names(validation))
-    return {
-        "format_version": FORMAT_VERSION,
-        **({} if tokenizer is None else _describe_tokenizer(tokenizer)),
+    description: dict[str, Any] = {"format_version": FORMAT_VERSION}
+    if tokenizer is not None:
+        around = [list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)]
+        description |= {"tokenizer": tokenizer.fingerprint, "document_tokens": around}
+    return description | {
         "paths": list(path_names(paths)),
         **dataclasses.asdict(options),
         "validation": validation,
         "control_tokens": list(options.control_tokens),
     }
-
-
-def _describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what decides the ids of documents: the tokenizer, and the ids around documents."""
-    around = [list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)]
-    return {"tokenizer": tokenizer.fingerprint, "document_tokens": around}
 
 
 def _is_free(out: Path) -> bool:
@@ -299,7 +292,7 @@ def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Preparation:
-    """The work on one folder, from its finished pieces to its manifest."""
+    """The work on one folder, from its finished shards to its manifest."""
 
     paths: Paths
     tokenizer: Tokenizer
@@ -312,121 +305,110 @@ class _Preparation:
         self.work = partial_folder(self.out)
         self.plan = plan_corpus(self.paths, self.options)
         self.inputs = _describe(self.paths, self.options, self.tokenizer)
-        self.dtype = token_dtype(self.tokenizer.vocab_size)
-        self.pieces = Pieces(self.work, self.dtype)
+        self.shards = TaskShards(self.work, self.tokenizer.vocab_size)
 
     def run(self) -> None:
-        """Make the folder from the pieces that are finished and those that are missing."""
+        """Make the folder from the shards that are finished and those that are missing."""
+        tasks = list_tasks(self.plan)
         with _locked(self.work):
-            self.resume()
-            try:
-                self.encode(group_sources(self.plan))
-            except TriviumError:
-                if not len(self.pieces):
-                    shutil.rmtree(self.work, ignore_errors=True)
-                raise
+            self.resume(tasks, is_part=False)
+            self.encode(tasks)
             self.merge()
             move_folder(self.work / _MERGED, self.out)
             shutil.rmtree(self.work)
 
-    def resume(self) -> None:
-        """Load the finished pieces that are still valid, and remove everything else.
+    def resume(self, tasks: Sequence[Task], *, is_part: bool) -> None:
+        """Load the finished shards of tasks that are still valid.
 
-        Raises DataError if pieces that would be removed were made by `prepare_part`.
+        All other shards are removed, unless the tasks are a part. Raises DataError if the work of
+        `prepare_part` with other arguments would be lost.
         """
-        if _unfinished_inputs(self.work) == self.inputs and _can_be_read_again(self.plan):
-            for group in group_sources(self.plan):
-                self.pieces.load(group)
-        lost = len(list(self.work.glob(f"piece-*/{MARKER}"))) - len(self.pieces)
-        if lost and (self.work / _PARTS).is_file():
+        known, parts = _unfinished_inputs(self.work), self.work / _PARTS
+        if known == self.inputs and _can_be_read_again(self.plan):
+            self.shards.load(tasks)
+        lost = len(list(self.work.glob(_MARKERS))) - len(self.shards.finished)
+        is_foreign = known not in (None, self.inputs) if is_part else lost and parts.is_file()
+        if is_foreign:
             raise DataError(
-                f"{self.work} holds {lost} pieces that were prepared with --part from other texts "
-                "(another name, size or time of modification), or with another tokenizer or other "
-                "options. Give the same, or remove the folder to begin anew."
+                f"{self.work} holds unfinished work with other texts (another name, size or time "
+                "of modification), another tokenizer or other options. Give the same, remove the "
+                "folder, or choose another --out."
             )
-        self.pieces.remove_others({_LOCK, _PARTS})
-        self._write_inputs()
+        if is_part:
+            parts.touch()
+        else:
+            if lost:
+                self._note(f"{lost} unfinished shards with other texts or options are removed")
+            for path in self.work.iterdir():
+                if path.is_dir() and path not in self.shards.finished:
+                    shutil.rmtree(path)
+        self.tokenizer.save(self.work)
+        write_json(self.work / _INPUTS, self.inputs)
 
-    def join(self, groups: Sequence[SourceGroup]) -> None:
-        """Start the work folder, or join others in it, and load the finished pieces of groups."""
-        known = _unfinished_inputs(self.work)
-        (self.work / _PARTS).touch()
-        if known is None:
-            self._write_inputs()
-        elif known != self.inputs:
-            raise DataError(
-                f"{self.work} holds unfinished work with another tokenizer, other paths or "
-                "options. Remove it, or choose another --out."
-            )
-        for group in groups:
-            self.pieces.load(group)
-
-    def encode(self, groups: Sequence[SourceGroup]) -> None:
-        """Read and encode what is left of groups; notes say what is skipped and kept."""
+    def encode(self, tasks: Sequence[Task]) -> None:
+        """Read and encode the rest of tasks. Notes tell which files are skipped and kept."""
         if skipped := self.plan.skipped:
             more = ", ..." if len(skipped) > 3 else ""
             self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
         if self.plan.cut:
             share = self.plan.fraction
             self._note(f"there is one document: its last {share:.0%} are the validation split")
-        if len(self.pieces):
-            tokens = self.pieces.total("tokens")
+        if tokens := self.shards.num_tokens:
             self._note(f"resuming after {tokens:,} tokens that were prepared before")
-        if not groups:
+        if not tasks:
             self._note("nothing to do: a file is never cut, and files below 64 MB are one part")
         try:
-            self._encode(groups)
+            self._encode(tasks)
         except TriviumError:
-            if len(self.pieces):
+            if tokens := self.shards.num_tokens:
                 self._note(
-                    f"{self.pieces.total('tokens'):,} tokens encoded before the error are kept in "
-                    f"{self.work}; the next attempt continues there"
+                    f"{tokens:,} tokens encoded before the error are kept in {self.work}; the next "
+                    "attempt continues there"
                 )
+            elif not (self.work / _PARTS).is_file():
+                shutil.rmtree(self.work, ignore_errors=True)
             raise
 
-    def _encode(self, groups: Sequence[SourceGroup]) -> None:
-        tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
-        total_bytes = sum(group.size for group in groups)
+    def _encode(self, tasks: Sequence[Task]) -> None:
+        total_bytes = sum(task.size for task in tasks)
         began, text_bytes, read_bytes = time.perf_counter(), 0, 0
-        options = self.options
+        options, shards = self.options, self.shards
         tokenizer = self.tokenizer.reading(options.special_tokens, control=options.control_tokens)
-        for group in groups:
-            done = self.pieces.of(group)
-            for piece, texts in read_pieces(self.plan, group, done, self.options):
-                batches = encode_texts(texts, tokenizer, self.dtype)
-                with self.pieces.writing(piece) as append, contextlib.closing(batches):
-                    for ids, ends in batches:
-                        append(ids, ends)
-                        tokens, documents = tokens + len(ids), documents + len(ends)
-                        seconds = max(time.perf_counter() - began, 1e-9)
-                        rate = (text_bytes + piece.text_bytes) / seconds
-                        read = read_bytes + piece.read_bytes
-                        self.progress(PrepareProgress(documents, tokens, read, total_bytes, rate))
-                text_bytes += piece.text_bytes
-            read_bytes += group.size
+
+        def report(documents: int, tokens: int) -> None:
+            documents += sum(shard.documents for shard in shards.finished.values())
+            read = read_bytes + reader.read_bytes
+            rate = (text_bytes + reader.text_bytes) / max(time.perf_counter() - began, 1e-9)
+            tokens += shards.num_tokens
+            self.progress(PrepareProgress(documents, tokens, read, total_bytes, rate))
+
+        for task in tasks:
+            reader = TaskReader(self.plan, task, options)
+            for index in itertools.count():
+                path = shards.path(task, index)
+                if path in shards.finished:
+                    reader.skip += shards.finished[path].documents
+                else:
+                    texts = reader.read_shard(shard_bytes(self.plan, index))
+                    with contextlib.closing(encode_texts(texts, tokenizer)) as batches:
+                        shards.write(path, reader, batches, report)
+                    text_bytes += reader.text_bytes
+                if shards.finished[path].is_last:
+                    break
+            read_bytes += task.size
 
     def merge(self) -> None:
-        """Merge the pieces. Raises DataError if a split that is wanted has no document."""
+        """Merge the shards. Raises DataError if a split that is wanted has no document."""
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
-            splits = self.pieces.merge(
-                merged,
-                self.plan.names,
-                tokenizer.vocab_size,
-                keep_duplicates=self.options.keep_duplicates,
-                not_in_training=self.not_in_training,
-            )
-            try:
-                self._check_splits(splits)
-            except DataError:
-                shutil.rmtree(self.work)
-                raise
+            splits = self.shards.merge(merged, self.plan.names, self.options, self.not_in_training)
+            self._check_splits(splits)
             tokenizer.save(merged)
             manifest = Manifest(
                 tokenizer_fingerprint=tokenizer.fingerprint,
                 tokenizer_sha256=sha256(merged / TOKENIZER),
                 vocab_size=tokenizer.vocab_size,
-                dtype=self.dtype.name,
+                dtype=self.shards.dtype.name,
                 prefix_ids=tuple(tokenizer.prefix_ids),
                 suffix_ids=tuple(tokenizer.suffix_ids),
                 special_ids=tokenizer.special_ids,
@@ -436,21 +418,20 @@ class _Preparation:
             )
             manifest.save(merged)
 
-    def _write_inputs(self) -> None:
-        self.tokenizer.save(self.work)
-        write_json(self.work / _INPUTS, self.inputs)
-
     def _note(self, note: str) -> None:
         self.progress(PrepareProgress(note=note))
 
     def _check_splits(self, splits: Mapping[str, SplitInfo]) -> None:
+        """Remove the work and raise DataError if a split has no document."""
         total = sum(info.documents for info in splits.values())
+        empty = next((name for name, info in splits.items() if not info.documents), None)
+        if empty is None:
+            return
+        shutil.rmtree(self.work)
         if not total:
             raise no_text(self.plan.sources)
-        for name, info in splits.items():
-            if not info.documents:
-                raise DataError(
-                    f"The {name} split is empty: all {total} documents went to the other one. Add "
-                    f"text, change the validation fraction {self.plan.fraction}, name a path as "
-                    "validation, or 0 for none; is the separator right?"
-                )
+        raise DataError(
+            f"The {empty} split is empty: all {total} documents went to the other one. Add text, "
+            f"change the validation fraction {self.plan.fraction}, name a path as validation, or "
+            "0 for none; is the separator right?"
+        )

@@ -1,0 +1,313 @@
+"""Finished shards of the tasks of an unfinished preparation, and how they are merged.
+
+A task writes a shard for about every 64 MB of its text. A finished shard is a folder with the files
+of one shard of every split, a table of its documents and a completion marker. Tasks do not depend
+on each other, so that processes and machines can run tasks in any order. Repeats of documents are
+dropped when the shards are merged: only shards that contain such documents are rewritten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from trivium.data.batch import Bools, Ints
+from trivium.data.encode_tasks import NUM_EXCERPTS, EncodedBatch, Task, TaskReader
+from trivium.data.shards import (
+    TRAIN,
+    VALIDATION,
+    ShardFile,
+    SplitInfo,
+    counts_path,
+    index_path,
+    shard_path,
+    token_dtype,
+)
+from trivium.data.sources import Source
+from trivium.data.splitting import CorpusOptions
+from trivium.errors import DataError, shorten
+from trivium.files import has_sha256, replace_folder, sha256, write_json
+
+MARKER = "shard.json"
+_DOCUMENTS = "documents.npy"
+_DOCUMENT = [("digest", "<u8"), ("text_bytes", "<i8"), ("tokens", "<i8"), ("in_validation", "?")]
+_BLOCK_TOKENS = 1 << 20
+
+Report = Callable[[int, int], None]
+"""A function that is called with the number of documents and of tokens so far."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FinishedShard:
+    """The completion marker of a shard of a task.
+
+    Args:
+        sources: all sources of the task.
+        is_last: whether the shard is the last one of its task.
+        documents: the number of documents.
+        tokens: the number of tokens.
+        excerpts: the beginnings of the first documents of each split.
+        sha256: the SHA-256 of every other file of the folder, by the name of the file.
+    """
+
+    sources: tuple[Source, ...]
+    is_last: bool
+    documents: int
+    tokens: int
+    excerpts: dict[str, tuple[str, ...]]
+    sha256: dict[str, str]
+
+
+class TaskShards:
+    """The finished shards in a work folder.
+
+    Args:
+        folder: the work folder.
+        vocab_size: the size of the vocabulary.
+
+    Attributes:
+        finished: the finished shards by their folders.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self.folder, self.vocab_size = folder, vocab_size
+        self.dtype = token_dtype(vocab_size)
+        self.finished: dict[Path, FinishedShard] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all finished shards."""
+        return sum(shard.tokens for shard in self.finished.values())
+
+    def path(self, task: Task, index: int) -> Path:
+        """Return the folder of shard `index` of a task."""
+        return self.folder / f"shard-{task.index:05}-{index:04}"
+
+    def load(self, tasks: Iterable[Task]) -> None:
+        """Load the finished shards of tasks that were made from their present sources.
+
+        Raises DataError if a shard is damaged.
+        """
+        for task in tasks:
+            for index in itertools.count():
+                path = self.path(task, index)
+                try:
+                    shard = _load_shard(path, task.sources)
+                except (OSError, ValueError) as error:
+                    raise DataError(
+                        f"{path}: this finished shard is damaged ({shorten(str(error), 200)}). "
+                        f"Remove {self.folder} to prepare the texts again."
+                    ) from error
+                if shard is None:
+                    break
+                self.finished[path] = shard
+
+    def write(
+        self, path: Path, reader: TaskReader, batches: Iterable[EncodedBatch], report: Report
+    ) -> None:
+        """Write the documents that a reader reads to the folder `path`.
+
+        Args:
+            path: the folder of the shard.
+            reader: the reader, which is a few batches ahead of the encoded documents.
+            batches: the encoded documents.
+            report: called after every batch.
+        """
+        with replace_folder(path) as folder:
+            num_tokens = _write_tokens(folder, reader, batches, report)
+            table = [reader.digests, reader.sizes, num_tokens, reader.in_validation]
+            np.save(folder / _DOCUMENTS, np.rec.fromarrays(table, dtype=_DOCUMENT))
+            for split in (TRAIN, VALIDATION):
+                lengths = _load_documents(folder, split)["tokens"]
+                counts = self._write_index(*_file_paths(folder, split), lengths)
+                np.save(counts_path(folder, split), counts)
+            shard = FinishedShard(
+                reader.task.sources,
+                reader.is_finished,
+                len(num_tokens),
+                sum(num_tokens),
+                {split: tuple(texts) for split, texts in reader.excerpts.items()},
+                {file.name: sha256(file) for file in sorted(folder.iterdir())},
+            )
+            write_json(folder / MARKER, dataclasses.asdict(shard))
+        self.finished[path] = shard
+
+    def merge(
+        self, out: Path, splits: Sequence[str], options: CorpusOptions, excluded: Collection[int]
+    ) -> dict[str, SplitInfo]:
+        """Write the shards of all tasks and their token counts to `out`.
+
+        Repeats of earlier documents are dropped, unless the options keep duplicates, and so are
+        training documents that are in validation or whose digest is in `excluded`. A shard without
+        dropped documents is linked.
+
+        Returns the information about every split.
+        """
+        self.finished = dict(sorted(self.finished.items()))
+        digests = {
+            split: np.concatenate([_load_documents(p, split)["digest"] for p in self.finished])
+            for split in (TRAIN, VALIDATION)
+        }
+        others = np.fromiter(excluded, np.uint64, len(excluded))
+        held_out = np.concatenate((digests[VALIDATION], others))
+        merged: dict[str, SplitInfo] = {}
+        for split in splits:
+            overlap = np.isin(digests[split], held_out if split == TRAIN else ())
+            repeats = ~overlap & (not options.keep_duplicates)
+            repeats[np.unique(digests[split], return_index=True)[1]] = False
+            merged[split] = self._merge_split(out, split, repeats, overlap)
+        return merged
+
+    def _merge_split(self, out: Path, split: str, repeats: Bools, overlap: Bools) -> SplitInfo:
+        """Write the shards and the token counts of a split without the given documents."""
+        files: list[ShardFile] = []
+        excerpts: list[str] = []
+        text_bytes, start = 0, 0
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for folder, shard in self.finished.items():
+            documents = _load_documents(folder, split)
+            some = slice(start, start := start + len(documents))
+            keep = ~(repeats[some] | overlap[some])
+            excerpts += itertools.compress(shard.excerpts.get(split, ()), keep)
+            text_bytes += int(documents["text_bytes"][keep].sum())
+            if documents["tokens"][keep].any():
+                paths = _file_paths(out, split, len(files))
+                file, counts_of_file = self._merge_file(folder, split, documents, keep, paths)
+                files.append(file)
+                counts += counts_of_file
+        np.save(counts_path(out, split), counts)
+        return SplitInfo(
+            documents=sum(file.documents for file in files),
+            tokens=sum(file.tokens for file in files),
+            text_bytes=text_bytes,
+            duplicates=int(repeats.sum()),
+            overlap=int(overlap.sum()),
+            excerpts=tuple(excerpts[:NUM_EXCERPTS]),
+            files=tuple(files),
+        )
+
+    def _merge_file(
+        self, folder: Path, split: str, documents: NDArray, keep: Bools, paths: tuple[Path, Path]
+    ) -> tuple[ShardFile, Ints]:
+        """Link the tokens and offsets of a finished shard, or rewrite them without some documents.
+
+        Returns the entry of the manifest, and the token counts.
+        """
+        finished, lengths = _file_paths(folder, split), documents["tokens"][keep]
+        if lengths.sum() == documents["tokens"].sum():
+            for source, target in zip(finished, paths):
+                _link(source, target)
+            digests = [self.finished[folder].sha256[path.name] for path in finished]
+            counts = np.load(counts_path(folder, split))
+        else:
+            self._copy_tokens(finished[0], paths[0], documents["tokens"], keep)
+            counts = self._write_index(*paths, lengths)
+            digests = [sha256(path) for path in paths]
+        return ShardFile(int(lengths.sum()), int((lengths > 0).sum()), *digests), counts
+
+    def _copy_tokens(self, source: Path, target: Path, lengths: Ints, keep: Bools) -> None:
+        """Copy the tokens of the documents that `keep` selects."""
+        offsets, start = np.concatenate(([0], np.cumsum(lengths))), 0
+        with target.open("wb") as file:
+            for block in self._read_blocks(source):
+                bounds = np.clip(offsets, start, start + len(block))
+                start += len(block)
+                file.write(block[np.repeat(keep, np.diff(bounds))].tobytes())
+
+    def _write_index(self, tokens: Path, index: Path, lengths: Ints) -> Ints:
+        """Write the offsets of documents, except those without tokens.
+
+        Returns how often every token of the vocabulary occurs, int64 [V].
+        """
+        np.save(index, np.concatenate(([0], np.cumsum(lengths[lengths > 0]))))
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for block in self._read_blocks(tokens):
+            counts += np.bincount(block, minlength=self.vocab_size)
+        return counts
+
+    def _read_blocks(self, path: Path) -> Iterator[NDArray]:
+        """Yield the tokens of a file in blocks. (A memory map would count as memory.)"""
+        with path.open("rb") as file:
+            while len(block := np.fromfile(file, self.dtype, _BLOCK_TOKENS)):
+                yield block
+
+
+def _load_shard(folder: Path, sources: tuple[Source, ...]) -> FinishedShard | None:
+    """Return the marker of a finished shard of these sources, or None if there is no such shard.
+
+    Raises ValueError if the other files are not those that the marker describes.
+    """
+    if not (folder / MARKER).is_file():
+        return None
+    shard = TypeAdapter(FinishedShard).validate_json((folder / MARKER).read_bytes())
+    if shard.sources != sources:
+        return None
+    if {file.name for file in folder.iterdir()} != {MARKER, *shard.sha256}:
+        raise ValueError("it has other files")
+    for name, digest in shard.sha256.items():
+        if not has_sha256(folder / name, digest):
+            raise ValueError(f"{name} has changed")
+    if len(np.load(folder / _DOCUMENTS, mmap_mode="r")) != shard.documents:
+        raise ValueError("it has other documents")
+    return shard
+
+
+def _write_tokens(
+    folder: Path, reader: TaskReader, batches: Iterable[EncodedBatch], report: Report
+) -> array[int]:
+    """Write tokens to a file for each split. Returns the number of tokens of every document.
+
+    The end of a document decides its split: until then, the document is in the training file.
+    """
+    lengths = array("q")
+    num_tokens = length = 0
+    paths = [shard_path(folder, split, 0) for split in (TRAIN, VALIDATION)]
+    with paths[0].open("w+b") as train, paths[1].open("wb") as validation:
+        for batch in batches:
+            for ids, is_last in batch:
+                in_validation = is_last and reader.in_validation[len(lengths)]
+                if in_validation and length:
+                    _move_end(train, validation, length * ids.itemsize)
+                (validation if in_validation else train).write(ids.tobytes())
+                num_tokens, length = num_tokens + len(ids), length + len(ids)
+                if is_last:
+                    lengths.append(length)
+                    length = 0
+            report(len(lengths), num_tokens)
+    return lengths
+
+
+def _move_end(source: BinaryIO, target: BinaryIO, size: int) -> None:
+    """Move the last `size` bytes of a file to the end of another file."""
+    start = source.seek(-size, os.SEEK_END)
+    shutil.copyfileobj(source, target)
+    source.truncate(source.seek(start))
+
+
+def _file_paths(folder: Path, split: str, number: int = 0) -> tuple[Path, Path]:
+    """Return the paths of the tokens and of the document offsets of a shard."""
+    return shard_path(folder, split, number), index_path(folder, split, number)
+
+
+def _load_documents(folder: Path, split: str) -> NDArray:
+    """Return the table of the documents of a split in a finished shard."""
+    documents = np.load(folder / _DOCUMENTS)
+    return documents[documents["in_validation"] == (split == VALIDATION)]
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a file under another name, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
