@@ -66,7 +66,8 @@ class Batch(_Arrays):
         token_type_ids: [B, T], 0 for sentence A and 1 for sentence B.
         position_ids: [B, T], or [B, T, 2] for models with two positions per token.
         document_ids: [B, T], the document within a packed row (1, 2, ...); 0 for padding.
-        order: [B, T], the step at which each token becomes visible in a factorization order.
+        order: [B, T], the position of each token in the prediction order (XLNet); 0 for tokens that
+            are visible from the start.
         predicted: [B, M], the columns to predict. `labels` are then [B, M].
         prefix_lengths: [B], the number of first decoder tokens that are visible to all tokens.
         decoder_input_ids: [B, S], the token ids of the decoder.

@@ -101,8 +101,8 @@ class Rows:
     def take(self, indices: ArrayLike, *, with_documents: bool = False) -> RowBatch:
         """Return the rows with the given indices, in this order. An index may occur repeatedly.
 
-        With "truncate", the rows are padded to the length of the longest returned row. `with_documents` adds the document
-        ids.
+        With "truncate", the rows are padded to the length of the longest returned row.
+        `with_documents` adds the document ids.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         if len(row_indices) and not (row_indices.min() >= 0 and row_indices.max() < len(self)):
