@@ -281,9 +281,8 @@ class Words:
             return [self.short.finding("one_word", self.num_texts, 0.01, advice)]
         special = list(tokenizer.special_ids)
         unk_id = tokenizer.unk_id
-        has_unknown = (
-            unk_id is not None and unk_id != tokenizer.eos_id
-        )  # GPT-2 uses one token for both
+        # GPT-2 uses one token as both unk and eos.
+        has_unknown = unk_id is not None and unk_id != tokenizer.eos_id
         unknown = int(self.counts[unk_id]) if has_unknown else 0
         self.counts[special] = 0
         total = int(self.counts.sum()) + unknown

@@ -95,9 +95,7 @@ class Fields:
             parts = [part for part in parts if part and taken.isdisjoint(part.values())]
             sets = [{*part.values()} for part in parts]
             if parts:
-                whole = [
-                    p for p, chosen in zip(parts, sets) if not any(chosen < one for one in sets)
-                ]
+                whole = [p for p, own in zip(parts, sets) if not any(own < one for one in sets)]
                 return [part for number, part in enumerate(whole) if part not in whole[:number]]
         return []
 
