@@ -41,7 +41,7 @@ _CHINESE_DIGITS = "\u3007\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d"
 
 
 def base_characters(characters: Iterable[str]) -> set[str]:
-    r"""Return the characters that every alphabet contains, given the characters of a text.
+    """Return the characters that every alphabet contains, given the characters of a text.
 
     They are printable ASCII and the digits of every script to which `characters` belong.
 
@@ -76,7 +76,7 @@ SYMBOL_TO_BYTE = {symbol: byte for byte, symbol in BYTE_TO_SYMBOL.items()}
 
 
 def bytes_to_symbols(data: bytes) -> str:
-    r"""Convert bytes to the characters that represent them in a byte-level vocabulary.
+    """Convert bytes to the characters that represent them in a byte-level vocabulary.
 
     >>> bytes_to_symbols(b" the")
     '\u0120the'
