@@ -32,7 +32,7 @@ def padded_length(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Arrays:
+class _ArrayBatch:
     """Base class of batches: numpy arrays with B rows each. Fields may be None."""
 
     input_ids: Ints
@@ -53,7 +53,7 @@ class _Arrays:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch(_Arrays):
+class Batch(_ArrayBatch):
     """Model inputs and labels. All fields except `input_ids` may be None.
 
     Shape letters: B rows, T input positions, S decoder positions, M predicted positions, L labels.
@@ -108,7 +108,7 @@ class Batch(_Arrays):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowBatch(_Arrays):
+class RowBatch(_ArrayBatch):
     """Rows of token shards, or encoded examples, from which `Objective.prepare` makes a `Batch`.
 
     Encoded examples may also have the other fields, which are explained in `Batch`.

@@ -92,10 +92,10 @@ class CleanReport:
         """Return the reasons for dropping documents with their counts, the most frequent first."""
         return sorted(self.dropped.items(), key=lambda item: -item[1])
 
-    def drop(self, why: str, text: str) -> None:
-        """Count a dropped document. `why` is the reason."""
-        self.dropped[why] = self.dropped.get(why, 0) + 1
-        self._add_sample(why, text)
+    def drop(self, reason: str, text: str) -> None:
+        """Count a dropped document. `reason` is the reason."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self._add_sample(reason, text)
 
     def keep(self, text: str, cleaned: str) -> None:
         """Count a kept document, and the lines that cleaning removed from it."""
@@ -108,9 +108,9 @@ class CleanReport:
                 if line and line not in kept:
                     self._add_sample(REMOVED_LINES, line)
 
-    def _add_sample(self, why: str, text: str) -> None:
+    def _add_sample(self, reason: str, text: str) -> None:
         """Keep the beginning of a text as a sample of a reason, unless there are enough samples."""
-        samples = self.samples.setdefault(why, [])
+        samples = self.samples.setdefault(reason, [])
         if len(samples) < _NUM_SAMPLES:
             samples.append(shorten(" ".join(text.split()), 200))
 
@@ -121,12 +121,12 @@ class _Verdict:
 
     Args:
         text: the cleaned text; empty if the document is dropped.
-        why: the reason for dropping the document; empty if it is kept.
+        reason: the reason for dropping the document; empty if it is kept.
         buckets: one MinHash value per bucket. Documents that share a value are near-duplicates.
     """
 
     text: str
-    why: str = ""
+    reason: str = ""
     buckets: tuple[int, ...] = ()
 
 
@@ -162,8 +162,8 @@ def clean(
         for document, verdict in _clean_documents(read_documents(paths, options), options):
             report.documents += 1
             report.characters += len(document.text)
-            if verdict.why:
-                report.drop(verdict.why, document.text)
+            if verdict.reason:
+                report.drop(verdict.reason, document.text)
             elif not seen.isdisjoint(verdict.buckets):
                 report.drop(english("reason.near_duplicate"), document.text)
             else:
@@ -179,7 +179,7 @@ def clean(
         if not report.kept:
             raise DataError(
                 f"none of {report.documents:,} documents is kept; dropped: "
-                f"{', '.join(f'{why} ({n:,})' for why, n in report.most_common()[:3])}. The rules "
+                f"{', '.join(f'{k} ({n:,})' for k, n in report.most_common()[:3])}. The rules "
                 "are for web pages: choose some by --rule, or --rule none; or another --language. "
                 f'Dropped first: "{shorten(next(iter(report.samples.values()))[0])}"'
             )
@@ -197,9 +197,9 @@ def _clean_documents(
             yield document, clean_one(document.text)
         return
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
-        while some := list(itertools.islice(documents, _BATCH * _BATCHES_AT_ONCE)):
-            texts = (document.text for document in some)
-            yield from zip(some, pool.map(clean_one, texts, chunksize=_BATCH))
+        while batch := list(itertools.islice(documents, _BATCH * _BATCHES_AT_ONCE)):
+            texts = (document.text for document in batch)
+            yield from zip(batch, pool.map(clean_one, texts, chunksize=_BATCH))
 
 
 def _clean_document(text: str, options: CleanOptions) -> _Verdict:

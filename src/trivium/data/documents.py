@@ -60,9 +60,7 @@ class ReadOptions:
         "blank", "document separator of plain text: blank (blank lines), line, file, or a string"
     )
     text_field: str = option("text", "the column of a record that contains its text")
-    errors: Literal["strict", "replace"] = option(
-        "strict", "invalid bytes: strict raises an error, replace reads U+FFFD"
-    )
+    errors: Literal["strict", "replace"] = option("strict", "invalid bytes: stop or replace them")
     encoding: str = option("utf-8", "the encoding of text files, such as gb18030 or utf-16")
 
     def __post_init__(self) -> None:
@@ -183,7 +181,7 @@ def _split_file(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
         return ((block, False) for block in blocks)
     if separator == "blank":
         return split_blocks(itertools.chain(blocks, "\n"), separator)
-    return split_blocks(blocks, "\n" if separator == "line" else unescape(separator))
+    return split_blocks(blocks, "\n" if separator == "line" else resolve_escapes(separator))
 
 
 def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, bool]]:
@@ -230,6 +228,6 @@ def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]
             pending, size, is_visible = [rest], len(rest), is_visible and not is_last
 
 
-def unescape(separator: str) -> str:
+def resolve_escapes(separator: str) -> str:
     """Resolve the escapes for line feed and tab in a separator from the command line."""
     return separator.replace("\\n", "\n").replace("\\t", "\t")

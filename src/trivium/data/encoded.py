@@ -118,7 +118,7 @@ class EncodedExamples:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
         truncations = arrays.pop("cuts")
-        ragged = {n: Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
+        ragged = {n: Ragged.memory_map(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
         return cls(ragged, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class Ragged:
         return cls(sizes.reshape(-1, per_example) if per_example > 1 else sizes, values)
 
     @classmethod
-    def mapped(cls, file: Path, sizes: Ints) -> Self:
+    def memory_map(cls, file: Path, sizes: Ints) -> Self:
         """Memory-map the values from a file. If there are no values, the file is not opened."""
         empty = np.empty(0, np.int32)
         return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)

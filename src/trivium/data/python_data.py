@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from trivium.data.records import class_names, with_class_names
+from trivium.data.records import class_names, name_classes
 from trivium.data.sources import PYTHON, Paths, path_names
 from trivium.errors import DataError
 from trivium.files import STDIN, replace_file
@@ -76,16 +76,16 @@ def write_data(data: Any, file: Path, text_field: str) -> None:
             raise DataError(f"{name} has no element.")
 
 
-def _is_path(value: str | os.PathLike[str]) -> bool:
+def _is_path(path: str | os.PathLike[str]) -> bool:
     """Return whether a value is a path for certain: an existing file, a remote path or hf:NAME."""
-    if not isinstance(value, str) or value == STDIN or value.startswith("hf:") or is_remote(value):
+    if not isinstance(path, str) or path == STDIN or path.startswith("hf:") or is_remote(path):
         return True
-    return len(value) < _MAX_PATH_LENGTH and os.path.exists(value)
+    return len(path) < _MAX_PATH_LENGTH and os.path.exists(path)
 
 
-def _looks_like_path(value: str | os.PathLike[str]) -> bool:
+def _looks_like_path(path: str | os.PathLike[str]) -> bool:
     """Return whether a string looks like a path: no spaces, and a slash, suffix or wildcard."""
-    name = os.fspath(value)
+    name = os.fspath(path)
     if len(name) >= _MAX_PATH_LENGTH or name.split() != [name]:
         return False
     return "/" in name or os.sep in name or Path(name).suffix != "" or glob.has_magic(name)
@@ -114,7 +114,7 @@ def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
     if (getattr(rows, "format", None) or {}).get("type") != "custom":
         rows = rows.with_format(None)  # not tensors, arrays or tables
     for row in rows:
-        yield {column: with_class_names(one, column, names) for column, one in row.items()}
+        yield {column: name_classes(one, column, names) for column, one in row.items()}
 
 
 def _to_json_value(value: Any) -> Any:

@@ -197,7 +197,7 @@ class Record(dict[str, Any]):
 
         An index without a name, such as -1 for a missing label, becomes None.
         """
-        return with_class_names(self.value(name), name, self.class_names)
+        return name_classes(self.value(name), name, self.class_names)
 
     def text(self, name: str) -> str:
         """Return the text of a column. Raises DataError if it is blank or not a string."""
@@ -228,7 +228,7 @@ class Record(dict[str, Any]):
 
     def name(self, column: str) -> str:
         """Return a column name with the record's file and line, for messages."""
-        numbered = " (columns are numbered from 0)" if self.is_numbered else ""
+        numbered = " (columns are numbered from 0)" if self.has_numbered_columns else ""
         return f'"{column}"{numbered} of {self.where}'
 
     def has(self, name: str) -> bool:
@@ -254,7 +254,7 @@ class Record(dict[str, Any]):
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
     @property
-    def is_numbered(self) -> bool:
+    def has_numbered_columns(self) -> bool:
         """Whether the record is from a table without a header; its columns are numbered."""
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
@@ -275,7 +275,7 @@ class Record(dict[str, Any]):
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
         message = f"{self.table_or_row} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
-        if self.is_numbered:
+        if self.has_numbered_columns:
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
             message += f" These are the cells of the first line: if it is data, {if_data}."
@@ -283,7 +283,7 @@ class Record(dict[str, Any]):
         return DataError(message)
 
 
-def with_class_names(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
+def name_classes(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
     """Return a value with all class indices replaced by class names, also in nested values.
 
     Args:
@@ -292,9 +292,9 @@ def with_class_names(value: Any, column: str, names: Mapping[str, Sequence[str]]
         names: the class names by column. An index without a name, such as -1, becomes None.
     """
     if isinstance(value, Mapping):
-        return {key: with_class_names(one, f"{column}.{key}", names) for key, one in value.items()}
+        return {key: name_classes(one, f"{column}.{key}", names) for key, one in value.items()}
     if isinstance(value, list):
-        return [with_class_names(one, column, names) for one in value]
+        return [name_classes(one, column, names) for one in value]
     if column not in names or not isinstance(value, int) or isinstance(value, bool):
         return value
     return names[column][value] if 0 <= value < len(names[column]) else None

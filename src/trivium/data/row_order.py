@@ -26,7 +26,7 @@ _ORDER, _ROW, _SEED = (1, 2, 3)
 _SORTED_ROWS, _ROUNDS = 2**16, 6
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply the splitmix64 finaliser, a bijective hash of 64-bit integers."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
@@ -40,12 +40,12 @@ def _to_uint64(values: ArrayLike) -> NDArray[np.uint64]:
     return np.atleast_1d(np.asarray(values)).astype(np.int64).view(np.uint64)
 
 
-def _hash_integers(*parts: ArrayLike) -> NDArray[np.uint64]:
+def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
     """Hash several integers into one uint64 key. If some parts are arrays, so is the result."""
     key = np.array([_GOLDEN])
     for part in parts:
         word = _to_uint64(part)
-        key = _mix(key + (word + np.uint64(1)) * _GOLDEN)
+        key = _mix_bits(key + (word + np.uint64(1)) * _GOLDEN)
     return key
 
 
@@ -54,7 +54,7 @@ def derived_seed(seed: int, *numbers: int) -> int:
 
     For example, every source or every micro-batch gets a different seed.
     """
-    return int(_hash_integers(_SEED, seed, *numbers)[0])
+    return int(_make_key(_SEED, seed, *numbers)[0])
 
 
 def permuted(seed: int, epoch: int, places: Ints, n: int) -> Ints:
@@ -76,9 +76,9 @@ def permuted(seed: int, epoch: int, places: Ints, n: int) -> Ints:
         The row indices, int64 [R].
     """
     if n <= _SORTED_ROWS:
-        return _epoch_order(seed, epoch, n)[places]
+        return _shuffle_rows(seed, epoch, n)[places]
     half = np.uint64(((n - 1).bit_length() + 1) // 2)
-    keys = _hash_integers(_ORDER, seed, epoch, np.arange(_ROUNDS))
+    keys = _make_key(_ORDER, seed, epoch, np.arange(_ROUNDS))
     rows = _apply_feistel_network(_to_uint64(places), keys, half)
     while len(outside := np.flatnonzero(rows >= np.uint64(n))):
         rows[outside] = _apply_feistel_network(rows[outside], keys, half)
@@ -86,10 +86,10 @@ def permuted(seed: int, epoch: int, places: Ints, n: int) -> Ints:
 
 
 @functools.lru_cache(maxsize=8)
-def _epoch_order(seed: int, epoch: int, n: int) -> Ints:
+def _shuffle_rows(seed: int, epoch: int, n: int) -> Ints:
     """Return the shuffled order of an epoch: a read-only permutation of 0 to n - 1, int64 [n]."""
     rows = np.arange(n, dtype=np.uint64)
-    order = np.argsort(_mix(_hash_integers(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
+    order = np.argsort(_mix_bits(_make_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
     order = order.astype(np.int64, copy=False)
     order.flags.writeable = False
     return order
@@ -105,7 +105,7 @@ def _apply_feistel_network(
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(key + right * _GOLDEN) & mask)
+        left, right = right, left ^ (_mix_bits(key + right * _GOLDEN) & mask)
     return (left << half) | right
 
 
@@ -174,9 +174,9 @@ class RowRandom:
 
     def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:
         """Return 64 random bits for every row and column, uint64 [B, T] with T = `num_columns`."""
-        keys = _hash_integers(_ROW, self.seed, channel, self.stream_indices)
+        keys = _make_key(_ROW, self.seed, channel, self.stream_indices)
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
-        return _mix(keys[:, None] + columns)
+        return _mix_bits(keys[:, None] + columns)
 
     def uniform(self, num_columns: int, channel: int) -> Floats:
         """Return uniform random numbers in [0, 1), float64 [B, T] with T = `num_columns`.

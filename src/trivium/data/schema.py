@@ -55,7 +55,7 @@ class Fields:
         usual = dict.fromkeys(layout[name] for layout in layouts if name in layout)
         return sorted(usual, key=lambda column: column != name)
 
-    def lacking(self, names: Collection[str]) -> list[tuple[str, str]]:
+    def missing_required(self, names: Collection[str]) -> list[tuple[str, str]]:
         """Return (description, field) for every required field without a column.
 
         The description is used in the error message. `names` are the fields that have a column.
@@ -63,7 +63,7 @@ class Fields:
         lacks = [name for name in self.names if name in self.required and name not in names]
         return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
 
-    def candidates(
+    def matching_layouts(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
     ) -> list[dict[str, str]]:
         """Return the matching layouts of a record, as dictionaries from fields to columns.
@@ -102,16 +102,16 @@ class Fields:
 
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
     """Return a line such as: text <- review, label <- stars; ignored: id, source."""
-    line = ", ".join(f"{name} <- {_column_label(column)}" for name, column in columns.items())
+    line = ", ".join(f"{name} <- {_label_column(column)}" for name, column in columns.items())
     if not ignored:
         return line
-    others = [_column_label(column) for column in ignored[:_MAX_IGNORED]]
+    others = [_label_column(column) for column in ignored[:_MAX_IGNORED]]
     if len(ignored) > _MAX_IGNORED:
         others.append(translated("data.more_columns", count=len(ignored) - _MAX_IGNORED))
     return translated("data.columns", line=line, columns=", ".join(others))
 
 
-def _column_label(column: str) -> str:
+def _label_column(column: str) -> str:
     """Return a column name for messages. A column of a table without a header has a number."""
     return f"column {column}" if column.isdecimal() else shorten(column, 40) or '""'
 
@@ -188,7 +188,7 @@ class Schema:
                 options = " or ".join(" ".join(fields.names) for fields in several)
                 missing.append((f"for the {what} (such as {usual})", options))
             elif not whole:
-                missing += several[0].lacking(columns)
+                missing += several[0].missing_required(columns)
         if missing:
             raise self.no_column(record, missing)
         twice = [name for name, one in columns.items() if [*columns.values()].count(one) > 1]
@@ -210,15 +210,15 @@ class Schema:
         """
         match = {name: chosen[name] for name in fields.names if name in chosen}
         rest = fields.required - match.keys()
-        is_pair = len(record) == 2 or record.is_numbered
+        is_pair = len(record) == 2 or record.has_numbered_columns
         if fields.both_in and is_pair and match and len(rest) == 1 and free:
             return match | {rest.pop(): [*free.values()][-1]}
         inner = [one for one in record.column_names() if one.startswith(f"{fields.both_in}.")]
         if not match and len(inner) == 2:
             return dict(zip(fields.names, inner))
-        parts = fields.candidates(free, match, self.settable)
+        parts = fields.matching_layouts(free, match, self.settable)
         if len(parts) > 1:
-            raise self._ambiguity_error(record, fields, parts)
+            raise self._make_ambiguity_error(record, fields, parts)
         match |= parts[0] if parts else {}
         return {name: match[name] for name in fields.names if name in match}
 
@@ -237,7 +237,7 @@ class Schema:
                 names += [one for one in inner if one not in used] if used & {*inner} else [name]
         return tuple(names)
 
-    def _ambiguity_error(
+    def _make_ambiguity_error(
         self, record: Record, fields: Fields, parts: Sequence[Mapping[str, str]]
     ) -> DataError:
         """Return the DataError for a record that matches several layouts."""
@@ -248,7 +248,7 @@ class Schema:
             if len(several) > 1:
                 shown = ", ".join(f'"{shorten(one, 40)}"' for one in several)
                 problems.append(f"for the {name}: {shown}")
-                options += self._options_for(name)
+                options += self._find_options(name)
         choose = (
             f"Choose with {' '.join(options)}" if any(options) else "Remove or rename the others"
         )
@@ -256,7 +256,7 @@ class Schema:
             f"{record.table_or_row} has several columns {'; '.join(problems)}. {choose}."
         )
 
-    def _options_for(self, fields: str) -> list[str]:
+    def _find_options(self, fields: str) -> list[str]:
         """Return the options that set the columns of some fields.
 
         `fields` contains names separated by spaces; the word "or" between alternatives is kept.
@@ -270,5 +270,5 @@ class Schema:
         Each element of `missing` is a description of the missing column, and the fields that need
         it.
         """
-        options = [one for _, fields in missing for one in self._options_for(fields)]
+        options = [one for _, fields in missing for one in self._find_options(fields)]
         return record.no_column([what for what, _ in missing], options, if_data=self.if_data)

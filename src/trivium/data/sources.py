@@ -78,7 +78,7 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
                 "files with other suffixes must be named one by one."
             )
         for source in readable:
-            sources.setdefault(source_key(source), source)
+            sources.setdefault(identify_source(source), source)
         kept = {one.name for one in readable}
         skipped += [one.name for one in files if one.name not in kept]
     return SourceList(tuple(sources.values()), tuple(skipped))
@@ -126,7 +126,7 @@ def _suggest_path(path: str) -> str:
     return "".join(f" Did you mean {Path(path).with_name(name)}?" for name in near)
 
 
-def source_key(source: Source) -> str:
+def identify_source(source: Source) -> str:
     """Return the identity of a source: the real path of a local file, otherwise the name."""
     local = source.kind == "file" and not is_remote(source.name)
     return os.path.realpath(source.name) if local else source.name
@@ -149,28 +149,28 @@ def _expand_path(path: str) -> list[Source]:
     if path == STDIN or path.startswith("hf:"):
         return [Source(path)]
     if is_remote(path):
-        return _remote_sources(path)
+        return _list_remote_sources(path)
     if os.path.isdir(path):
-        return [_local_source(one, named=False) for one in walk_files(path)]
+        return [_make_local_source(one, named=False) for one in walk_files(path)]
     if os.path.isfile(path):
-        return [_local_source(path, named=True)]
+        return [_make_local_source(path, named=True)]
     if os.path.exists(path):  # a pipe or a device
         return [Source(path)]
     if glob.has_magic(path):
         matches = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
         if matches:
-            return [_local_source(match, named=True) for match in matches]
+            return [_make_local_source(match, named=True) for match in matches]
         raise DataError(f"No file matches {path}.")
     raise DataError(*missing_paths([path]))
 
 
-def _local_source(path: str, *, named: bool) -> Source:
+def _make_local_source(path: str, *, named: bool) -> Source:
     """Return the source of a local file, with its size and modification time."""
     status = os.stat(path)
     return Source(path, named, status.st_size, status.st_mtime_ns)
 
 
-def _remote_sources(path: str) -> list[Source]:
+def _list_remote_sources(path: str) -> list[Source]:
     """Return the sources of an object, a glob or a folder in object storage."""
     objects = list_remote(path)
     if not objects:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from trivium.config import option
-from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, unescape
+from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, resolve_escapes
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.data.sources import Paths, Source, source_key
+from trivium.data.sources import Paths, Source, identify_source
 from trivium.errors import DataError
 from trivium.files import replace_file
 
@@ -113,8 +113,8 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
         sources = _assign_split(train.sources, None if validation else TRAIN)
         return SplitSources(sources, train.skipped, float(validation))
     validation_list = list_texts(validation)
-    keys = {source_key(source) for source in validation_list.sources}
-    rest = [source for source in train.sources if source_key(source) not in keys]
+    keys = {identify_source(source) for source in validation_list.sources}
+    rest = [source for source in train.sources if identify_source(source) not in keys]
     if not rest:
         raise DataError("Every training file is a validation file too: no training text is left.")
     sources = _assign_split(validation_list.sources, VALIDATION) + _assign_split(rest, TRAIN)
@@ -306,4 +306,4 @@ def _append_separator(text: str, separator: str) -> str:
         return " ".join(lines) + "\n"
     if separator in ("blank", "file"):
         return "\n".join(lines) + "\n\n"
-    return f"{text}\n{unescape(separator)}\n"
+    return f"{text}\n{resolve_escapes(separator)}\n"

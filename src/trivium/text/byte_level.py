@@ -103,7 +103,10 @@ def build_byte_level(
 
 
 def _check_tokens(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]) -> None:
-    """Raise TokenizerError if a byte lacks a token, a token has two ids, or specials repeat."""
+    """Raise TokenizerError if a vocabulary or its special tokens are invalid.
+
+    Every byte needs a token, every token has one id, and special tokens must differ.
+    """
     ids = {data: index for index, data in vocabulary.items()}
     missing = sum(bytes([byte]) not in ids for byte in range(256))
     if missing:
@@ -132,7 +135,7 @@ def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
         specials = _SPECIALS[family]
     vocabulary = {rank: token for token, rank in ranks.items()}
     vocabulary |= {rank: token.encode() for token, rank in specials.items()}
-    merges = list(merges_of_ranks(ranks))
+    merges = list(derive_merges(ranks))
     backend = build_byte_level(
         vocabulary, merges, list(specials), pattern=family, ignore_merges=True
     )
@@ -168,7 +171,7 @@ def check_ids(vocabulary: Mapping[Any, int]) -> None:
         raise TokenizerError(f"{len(vocabulary):,} tokens have ids up to {largest:,}.")
 
 
-def merges_of_ranks(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
+def derive_merges(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
     """Yield the BPE merges of a vocabulary that only has token ranks (tiktoken, sentencepiece).
 
     The encoder merges the neighbours whose union has the lowest rank. Therefore every split of a

@@ -63,18 +63,18 @@ class Literals:
     def backend(
         self, control: Iterable[str] = (), *, renamed: bool = False
     ) -> tokenizers.Tokenizer:
-        """Return a backend with the same ids that encodes the names of special tokens as plain
-        text.
+        """Return a copy of the backend that encodes the names of special tokens as plain text.
 
-        The special tokens are renamed in this backend, because some models (whole words, Unigram)
-        find the old names in their vocabulary even if special tokens are not matched.
+        The ids stay the same. The special tokens are renamed in the copy, because some models
+        (whole words, Unigram) find the old names in their vocabulary even if special tokens are not
+        matched.
 
         Args:
             control: names that are still encoded as special tokens.
             renamed: whether to match the special tokens by their new names.
         """
         new = {
-            name: _control_name(index)
+            name: _make_token_name(index)
             for name, index in self._special.items()
             if name not in {*control}
         }
@@ -119,20 +119,18 @@ class Literals:
             parts.append(part)
             positions += range(positions[-1] + 1, positions[-1] + len(part) + 1)
             if control is not None:
-                parts.append(name := _control_name(self._special[control]))
+                parts.append(name := _make_token_name(self._special[control]))
                 positions += [positions[-1] + len(control)] * len(name)
-        encoding = self._renaming_backend.encode(
-            "".join(parts), add_special_tokens=add_special_tokens
-        )
+        encoding = self._renamer.encode("".join(parts), add_special_tokens=add_special_tokens)
         return encoding, [(positions[start], positions[stop]) for start, stop in encoding.offsets]
 
     @functools.cached_property
-    def _renaming_backend(self) -> tokenizers.Tokenizer:
+    def _renamer(self) -> tokenizers.Tokenizer:
         """The backend that matches special tokens by their new names."""
         return self.backend(renamed=True)
 
 
-def _control_name(index: int) -> str:
+def _make_token_name(index: int) -> str:
     """Return the new name of a special token, which cannot occur in a text.
 
     The name contains a space, so that it cannot be an ordinary word of a vocabulary.

@@ -19,8 +19,8 @@ from trivium.text.roles import (
     NAMES,
     add_bert_template,
     added_tokens,
+    find_token,
     read_options,
-    token_of_role,
 )
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
@@ -113,13 +113,13 @@ def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> to
         case ".json":
             content = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(content, dict) and isinstance(content.get("model"), dict):
-                return _from_tokenizer_json(content)
+                return _load_tokenizer_json(content)
             return _load_gpt2(file, file.with_name("merges.txt"))
         case _:
             raise TokenizerError(f"{file} is not a known kind of tokenizer file; known: {FORMATS}.")
 
 
-def _from_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
+def _load_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
     """Create a backend from the content of a `tokenizer.json`. Unigram scores are rounded."""
     if content["model"].get("type") == "Unigram":
         for piece in content["model"]["vocab"]:
@@ -182,11 +182,9 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     prefix_space = bool(config.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
-    learned = {
-        first + second for first, second in pairs
-    }  # tokens learned from text are not special
+    learned = {first + second for first, second in pairs}  # not special tokens
     specials = {name for names in NAMES.values() for name in names if name in tokens} - learned
-    mask = token_of_role("mask", specials)
+    mask = find_token("mask", specials)
     ordered = sorted(specials, key=lambda name: tokens[name])
     backend.add_special_tokens(added_tokens(ordered, with_space=mask))
     if mask == "<mask>" and {"<s>", "</s>"} <= specials:

@@ -58,13 +58,13 @@ def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
 
     `<|endoftext|>` ends a text. It also begins a text if no other token does (GPT-2).
     """
-    tokens = {role: token for role in ROLES if (token := token_of_role(role, special_tokens))}
+    tokens = {role: token for role in ROLES if (token := find_token(role, special_tokens))}
     if END_OF_TEXT in special_tokens:
         tokens.setdefault("bos", END_OF_TEXT)
     return tokens
 
 
-def token_of_role(role: str, tokens: Container[str]) -> str | None:
+def find_token(role: str, tokens: Container[str]) -> str | None:
     """Return the token whose name is usual for a role, or None."""
     return next((name for name in NAMES[role] if name in tokens), None)
 
@@ -145,7 +145,9 @@ def add_template(
     backend.post_processor = template
 
 
-def hf_files(roles: Mapping[str, str], specials: Iterable[str]) -> dict[str, dict[str, object]]:
+def build_hf_files(
+    roles: Mapping[str, str], specials: Iterable[str]
+) -> dict[str, dict[str, object]]:
     """Return the files that tell `transformers` the roles of special tokens, by file name."""
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
     others = [token for token in specials if token not in roles.values()]

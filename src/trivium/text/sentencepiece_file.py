@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError
-from trivium.text.byte_level import merges_of_ranks
+from trivium.text.byte_level import derive_merges
 from trivium.text.roles import add_template, added_tokens
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
@@ -79,7 +79,7 @@ def _build_model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool)
     ranks = {text: -score for text, score, type in pieces if type == _NORMAL}
     return models.BPE(
         {text: index for index, (text, _, _) in enumerate(pieces)},
-        list(merges_of_ranks(ranks)),
+        list(derive_merges(ranks)),
         unk_token=pieces[unknown][0],
         fuse_unk=True,
         byte_fallback=byte_fallback,

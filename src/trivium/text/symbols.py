@@ -50,19 +50,19 @@ def base_characters(characters: Iterable[str]) -> set[str]:
     """
     # The Unicode name of a character begins with its script: THAI CHARACTER KO KAI.
     scripts = {unicodedata.name(character, "").partition(" ")[0] for character in characters}
-    digits = {digit for digit, names in _decimal_digits().items() if not names.isdisjoint(scripts)}
+    digits = {digit for digit, names in _list_digits().items() if not names.isdisjoint(scripts)}
     return {*_ASCII, *digits, *(_CHINESE_DIGITS if "CJK" in scripts else "")}
 
 
 @functools.cache
-def _decimal_digits() -> dict[str, set[str]]:
+def _list_digits() -> dict[str, set[str]]:
     """Return all non-ASCII decimal digits, each with the words in its Unicode name before DIGIT."""
     digits = filter(str.isdecimal, map(chr, range(0x80, sys.maxunicode + 1)))
     names = {digit: unicodedata.name(digit).partition(" DIGIT ")[0] for digit in digits}
     return {digit: set(name.replace("-", " ").split()) for digit, name in names.items()}
 
 
-def _byte_symbols() -> dict[int, str]:
+def _build_byte_symbols() -> dict[int, str]:
     """Return the printable character for each byte in GPT-2's BPE (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = {byte: chr(byte) for byte in printable}
@@ -71,7 +71,7 @@ def _byte_symbols() -> dict[int, str]:
     return symbols
 
 
-BYTE_TO_SYMBOL = _byte_symbols()
+BYTE_TO_SYMBOL = _build_byte_symbols()
 SYMBOL_TO_BYTE = {symbol: byte for byte, symbol in BYTE_TO_SYMBOL.items()}
 
 

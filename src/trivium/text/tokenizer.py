@@ -20,7 +20,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.literals import ChatText, Literals, SpecialTokens
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks
-from trivium.text.roles import RoleId, hf_files, named_roles, read_options, role_tokens
+from trivium.text.roles import RoleId, build_hf_files, named_roles, read_options, role_tokens
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -190,7 +190,7 @@ class Tokenizer:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, self.to_json())
             if whole_folder:
-                for name, content in hf_files(self.roles, self.special_tokens).items():
+                for name, content in build_hf_files(self.roles, self.special_tokens).items():
                     write_json(path / name, content)
         except OSError as error:
             raise TokenizerError(f"The tokenizer cannot be written to {path}: {error}.") from error
@@ -315,12 +315,12 @@ class Tokenizer:
         prefix = self.model.get("continuing_subword_prefix") or ""
         special = set(self.special_ids)
         return [
-            token.encode() if index in special else self._bytes_of(token.removeprefix(prefix))
+            token.encode() if index in special else self._to_bytes(token.removeprefix(prefix))
             for index, token in enumerate(self.tokens)
         ]
 
-    def _bytes_of(self, token: str) -> bytes:
-        """Return the UTF-8 bytes of a token of the vocabulary."""
+    def _to_bytes(self, token: str) -> bytes:
+        """Convert a token, as stored in the vocabulary, to the UTF-8 bytes of its text."""
         if self._is_byte_level:
             data = symbols_to_bytes(token)
             return token.encode() if data is None else data
@@ -334,7 +334,7 @@ class Tokenizer:
     @functools.cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
         """The merges of a BPE tokenizer in the order they were learned; empty for other kinds."""
-        return [(self._bytes_of(a), self._bytes_of(b)) for a, b in self.model.get("merges", [])]
+        return [(self._to_bytes(a), self._to_bytes(b)) for a, b in self.model.get("merges", [])]
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token, or None if it is not in the vocabulary."""
@@ -392,7 +392,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _encoder(self) -> tokenizers.Tokenizer:
-        """The backend that encodes texts; it treats special-token names as `control` requires."""
+        """The backend that encodes texts; special-token names outside `control` are plain text."""
         return self.backend if self._control is None else self.literals.backend(self._control)
 
     @functools.cached_property

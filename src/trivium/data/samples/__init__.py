@@ -17,8 +17,7 @@ LICENCES = "LICENSES.md"
 
 
 def sample(language: str) -> Path:
-    """Return the path of the bundled text in a language: "en" (5.6 MB of articles) or "zh" (3.1
-    MB).
+    """Return the path of the bundled text in a language: "en" (5.6 MB) or "zh" (3.1 MB).
 
     Both texts are Wikipedia articles (CC BY-SA). `LICENSES.md` in the same folder lists sources and
     changes.
@@ -31,7 +30,7 @@ def sample(language: str) -> Path:
             f'there is no bundled text in "{language}"; there is: {known}. '
             "For another language give your own text with --data."
         )
-    return _bundled_file(SAMPLES[language])
+    return _find_bundled_file(SAMPLES[language])
 
 
 def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
@@ -44,14 +43,14 @@ def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
         raise DataError(f"{out} is a file: name a folder to unpack to.")
     out.mkdir(parents=True, exist_ok=True)
     written = [out / LICENCES]
-    shutil.copyfile(_bundled_file(LICENCES), written[0])
+    shutil.copyfile(_find_bundled_file(LICENCES), written[0])
     for name in (*SAMPLES.values(), *EXAMPLES):
         written.append(out / name.removesuffix(".xz"))
-        with lzma.open(_bundled_file(name)) as packed, replace_file(written[-1]) as plain:
+        with lzma.open(_find_bundled_file(name)) as packed, replace_file(written[-1]) as plain:
             shutil.copyfileobj(packed, plain)
     return written
 
 
-def _bundled_file(name: str) -> Path:
+def _find_bundled_file(name: str) -> Path:
     """Return the path of a file in this package."""
     return Path(str(resources.files(__name__) / name))

@@ -26,7 +26,7 @@ from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
 from trivium.progress import format_duration
 from trivium.text.reservoir import cut_text, reservoir_sample
-from trivium.text.roles import add_bert_template, added_tokens, role_tokens, token_of_role
+from trivium.text.roles import add_bert_template, added_tokens, find_token, role_tokens
 from trivium.text.symbols import base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary
@@ -144,7 +144,7 @@ class TokenizerConfig(TokenizerSource, ABC):
     @property
     def unknown_token(self) -> str:
         """The special token for unknown characters. Raises TokenizerError if there is none."""
-        unknown = token_of_role("unk", self.special_tokens)
+        unknown = find_token("unk", self.special_tokens)
         if unknown is None:
             raise TokenizerError(
                 f"A {self.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
@@ -181,7 +181,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         """
         characters = [*more_special_tokens, *options.get("initial_alphabet", ())]
         self.check_size(len(self.special_tokens) + len(characters))
-        mask = token_of_role("mask", self.special_tokens) if space_before_words else None
+        mask = find_token("mask", self.special_tokens) if space_before_words else None
         special_tokens = added_tokens(self.special_tokens, with_space=mask)
         trainer = trainer_class(
             vocab_size=self.size,
@@ -223,12 +223,12 @@ class TokenizerConfig(TokenizerSource, ABC):
 
         `pieces` are the shuffled pieces of the texts.
         """
-        size, seconds, share, power = sum(map(len, pieces)), 0.0, 1, 1.0
-        for share in (2**k for k in range(20, 2, -1) if size >> k >= _FIRST_PROBE):
+        size, seconds, ratio, power = sum(map(len, pieces)), 0.0, 1, 1.0
+        for ratio in (2**k for k in range(20, 2, -1) if size >> k >= _FIRST_PROBE):
             before, start = seconds, time.monotonic()
-            self.build(pieces[::share])
+            self.build(pieces[::ratio])
             seconds = time.monotonic() - start
-            if seconds * share**1.5 < _SLOW_SECONDS:
+            if seconds * ratio**1.5 < _SLOW_SECONDS:
                 return 0.0
             # Twice the text took 2 ** growth times as long. The corrections for larger texts were
             # measured.
@@ -236,7 +236,7 @@ class TokenizerConfig(TokenizerSource, ABC):
             power = min(max(growth + (-0.25 if self.prunes else 0.2), 0.8), 1.6)
             if seconds > _MAX_PROBE_SECONDS:
                 break
-        return seconds * share**power
+        return seconds * ratio**power
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Return lines for the user if this kind of tokenizer does not suit the texts."""
