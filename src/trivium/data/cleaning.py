@@ -116,7 +116,7 @@ class CleanReport:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Outcome:
     """The result of cleaning one document.
 
     Args:
@@ -159,21 +159,21 @@ def clean(
     _build_rules(options)  # raise MissingExtraError before anything is read
     report, seen, number = CleanReport(), set[int](), 0
     with replace_folder(out) as folder:
-        for document, verdict in _clean_documents(read_documents(paths, options), options):
+        for document, outcome in _clean_documents(read_documents(paths, options), options):
             report.documents += 1
             report.characters += len(document.text)
-            if verdict.reason:
-                report.drop(verdict.reason, document.text)
-            elif not seen.isdisjoint(verdict.buckets):
+            if outcome.reason:
+                report.drop(outcome.reason, document.text)
+            elif not seen.isdisjoint(outcome.buckets):
                 report.drop(english("reason.near_duplicate"), document.text)
             else:
-                record = {"text": verdict.text, "source": document.source}
+                record = {"text": outcome.text, "source": document.source}
                 # Files have a limited size, so that several jobs can each prepare some of them.
                 with (folder / f"{number:05}.jsonl").open("ab") as file:
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     number += file.tell() > _FILE_BYTES
-                report.keep(document.text, verdict.text)
-            seen.update(verdict.buckets)
+                report.keep(document.text, outcome.text)
+            seen.update(outcome.buckets)
             if progress is not None and not report.documents % (_BATCH * _BATCHES_AT_ONCE):
                 progress(report)
         if not report.kept:
@@ -189,8 +189,8 @@ def clean(
 
 def _clean_documents(
     documents: Iterator[Document], options: CleanOptions
-) -> Iterator[tuple[Document, _Verdict]]:
-    """Apply language identification and quality rules to documents. Yields (document, verdict)."""
+) -> Iterator[tuple[Document, _Outcome]]:
+    """Apply language identification and quality rules to documents. Yields (document, outcome)."""
     clean_one = functools.partial(_clean_document, options=options)
     if options.processes == 1:
         for document in documents:
@@ -202,7 +202,7 @@ def _clean_documents(
             yield from zip(batch, pool.map(clean_one, texts, chunksize=_BATCH))
 
 
-def _clean_document(text: str, options: CleanOptions) -> _Verdict:
+def _clean_document(text: str, options: CleanOptions) -> _Outcome:
     """Clean one document by itself: language, quality rules and MinHash values.
 
     `clean` compares the MinHash values with those of other documents.
@@ -215,24 +215,24 @@ def _clean_document(text: str, options: CleanOptions) -> _Verdict:
         language = py3langid.classify(text[:_LANGUAGE_CHARACTERS])[0]
         codes = options.language.split(",")
         if language not in codes and not any(language in _MACROLANGUAGES.get(c, ()) for c in codes):
-            return _Verdict("", f"language: {language}")
+            return _Outcome("", f"language: {language}")
     document = WebDocument(text=text, id="")
     for name, rule in filters.items():
         passed = rule.filter(document)
         if passed is not True:
-            return _Verdict("", f"{name}: {passed[1].removeprefix('gopher_').replace('_', ' ')}")
+            return _Outcome("", f"{name}: {passed[1].removeprefix('gopher_').replace('_', ' ')}")
     buckets: tuple[int, ...] = ()
     if minhash is not None:
         shingles = minhash.get_shingles(document.text)
         if len(shingles):
             signature = enumerate(minhash.get_signature(shingles))
             buckets = tuple(hash((number, *hashes)) for number, hashes in signature)
-    return _Verdict(document.text, "", buckets)
+    return _Outcome(document.text, "", buckets)
 
 
 @functools.cache
 def _build_rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
-    """Return the quality rules by name, and the MinHash (None unless near-duplicates are dropped).
+    """Return the quality filters by name, and the MinHash step (None to keep near-duplicates).
 
     They are built once per process.
 

@@ -65,9 +65,7 @@ def write_data(data: Any, file: Path, text_field: str) -> None:
                     f"{name} {count} is of type {type(row).__name__}: give strings or dictionaries."
                 )
             try:
-                line = json.dumps(
-                    {str(key): one for key, one in record.items()}, default=_to_json_value
-                )
+                line = json.dumps({str(key): one for key, one in record.items()}, default=_to_json)
             except (TypeError, ValueError) as error:
                 raise DataError(f"{name} {count} cannot be stored as JSON: {error}.") from None
             lines.write(line.encode() + b"\n")
@@ -117,7 +115,7 @@ def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
         yield {column: name_classes(one, column, names) for column, one in row.items()}
 
 
-def _to_json_value(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Convert a number, an array or a date of another library to a value that JSON supports."""
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):

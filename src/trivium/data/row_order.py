@@ -34,14 +34,14 @@ def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _to_uint64(values: ArrayLike) -> NDArray[np.uint64]:
-    """Convert integers to an array uint64 of at least one dimension. Negative ones wrap around."""
+    """Convert integers to a uint64 array with at least one dimension. Negative ones wrap around."""
     if isinstance(values, int):
         return np.array([values % 2**64], dtype=np.uint64)
     return np.atleast_1d(np.asarray(values)).astype(np.int64).view(np.uint64)
 
 
 def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
-    """Hash several integers into one uint64 key. If some parts are arrays, so is the result."""
+    """Hash integers to a uint64 key. If a part is an array, the result is an array of keys."""
     key = np.array([_GOLDEN])
     for part in parts:
         word = _to_uint64(part)
@@ -150,7 +150,7 @@ def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, 
 
 
 class RowRandom:
-    """Random numbers for B rows; those of a row depend only on (seed, stream index, channel).
+    """Random numbers for B rows, keyed by (seed, stream index, channel).
 
     The random numbers of a row do not depend on the other rows of the batch, on B, or on the number
     of columns: column t stays the same if more columns are requested. Equal channels give equal

@@ -78,7 +78,11 @@ class SplitSources:
         return (TRAIN, VALIDATION) if has_paths or self.fraction else (TRAIN,)
 
     def assign(self, source: Source, digest: int) -> str:
-        """Return the split of a document: the split of its source, or the one its hash decides."""
+        """Return the split of a document.
+
+        It is the split of the source if set. Otherwise, `digest`, the hash of the document,
+        decides.
+        """
         validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if validation else TRAIN)
 
@@ -199,7 +203,7 @@ class TextDigest:
         self._add(text[:border])
 
     def _add(self, text: str) -> None:
-        """Normalize and hash a stretch of text that ends at a border (see `_is_border`)."""
+        """Normalize and hash text that ends at a border (see `_is_border`)."""
         text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
         lines = self._pending_line_ends + "\n".join(map(str.rstrip, text.split("\n")))
         visible = lines.rstrip("\n")

@@ -65,12 +65,12 @@ def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
 
 
 def find_token(role: str, tokens: Container[str]) -> str | None:
-    """Return the token whose name is usual for a role, or None."""
+    """Return the token that has a usual name of a role, such as `[MASK]` for "mask", or None."""
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
 def role_of(token: str) -> str | None:
-    """Return the role for which the name of a token is usual, or None."""
+    """Return the role that a token has by its usual name, such as "mask" for `[MASK]`, or None."""
     return next((role for role in ROLES if token in NAMES[role]), None)
 
 
@@ -145,12 +145,13 @@ def add_template(
     backend.post_processor = template
 
 
-def build_hf_files(
-    roles: Mapping[str, str], specials: Iterable[str]
-) -> dict[str, dict[str, object]]:
-    """Return the files that tell `transformers` the roles of special tokens, by file name."""
+def build_hf_files(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Return the contents of the files in which `transformers` stores special tokens, by file name.
+
+    `names` are the names of all special tokens.
+    """
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
-    others = [token for token in specials if token not in roles.values()]
+    others = [token for token in names if token not in roles.values()]
     if others:
         named["additional_special_tokens"] = others
     type_ids = ["token_type_ids"] if "cls" in roles and "sep" in roles else []

@@ -56,9 +56,7 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     size_advice: ClassVar[str] = ""  # other remedies if `vocab_size` is too small
     seconds_per_mb: ClassVar[float] = 0.5  # training time on one core
-    prunes: ClassVar[bool] = (
-        False  # whether training prunes a large vocabulary instead of growing a small one
-    )
+    prunes: ClassVar[bool] = False  # whether training prunes, instead of growing a vocabulary
     component_types: ClassVar[tuple[str, ...]]
     """The types of model, pre-tokenizers and decoders in `tokenizer.json` that define the kind."""
     vocab_size: int | None = Field(
@@ -272,7 +270,7 @@ def _run_interruptibly(function: Callable[[], object]) -> None:
 
 
 class CharacterTokenizerConfig(TokenizerConfig):
-    """Base class of kinds whose alphabet consists of the characters of the text."""
+    """Base class of tokenizer kinds whose alphabet consists of the characters of the text."""
 
     size_advice: ClassVar[str] = (
         ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, "
