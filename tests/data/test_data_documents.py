@@ -60,7 +60,7 @@ def test_parts_of_any_size_are_the_same_documents(text, size):
     for separator, expected in naive.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(documents, "PART", size)
-            pieces = documents._split(io.StringIO(text), separator)
+            pieces = documents._split_file(io.StringIO(text), separator)
             parts = list(documents.join_parts(pieces))
         found = [one for one in documents.join_texts(parts) if one.strip()]
         assert [one.strip("\n") for one in expected if one.strip()] == found

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.data import RowRandom, derived_seed, permuted, rows_from
-from trivium.data.row_order import _mix
+from trivium.data.row_order import _mix_bits
 
 
 def _splitmix64(state: int) -> int:
@@ -23,7 +23,7 @@ def test_hash_is_splitmix64():
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     states = [(1234567 + k * golden) % 2**64 for k in (1, 2, 3)]
     assert [_splitmix64(s) for s in states] == expected
-    assert _mix(np.array(states, dtype=np.uint64)).tolist() == expected
+    assert _mix_bits(np.array(states, dtype=np.uint64)).tolist() == expected
 
 
 def permutation(seed, epoch, n):

@@ -100,5 +100,5 @@ def test_rows_of_an_array_are_those_of_a_split_of_one_document():
     assert batch.input_ids.dtype == np.int64
     assert (batch.document_ids == 1).all()
     assert Rows(ids, 50, "truncate").take([0]).input_ids.tolist() == [[*range(100, 143)]]
-    with pytest.raises(DataError, match="one long row of integers, not float64 of shape"):
+    with pytest.raises(DataError, match="1-D array of integers, not float64 of shape"):
         Rows(np.zeros((2, 3)), 2)

@@ -264,13 +264,13 @@ def test_broken_files_are_named(tmp_path):
         ("vocab.txt", b"hello\nworld\n", r"\[UNK\]"),
         ("x.tiktoken", b"!!! 3\n", "line 1"),
         ("x.tiktoken", b"\nQQ== 0\n", "256 bytes"),
-        ("x.model", b"\xff\xff\xff", "no sentencepiece model"),
-        ("x.model", b"", "no sentencepiece model"),
+        ("x.model", b"\xff\xff\xff", "not a sentencepiece model"),
+        ("x.model", b"", "not a sentencepiece model"),
         ("x.model", b"\x0a\x7fabc", "ends too early"),
         ("x.model", b"\x0b", "wire type 3"),
-        ("x.model", b"\x08\x01", "no sentencepiece model"),
+        ("x.model", b"\x08\x01", "not a sentencepiece model"),
         ("tokenizer.json", b"{", "cannot be read"),
-        ("x.bin", b"", "no known kind"),
+        ("x.bin", b"", "not a known kind"),
     ]
     for name, content, words in cases:
         path = tmp_path / name
@@ -291,7 +291,7 @@ def test_sentencepiece_models_of_words_are_refused(corpus, tmp_path):
 def test_missing_and_ambiguous_folders(tmp_path):
     with pytest.raises(TokenizerError, match="no tokenizer at"):
         Tokenizer.load(tmp_path / "nowhere")
-    with pytest.raises(TokenizerError, match="holds no tokenizer"):
+    with pytest.raises(TokenizerError, match="contains no tokenizer"):
         Tokenizer.load(tmp_path)
     for name in ("a.model", "b.model"):
         (tmp_path / name).write_bytes(b"")

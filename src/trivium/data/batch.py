@@ -1,4 +1,4 @@
-"""The two batches on the host: `RowBatch` goes into an objective, `Batch` comes out of it."""
+"""The batches in host memory: `RowBatch`, the input of an objective, and `Batch`, its output."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Floats = NDArray[np.float64]
 IGNORE_INDEX = -100
 """The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
 PAD_TO_MULTIPLE_OF = 8
-"""Padded lengths and numbers of rows are multiples of it where possible, so that shapes repeat.
+"""Sequence lengths and numbers of rows are padded to a multiple of this, so that shapes repeat.
 
-For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
-than the product; compiled models are compiled again.
+On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which takes longer
+than the matmul itself. Compiled models are recompiled for new shapes.
 """
 
 
 def padded_length(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
-    """The next multiple.
+    """Return the smallest multiple of `multiple` that is at least `length`.
 
     >>> padded_length(13), padded_length(16)
     (16, 16)
@@ -32,38 +32,49 @@ def padded_length(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Arrays:
-    """Arrays of the same rows, some of which may be absent."""
+class _ArrayBatch:
+    """Base class of batches: numpy arrays with B rows each. Fields may be None."""
 
     input_ids: Ints
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays that are present, by field name, in the order of the fields."""
+        """Return the arrays that are not None by field name, in the order of the fields."""
         named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in named if array is not None}
 
     def rows(self, start: int, stop: int) -> Self:
-        """Rows `start` up to `stop`, as views."""
+        """Return the rows from `start` to `stop` - 1 as views."""
         return type(self)(**{name: array[start:stop] for name, array in self.arrays().items()})
 
     @property
     def num_rows(self) -> int:
-        """Rows B."""
+        """B, the number of rows."""
         return len(self.input_ids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch(_Arrays):
-    """Model inputs and labels; all but `input_ids` may be absent.
+class Batch(_ArrayBatch):
+    """Model inputs and labels. All fields except `input_ids` may be None.
 
-    Integer arrays [B, T], the `decoder_` ones [B, S]; of pairs of sequences [B, 2, T]. `labels`
-    [B, T] (or [B, S] with a decoder) are those of positions, `IGNORE_INDEX` where there is no loss;
-    `sequence_labels` those of whole sequences: classes [B], numbers [B], several yes-or-no labels
-    [B, L], or the start and end of an answer [B, 2]. Masks are 1 at real tokens. `token_type_ids`
-    is sentence A or B; `document_ids` is the document of a packed row (1, 2, ...; 0 is padding).
-    `order` [B, T] says when tokens become known, `predicted` [B, M] which columns are; labels are
-    then [B, M]. `position_ids` are [B, T, 2] where positions are of two numbers; `prefix_lengths`
-    [B] is how many first tokens of a decoder are seen by all.
+    Shape letters: B rows, T input positions, S decoder positions, M predicted positions, L labels.
+    Arrays contain integers unless stated otherwise. For pairs of sequences, [B, T] becomes [B, 2,
+    T].
+
+    Args:
+        input_ids: [B, T], the token ids.
+        attention_mask: [B, T], 1 for tokens and 0 for padding.
+        token_type_ids: [B, T], 0 for sentence A and 1 for sentence B.
+        position_ids: [B, T], or [B, T, 2] for models with two positions per token.
+        document_ids: [B, T], the document within a packed row (1, 2, ...); 0 for padding.
+        order: [B, T], the position of each token in the prediction order (XLNet); 0 for tokens that
+            are visible from the start.
+        predicted: [B, M], the columns to predict. `labels` are then [B, M].
+        prefix_lengths: [B], the number of first decoder tokens that are visible to all tokens.
+        decoder_input_ids: [B, S], the token ids of the decoder.
+        decoder_attention_mask: [B, S], 1 for tokens and 0 for padding.
+        labels: [B, T], or [B, S] with a decoder; `IGNORE_INDEX` at positions without loss.
+        sequence_labels: labels of whole sequences: classes [B], regression targets [B], L binary
+            labels [B, L], or the first and last position of an answer [B, 2].
     """
 
     attention_mask: NDArray[Any] | None = None
@@ -84,27 +95,30 @@ class Batch(_Arrays):
 
     @property
     def num_tokens(self) -> int:
-        """Positions of `input_ids` that are not padding."""
+        """The number of positions of `input_ids` that are not padding."""
         real = self.document_ids if self.attention_mask is None else self.attention_mask
         return self.input_ids.size if real is None else int(np.count_nonzero(real))
 
     @property
     def num_labels(self) -> int:
-        """Positions that carry loss, or rows where these have labels alone."""
+        """The number of positions with loss; the number of rows if only sequences have labels."""
         if self.labels is None:
             return 0 if self.sequence_labels is None else self.num_rows
         return int(np.count_nonzero(self.labels != IGNORE_INDEX))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowBatch(_Arrays):
-    """Rows of token shards, or encoded examples: what `Objective.prepare` starts from.
+class RowBatch(_ArrayBatch):
+    """Rows of token shards, or encoded examples, from which `Objective.prepare` makes a `Batch`.
 
-    `input_ids` int64 [B, T], or [B, 2, T] of pairs, padded on the right; `lengths` int64 [B] or
-    [B, 2], the real tokens of each row. `document_ids` as in `Batch`, where `take` was called so,
-    with `first_documents` int64 [B], the number in the split of each row's document 1. Encoded
-    examples may have the other fields of `Batch`, with `decoder_lengths` int64 [B] or [B, 2] for
-    the tokens of `decoder_input_ids`.
+    Encoded examples may also have the other fields, which are explained in `Batch`.
+
+    Args:
+        input_ids: int64 [B, T], or [B, 2, T] for pairs, padded on the right.
+        lengths: int64 [B] or [B, 2], the number of tokens without padding.
+        document_ids: int64 [B, T] as in `Batch`, if they were requested from `Rows.take`.
+        first_documents: int64 [B], the index in the split of the first document of each row.
+        decoder_lengths: int64 [B] or [B, 2], the number of tokens in `decoder_input_ids`.
     """
 
     lengths: Ints
@@ -119,19 +133,22 @@ class RowBatch(_Arrays):
 
     @property
     def num_tokens(self) -> int:
-        """Real tokens of all rows, those of the decoder included."""
+        """The number of tokens without padding, including decoder tokens."""
         decoder = 0 if self.decoder_lengths is None else int(self.decoder_lengths.sum())
         return int(self.lengths.sum()) + decoder
 
     @property
     def attention_mask(self) -> Ints | None:
-        """int64 [B, T], 1 at real tokens; None without padding, or where documents mask it."""
+        """The attention mask, int64 [B, T], 1 for tokens and 0 for padding.
+
+        None if there is no padding, or if `document_ids` serve as the mask.
+        """
         if self.document_ids is not None:
             return None
         return length_mask(self.lengths, self.input_ids.shape[-1])
 
     def to_batch(self) -> Batch:
-        """The rows as they are, with the attention mask their lengths give."""
+        """Return the rows as a `Batch` with an attention mask."""
         arrays = self.arrays()
         for name in ("lengths", "decoder_lengths", "first_documents"):
             arrays.pop(name, None)
@@ -139,7 +156,10 @@ class RowBatch(_Arrays):
 
 
 def length_mask(lengths: Ints, width: int) -> Ints | None:
-    """int64 [B, width], 1 at the first `lengths` columns of each row; None where all are 1."""
+    """Return a mask int64 [B, width] that is 1 in the first `lengths[i]` columns of row i, else 0.
+
+    Returns None if all elements would be 1.
+    """
     if not len(lengths) or lengths.min() == width:
         return None
     return (np.arange(width) < lengths[..., None]).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Checks that count common problems of texts and of token shards.
+"""Checks of texts and token shards for common problems.
 
-Documents and lines are compared by 64-bit hashes, which take about 100 bytes of memory for each
-different document or line.
+Documents and lines are compared by 64-bit hashes. Each distinct document or line takes about 100
+bytes of memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from trivium.text.symbols import is_unspaced
 
 MESSAGE_LENGTH = 500
 _NUM_SAMPLES, _SAMPLE_LENGTH = 3, 80
-_KEPT_REPEATS = 1000  # of which the most frequent ones are shown
+_MAX_REPEATS = 1000  # repeated texts that are kept; the most frequent ones are printed
 _BATCH = 1000
-_LONGEST_WORD = 20  # characters
-_LONG_LINE = 40  # characters; shorter ones may be headings, which repeat in good text too
-# U+FFFD, or UTF-8 that was read as Latin-1: capital A with tilde and a control character or sign.
+_MAX_WORD_LENGTH = 20  # characters
+_LONG_LINE = 40  # characters; shorter lines may be headings, which are repeated in good text, too
+# U+FFFD, or typical character pairs of UTF-8 text that was decoded as Latin-1.
 _WRONG_CHARACTERS = re.compile("\ufffd|\u00c3[\u0080-\u00bf]|\u00e2\u20ac")
-# What separates documents in published corpora.
+# Document separators in published corpora.
 _MARKER = re.compile(
     r"<\|(?:end_?of_?(?:text|document|doc)|eo[sdt]|end)\|>|</(?:s|doc)>|<eo[sd]>|\[(?:EOS|SEP)\]",
     re.IGNORECASE,
@@ -40,10 +40,10 @@ _MARKER = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: `count` cases of `total`.
+    """The result of a check: `count` of `total` items have a certain property.
 
-    Something is wrong if the share of cases is above `limit`; `advice` says what to do about it.
-    Without a limit nothing is wrong, and `advice` says why the cases do no harm.
+    There is a problem if the fraction count / total is above `limit`; `advice` then says how to fix
+    it. If `limit` is None there is no problem, and `advice` explains why.
     """
 
     check: str
@@ -64,16 +64,16 @@ class Finding:
         samples: Sequence[str] = (),
         **values: object,
     ) -> Self:
-        """Create a finding from identifiers.
+        """Create a finding whose texts come from the message catalog.
 
         Args:
-            check: a name in `[finding]` of the catalog.
-            count: the cases.
-            total: what they are cases of.
-            limit: the share from which on the cases are wrong, or None.
-            advice: a name in `[advice]`; empty: nothing is to be done.
-            samples: some of the cases.
-            values: those of both texts.
+            check: the name of a message in `[finding]` of the catalog.
+            count: the number of items with the property.
+            total: the number of all items.
+            limit: the fraction above which there is a problem, or None.
+            advice: the name of a message in `[advice]`; empty if there is nothing to do.
+            samples: some of the items.
+            values: the values that are inserted into both messages.
         """
         words = english(f"finding.{check}", **values)
         what_to_do = english(f"advice.{advice}", **values) if advice else ""
@@ -81,21 +81,21 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """The share of cases in the total."""
+        """The fraction of items with the property."""
         return self.count / self.total if self.total else 0.0
 
     @property
     def wrong(self) -> bool:
-        """Whether something should be done."""
+        """Whether there is a problem to fix."""
         return self.limit is not None and self.share > self.limit
 
 
 def check_texts(
     paths: Sequence[str], options: CorpusOptions, tokenizer: Tokenizer | None = None
 ) -> list[Finding]:
-    """Check raw text as `prepare` reads and splits it.
+    """Check raw text, read and split as in `prepare`. Returns the findings.
 
-    If only some sources cannot be read, this is a finding.
+    Unreadable sources are reported as a finding.
 
     Raises DataError if a path is missing, or if no source can be read.
     """
@@ -123,7 +123,7 @@ def check_texts(
             unreadable.add(str(error), MESSAGE_LENGTH)
     if not documents.total:
         raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
-    # The only document is read in two parts, of which the second is held out.
+    # A single document is read as two parts, for training and validation.
     count = words.num_texts = 1 if plan.cut else documents.total
     findings = [
         Finding.of("documents", count, count, None, "single_document" if count == 1 else ""),
@@ -135,10 +135,10 @@ def check_texts(
     ]
     if not plan.cut:
         findings.insert(3, documents.finding("repeated_documents", None, "dropped"))
-    for marker, often in markers.most_common(1):
-        if often > 1 and marker not in options.separator:
+    for marker, times in markers.most_common(1):
+        if times > 1 and marker not in options.separator:
             advice = "separator_marker"
-            findings.append(Finding.of("markers", often, often, None, advice, marker=marker))
+            findings.append(Finding.of("markers", times, times, None, advice, marker=marker))
     if options.separator == "blank" and not plan.cut:
         findings.append(
             Finding.of("long_documents", num_long, count, None, "separator_line", size=LONG_BYTES)
@@ -150,7 +150,7 @@ def check_texts(
 
 
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
-    """Check token shards.
+    """Check token shards. Returns the findings.
 
     Raises DataError if a shard has changed since it was prepared.
     """
@@ -176,7 +176,7 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
 
 
 class Cases:
-    """Counts cases, and keeps the first ones."""
+    """Counts texts with a problem, and keeps the first of them as samples."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.count = 0
@@ -185,7 +185,7 @@ class Cases:
             self.add(text)
 
     def add(self, text: str, limit: int = _SAMPLE_LENGTH) -> None:
-        """Count a case."""
+        """Count a text, and keep at most `limit` characters of it as a sample."""
         self.count += 1
         if self.count <= _NUM_SAMPLES:
             self.samples.append(sample_of(text, limit))
@@ -193,75 +193,77 @@ class Cases:
     def finding(
         self, check: str, total: int, limit: float | None, advice: str, **values: object
     ) -> Finding:
-        """Return the cases as the result of a check; see `Finding.of`."""
+        """Return a finding with this count and these samples. See `Finding.of`."""
         return Finding.of(check, self.count, total, limit, advice, self.samples, **values)
 
 
 class Repeats:
-    """Counts how often every document or line occurs in each split."""
+    """Counts how often each document or line occurs in each split."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[int]] = {TRAIN: Counter(), VALIDATION: Counter()}
         self._texts: dict[int, str] = {}
 
     def add(self, key: int, split: str, text: str) -> None:
-        """Count a document or line; `key` is its hash."""
+        """Count a document or a line. `key` is its hash."""
         counts = self._counts[split]
         counts[key] += 1
-        if len(self._texts) < _KEPT_REPEATS and counts[key] == 2:
+        if len(self._texts) < _MAX_REPEATS and counts[key] == 2:
             self._texts[key] = sample_of(text)
 
     @property
     def total(self) -> int:
-        """The number of documents or lines in both splits."""
+        """The number of documents or lines in both splits, including repeated ones."""
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
-        """Return what occurs again in its own split; see `Finding.of`."""
+        """Return a finding on repetitions within a split. See `Finding.of`."""
         repeats = self.total - sum(len(counts) for counts in self._counts.values())
-        often = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}
-        first = sorted(often, key=lambda key: -often[key])[:_NUM_SAMPLES]
-        samples = [f"{often[key]:,} x {self._texts[key]}" for key in first]
+        frequency = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}
+        first = sorted(frequency, key=lambda key: -frequency[key])[:_NUM_SAMPLES]
+        samples = [f"{frequency[key]:,} x {self._texts[key]}" for key in first]
         return Finding.of(check, repeats, self.total, limit, advice, samples, **values)
 
     def overlap(self, check: str, limit: float) -> Finding:
-        """Return how much of validation occurs in training, too; see `Finding.of`."""
+        """Return a finding on validation documents or lines that also occur in training."""
         train, validation = self._counts[TRAIN], self._counts[VALIDATION]
         count = sum(number for key, number in validation.items() if key in train)
         return Finding.of(check, count, validation.total(), limit, "scores_too_good")
 
 
 class Words:
-    """Counts the tokens of texts; without a tokenizer, the texts of a single word."""
+    """Counts the tokens of texts and the texts of a single token (or word, without a tokenizer)."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._waiting: list[str] = []
+        self._pending: list[str] = []
         self.short = Cases()
         self.num_texts = 0
         self.counts = np.zeros(tokenizer.vocab_size if tokenizer else 0, dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the tokens of a text, and whether it is a single one."""
+        """Count the tokens of a text, and the text itself if it has only one token."""
         self.num_texts += 1
-        self._waiting.append(text)
-        if len(self._waiting) == _BATCH:
-            self._count_waiting()
+        self._pending.append(text)
+        if len(self._pending) == _BATCH:
+            self._count_pending()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, and return the number of tokens of each text.
+        """Count the tokens of texts. Returns the number of tokens in each text.
 
-        Targets are only counted here, because a target of one word is nothing unusual.
+        Unlike `add`, this does not look for texts of a single token. It is used for targets, which
+        may well be single words.
         """
         encoded = self._tokenizer.encode_ids_batch(texts) if self._tokenizer else []
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
         self.counts += np.bincount(ids, minlength=len(self.counts))
         return [len(each) for each in encoded]
 
-    def _count_waiting(self) -> None:
-        texts, self._waiting = self._waiting, []
+    def _count_pending(self) -> None:
+        """Count the tokens of the texts that were collected by `add`."""
+        texts, self._pending = self._pending, []
         is_short = (
-            map(_is_word, texts)
+            map(_is_single_word, texts)
             if self._tokenizer is None
             else [length <= 1 for length in self.count_tokens(texts)]
         )
@@ -269,14 +271,18 @@ class Words:
             self.short.add(text)
 
     def findings(self, advice: str) -> list[Finding]:
-        """Return the findings on short texts, unknown tokens and tokens that are never used."""
-        self._count_waiting()
+        """Return findings on texts of a single token, unknown tokens and unused tokens.
+
+        `advice` names the advice on texts of a single token.
+        """
+        self._count_pending()
         tokenizer = self._tokenizer
         if tokenizer is None:
             return [self.short.finding("one_word", self.num_texts, 0.01, advice)]
         special = list(tokenizer.special_ids)
         unk_id = tokenizer.unk_id
-        has_unknown = unk_id is not None and unk_id != tokenizer.eos_id  # GPT-2: one token for both
+        # GPT-2 uses one token as both unk and eos.
+        has_unknown = unk_id is not None and unk_id != tokenizer.eos_id
         unknown = int(self.counts[unk_id]) if has_unknown else 0
         self.counts[special] = 0
         total = int(self.counts.sum()) + unknown
@@ -289,15 +295,15 @@ class Words:
         ]
 
 
-def _is_word(text: str) -> bool:
-    """Return whether a text is one word.
+def _is_single_word(text: str) -> bool:
+    """Return whether a text is a single word.
 
-    In a script without spaces only a single character counts as a word.
+    In a script without spaces, only a single character counts as a word.
     """
-    one = len(text) <= _LONGEST_WORD and len(text.split()) == 1
+    one = len(text) <= _MAX_WORD_LENGTH and len(text.split()) == 1
     return one and not any(map(is_unspaced, text.strip()[1:]))
 
 
 def sample_of(text: str, limit: int = _SAMPLE_LENGTH) -> str:
-    """Return the beginning of a text on one line."""
+    """Return the beginning of a text as one line of at most `limit` characters."""
     return shorten(" ".join(text.split()), limit)

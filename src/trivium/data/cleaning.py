@@ -1,9 +1,9 @@
-"""Cleaning raw text as the papers of large models describe it, by the rules of `datatrove`.
+"""Cleaning of raw text with the published rules of large language models, using `datatrove`.
 
-Language, quality rules (Gopher: Rae et al. 2021, table A1; C4: Raffel et al. 2019, section 2.2;
-FineWeb: Penedo et al. 2024, section 3.6) and near-duplicates by MinHash (Broder 1997; 14 buckets of
-8 hashes of 5-grams as FineWeb). The rules' numbers are for English web pages: of other languages
-those that depend on English are left out.
+The steps are language identification, quality rules (Gopher: Rae et al. 2021, table A1; C4: Raffel
+et al. 2019, section 2.2; FineWeb: Penedo et al. 2024, section 3.6) and removal of near-duplicates
+by MinHash (Broder 1997; 14 buckets of 8 hashes of 5-grams, as in FineWeb). The thresholds were
+chosen for English web pages. For other languages, rules that depend on English are not applied.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ RULES = ("gopher-repetition", "gopher", "c4", "fineweb")
 REPORT = "report.json"
 _NUM_SAMPLES = 5
 REMOVED_LINES = "c4: lines"
-# What C4's rules take out of lines that stay.
+# Text that C4's rules remove from within lines that are kept.
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _FILE_BYTES = 1 << 28
 _BATCH = 64
 _BATCHES_AT_ONCE = 64
 _LANGUAGE_CHARACTERS = 2000
-# Macrolanguages of ISO 639 and their languages that py3langid tells apart, mostly by chance.
+# ISO 639 macrolanguages. py3langid distinguishes their languages, but not reliably.
 _MACROLANGUAGES = {"ar": ("ary", "arz"), "ms": ("id",), "no": ("nn",), "zh": ("wuu", "yue")}
 _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CleanOptions(ReadOptions):
-    """How texts are read and cleaned.
+    """Options for reading and cleaning texts.
 
-    The code of a macrolanguage of ISO 639 keeps all of its languages: "zh" also "yue". To know
-    near-duplicates takes about a kilobyte of memory for every document that is kept.
+    The ISO 639 code of a macrolanguage keeps all of its languages; for example, "zh" also keeps
+    "yue". Near-duplicate detection needs about one kilobyte of memory per kept document.
     """
 
-    language: str = option("en", "the language to keep (ISO 639), several as de,fr, or any")
-    near_duplicates: bool = option(True, "drop what nearly repeats an earlier document (MinHash)")
-    rules: tuple[str, ...] = option(RULES, "which of the rules to apply")
-    processes: int = option(1, "processes that apply the rules")
+    language: str = option("en", "the language to keep (ISO 639 code), several as de,fr, or any")
+    near_duplicates: bool = option(True, "drop near-duplicates of earlier documents (MinHash)")
+    rules: tuple[str, ...] = option(RULES, "the quality rules to apply")
+    processes: int = option(1, "the number of processes that apply the rules")
 
     def __post_init__(self) -> None:
         ReadOptions.__post_init__(self)
@@ -67,10 +67,17 @@ class CleanOptions(ReadOptions):
 
 @dataclasses.dataclass
 class CleanReport:
-    """What was read and kept, and what every step dropped: by "step: reason", with samples.
+    """Counts of a cleaning run.
 
-    `removed_lines` are those that the rules of C4 take out of documents that are kept, with samples
-    under "c4: lines".
+    Args:
+        documents: the number of documents read.
+        kept: the number of documents kept.
+        characters: the number of characters read.
+        kept_characters: the number of characters kept.
+        removed_lines: the number of lines that C4's rules removed from kept documents.
+        dropped: the number of dropped documents by "step: reason".
+        samples: samples of the dropped documents by "step: reason", and of the removed lines under
+            "c4: lines".
     """
 
     documents: int = 0
@@ -82,16 +89,16 @@ class CleanReport:
     samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def most_common(self) -> list[tuple[str, int]]:
-        """What was dropped, the most first."""
+        """Return the reasons for dropping documents with their counts, the most frequent first."""
         return sorted(self.dropped.items(), key=lambda item: -item[1])
 
-    def drop(self, why: str, text: str) -> None:
-        """Count a document that is dropped."""
-        self.dropped[why] = self.dropped.get(why, 0) + 1
-        self._add_sample(why, text)
+    def drop(self, reason: str, text: str) -> None:
+        """Count a dropped document. `reason` is the reason."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self._add_sample(reason, text)
 
     def keep(self, text: str, cleaned: str) -> None:
-        """Count a document that is kept, and the lines that were taken out of it."""
+        """Count a kept document, and the lines that cleaning removed from it."""
         self.kept += 1
         self.kept_characters += len(cleaned)
         self.removed_lines += text.count("\n") - cleaned.count("\n")
@@ -101,18 +108,25 @@ class CleanReport:
                 if line and line not in kept:
                     self._add_sample(REMOVED_LINES, line)
 
-    def _add_sample(self, why: str, text: str) -> None:
-        samples = self.samples.setdefault(why, [])
+    def _add_sample(self, reason: str, text: str) -> None:
+        """Keep the beginning of a text as a sample of a reason, unless there are enough samples."""
+        samples = self.samples.setdefault(reason, [])
         if len(samples) < _NUM_SAMPLES:
             samples.append(shorten(" ".join(text.split()), 200))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Verdict:
-    """A document's text where it is kept, why it is dropped, and its MinHash of every bucket."""
+class _Outcome:
+    """The result of cleaning one document.
+
+    Args:
+        text: the cleaned text; empty if the document is dropped.
+        reason: the reason for dropping the document; empty if it is kept.
+        buckets: one MinHash value per bucket. Documents that share a value are near-duplicates.
+    """
 
     text: str
-    why: str = ""
+    reason: str = ""
     buckets: tuple[int, ...] = ()
 
 
@@ -124,47 +138,48 @@ def clean(
     overwrite: bool = False,
     progress: Callable[[CleanReport], None] | None = None,
 ) -> CleanReport:
-    """Write the documents to keep to `out` as JSON lines, with a `report.json`.
+    """Clean documents. Writes the kept documents to the folder `out` as JSON lines.
+
+    The folder also gets a `report.json`.
 
     Args:
-        paths: Sources as `read_documents` takes them.
-        out: The folder to make: `00000.jsonl` and so on, in the order of the sources.
-        options: How texts are read and which steps are taken.
-        overwrite: Replace what an earlier call wrote to `out`.
-        progress: Called after every few thousand documents.
+        paths: the sources, as for `read_documents`.
+        out: the folder to create. Its files `00000.jsonl`, ... follow the order of the sources.
+        options: the options for reading and cleaning.
+        overwrite: whether to replace the output of an earlier call in `out`.
+        progress: a function that is called after every few thousand documents.
 
     Raises:
-        DataError: A source that cannot be read, an `out` that holds something else, or nothing to
-            keep.
-        MissingExtraError: Without the extra "clean".
+        DataError: a source cannot be read, `out` contains other files, or no document is kept.
+        MissingExtraError: the extra "clean" is not installed.
     """
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / REPORT).is_file()):
         raise DataError(f"{out} is not empty: choose another --out, or --overwrite earlier output.")
-    _rules(options)  # an optional part that is missing is an error before anything is read
+    _build_rules(options)  # raise MissingExtraError before anything is read
     report, seen, number = CleanReport(), set[int](), 0
     with replace_folder(out) as folder:
-        for document, verdict in _judged(read_documents(paths, options), options):
+        for document, outcome in _clean_documents(read_documents(paths, options), options):
             report.documents += 1
             report.characters += len(document.text)
-            if verdict.why:
-                report.drop(verdict.why, document.text)
-            elif not seen.isdisjoint(verdict.buckets):
+            if outcome.reason:
+                report.drop(outcome.reason, document.text)
+            elif not seen.isdisjoint(outcome.buckets):
                 report.drop(english("reason.near_duplicate"), document.text)
             else:
-                record = {"text": verdict.text, "source": document.source}
-                # In files of a bounded size, so that parts of the corpus can be prepared apart.
+                record = {"text": outcome.text, "source": document.source}
+                # Files have a limited size, so that several jobs can each prepare some of them.
                 with (folder / f"{number:05}.jsonl").open("ab") as file:
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     number += file.tell() > _FILE_BYTES
-                report.keep(document.text, verdict.text)
-            seen.update(verdict.buckets)
+                report.keep(document.text, outcome.text)
+            seen.update(outcome.buckets)
             if progress is not None and not report.documents % (_BATCH * _BATCHES_AT_ONCE):
                 progress(report)
         if not report.kept:
             raise DataError(
                 f"none of {report.documents:,} documents is kept; dropped: "
-                f"{', '.join(f'{why} ({n:,})' for why, n in report.most_common()[:3])}. The rules "
+                f"{', '.join(f'{k} ({n:,})' for k, n in report.most_common()[:3])}. The rules "
                 "are for web pages: choose some by --rule, or --rule none; or another --language. "
                 f'Dropped first: "{shorten(next(iter(report.samples.values()))[0])}"'
             )
@@ -172,51 +187,56 @@ def clean(
     return report
 
 
-def _judged(
+def _clean_documents(
     documents: Iterator[Document], options: CleanOptions
-) -> Iterator[tuple[Document, _Verdict]]:
-    """Documents with their verdicts, in order."""
-    judge = functools.partial(_judge, options=options)
+) -> Iterator[tuple[Document, _Outcome]]:
+    """Apply language identification and quality rules to documents. Yields (document, outcome)."""
+    clean_one = functools.partial(_clean_document, options=options)
     if options.processes == 1:
         for document in documents:
-            yield document, judge(document.text)
+            yield document, clean_one(document.text)
         return
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
-        while some := list(itertools.islice(documents, _BATCH * _BATCHES_AT_ONCE)):
-            texts = (document.text for document in some)
-            yield from zip(some, pool.map(judge, texts, chunksize=_BATCH))
+        while batch := list(itertools.islice(documents, _BATCH * _BATCHES_AT_ONCE)):
+            texts = (document.text for document in batch)
+            yield from zip(batch, pool.map(clean_one, texts, chunksize=_BATCH))
 
 
-def _judge(text: str, options: CleanOptions) -> _Verdict:
-    """What follows from a document alone."""
+def _clean_document(text: str, options: CleanOptions) -> _Outcome:
+    """Clean one document by itself: language, quality rules and MinHash values.
+
+    `clean` compares the MinHash values with those of other documents.
+    """
     import py3langid
     from datatrove.data import Document as WebDocument
 
-    filters, minhash = _rules(options)
+    filters, minhash = _build_rules(options)
     if options.language != "any":
         language = py3langid.classify(text[:_LANGUAGE_CHARACTERS])[0]
         codes = options.language.split(",")
         if language not in codes and not any(language in _MACROLANGUAGES.get(c, ()) for c in codes):
-            return _Verdict("", f"language: {language}")
+            return _Outcome("", f"language: {language}")
     document = WebDocument(text=text, id="")
     for name, rule in filters.items():
         passed = rule.filter(document)
         if passed is not True:
-            return _Verdict("", f"{name}: {passed[1].removeprefix('gopher_').replace('_', ' ')}")
+            return _Outcome("", f"{name}: {passed[1].removeprefix('gopher_').replace('_', ' ')}")
     buckets: tuple[int, ...] = ()
     if minhash is not None:
         shingles = minhash.get_shingles(document.text)
         if len(shingles):
             signature = enumerate(minhash.get_signature(shingles))
             buckets = tuple(hash((number, *hashes)) for number, hashes in signature)
-    return _Verdict(document.text, "", buckets)
+    return _Outcome(document.text, "", buckets)
 
 
 @functools.cache
-def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
-    """The quality rules by name and the MinHash, made once in every process.
+def _build_rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
+    """Return the quality filters by name, and the MinHash step (None to keep near-duplicates).
 
-    Raises MissingExtraError.
+    They are built once per process.
+
+    Raises MissingExtraError if the extra "clean" is not installed.
     """
     with require_extra("Cleaning", "clean"):
         import datatrove.pipeline.dedup.minhash
@@ -244,7 +264,7 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
         "c4": rules.C4QualityFilter(language=words),
         "fineweb": rules.FineWebQualityFilter(language=words),
     }
-    if options.language != "en":  # without English stop words, lengths of words and full stops
+    if options.language != "en":  # no limits on word length, no English stop words, no C4
         limits = dict.fromkeys(("min_avg_word_length", "max_avg_word_length", "min_stop_words"))
         all_filters["gopher"] = rules.GopherQualityFilter(language=words, **limits)
         del all_filters["c4"]

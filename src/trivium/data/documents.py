@@ -1,7 +1,7 @@
-"""Documents: the texts of plain files, of a text column of records, and of the hub, as a stream.
+"""Reads documents from plain text files, from a text column of records, and from the hub.
 
-Plain text is read in parts (`read_parts`), so that memory does not grow with the corpus, nor with a
-document of any length; a record is read whole.
+Plain text is read in parts (`read_parts`), so that memory does not grow with the size of the corpus
+or of a document. A record is read whole.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from trivium.data.sources import Paths, Source, SourceList, file_format, list_so
 from trivium.errors import DataError
 from trivium.files import COMPRESSIONS, check_encoding, open_text
 
-_LOOKED_AT = 20  # sources whose columns are reported
+_MAX_REPORTED_SOURCES = 20  # sources whose columns are reported
 
 PART = 1 << 20
-"""About how many characters of a long document are read at a time."""
+"""The approximate number of characters of a long document that are read at a time."""
 
-# In folders `.json` is left out: there it is more often metadata than text.
+# In folders, `.json` files are skipped, because they usually contain metadata.
 TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
-"""Files that are read as text where they are in a folder."""
+"""The suffixes of the files in a folder that are read as text."""
 
 LONG_BYTES = 200_000
 """Documents with more bytes are probably several documents."""
@@ -50,17 +50,17 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How documents are read.
+    r"""Options for reading documents.
 
-    In a separator other than the named ones, backslash-n and backslash-t are escapes. With
+    In a separator other than blank, line and file, the escapes \n and \t are resolved. With
     errors="replace", invalid bytes are read as U+FFFD.
     """
 
     separator: str = option(
-        "blank", "document separator of plain text: blank (lines), line, file, or a string"
+        "blank", "document separator of plain text: blank (blank lines), line, file, or a string"
     )
-    text_field: str = option("text", "the column of a record that is its text")
-    errors: Literal["strict", "replace"] = option("strict", "invalid bytes: stop, or replace")
+    text_field: str = option("text", "the column of a record that contains its text")
+    errors: Literal["strict", "replace"] = option("strict", "invalid bytes: stop or replace them")
     encoding: str = option("utf-8", "the encoding of text files, such as gb18030 or utf-16")
 
     def __post_init__(self) -> None:
@@ -74,11 +74,11 @@ class ReadOptions:
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
     """Yield the documents of files, globs, folders, "-" (standard input) and "hf:NAME".
 
-    Files in one of the formats of `trivium.data.records.read_records` are read by their text
-    column. Standard input and files with any other suffix are plain text. Documents without a
-    visible character are left out.
+    The formats of `trivium.data.records.read_records` are read by their text column. Standard input
+    and files with any other suffix are plain text. Documents without a visible character are
+    skipped.
 
-    Raises DataError if something cannot be read, or if there is no document at all.
+    Raises DataError if a source cannot be read, or if there is no document at all.
     """
     sources = list_texts(paths).sources
     empty = True
@@ -91,25 +91,25 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
 
 
 def list_texts(paths: Paths) -> SourceList:
-    """Return the sources of raw text. Files of folders need one of the `TEXT_SUFFIXES`."""
+    """List the sources of raw text. In folders, only files with `TEXT_SUFFIXES` are listed."""
     return list_sources(paths, TEXT_SUFFIXES)
 
 
 def text_bytes(paths: Paths) -> int:
-    """Return about how many bytes of text there are; the size of compressed files counts thrice."""
+    """Estimate the number of bytes of text. The size of a compressed file counts three times."""
     sources = list_texts(paths).sources
     return sum(one.size * (3 if one.name.endswith(COMPRESSIONS) else 1) for one in sources)
 
 
 def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
-    """Return a line for each layout of records: the column that is read, and the ignored columns.
+    """Return one line per layout of records that names the text column and the ignored columns.
 
     Only the first record of each of the first sources is read. A source that cannot be read is
-    left out, because `read_documents` reports it.
+    skipped, because `read_documents` reports it.
     """
     schema, report = Schema((Fields("text"),), {"text": options.text_field}), ReadReport()
     reading = RecordOptions(errors=options.errors, encoding=options.encoding)
-    for source in list_texts(paths).sources[:_LOOKED_AT]:
+    for source in list_texts(paths).sources[:_MAX_REPORTED_SOURCES]:
         if _has_columns(source):
             with contextlib.suppress(DataError):
                 for record in itertools.islice(read_source_records(source, reading), 1):
@@ -118,26 +118,29 @@ def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
 
 
 def no_text(sources: tuple[Source, ...]) -> DataError:
-    """Return the error for sources without any document."""
+    """Return the DataError for sources without any document."""
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
 
 
 def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """Yield whole texts from their parts; each part comes with whether it is the last one."""
-    held: list[str] = []
+    """Join the parts of each text. Yields whole texts.
+
+    Each part is a pair (part, is_last), where `is_last` marks the last part of a text.
+    """
+    pending: list[str] = []
     for part, is_last in parts:
-        held.append(part)
+        pending.append(part)
         if is_last:
-            yield "".join(held)
-            held = []
+            yield "".join(pending)
+            pending = []
 
 
 def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the texts of one source in parts, each with whether it is the last of its text.
+    """Yield the texts of one source as pairs (part, is_last); `is_last` marks the end of a text.
 
-    Texts without a visible character are left out.
+    Texts without a visible character are skipped.
 
-    Raises DataError if the source has no text and was named, not found in a folder.
+    Raises DataError if the source has no text and the user named it, instead of a folder around it.
     """
     empty = True
     for part in (_read_column if _has_columns(source) else _read_plain)(source, options):
@@ -149,15 +152,18 @@ def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool
 
 
 def _has_columns(source: Source) -> bool:
+    """Return whether a source consists of records with columns rather than plain text."""
     return source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES
 
 
 def _read_plain(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+    """Yield the documents of a plain text file as pairs (part, is_last). See `read_parts`."""
     with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
-        yield from join_parts(_split(file, options.separator))
+        yield from join_parts(_split_file(file, options.separator))
 
 
 def _read_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+    """Yield the text column of every record as pairs (text, True). Blank texts are skipped."""
     name = options.text_field
     reading = RecordOptions(None, (name,), options.errors, options.encoding)
     for record in read_source_records(source, reading):
@@ -168,20 +174,22 @@ def _read_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bo
             yield text.replace("\r\n", "\n"), True
 
 
-def _split(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
-    """Yield pieces of plain text, each with whether a document ends with it."""
+def _split_file(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
+    """Split a plain text file into documents. Yields pairs (piece, ends_document)."""
     blocks = iter(functools.partial(file.read, PART), "")
     if separator == "file":
         return ((block, False) for block in blocks)
     if separator == "blank":
         return split_blocks(itertools.chain(blocks, "\n"), separator)
-    return split_blocks(blocks, "\n" if separator == "line" else unescape(separator))
+    return split_blocks(blocks, "\n" if separator == "line" else resolve_escapes(separator))
 
 
 def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of text between separators, each with whether a document ends with it.
+    """Split text at a separator into documents. Yields pairs (piece, ends_document).
 
-    The separator "blank" stands for every blank line.
+    Args:
+        blocks: the text in blocks of any length.
+        separator: the separator; "blank" stands for one or more blank lines.
     """
     is_blank = separator == "blank"
     pattern = re.compile(r"\n\s*\n" if is_blank else re.escape(separator))
@@ -190,35 +198,36 @@ def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, b
         *ended, rest = pattern.split(carry + block)
         for text in ended:
             yield text, True
-        # The last characters may begin a separator that the next block completes.
+        # The last characters may be the beginning of a separator that the next block completes.
         cut = max(len(rest.rstrip()) if is_blank else len(rest) - len(separator) + 1, 0)
         carry = rest[cut:]
         if is_blank and ended and not cut:
-            carry = "\n" + carry  # the next line, too, may be blank
+            carry = "\n" + carry  # the next line may be blank, too
         yield rest[:cut], False
     yield carry, True
 
 
 def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Join the pieces of every document into parts, without the line feeds around the document.
+    """Join the pieces of each document into parts of about `PART` characters.
 
-    Documents without a visible character are left out.
+    Takes pairs (piece, ends_document) and yields pairs (part, is_last). Line feeds at both ends of
+    a document are stripped. Documents without a visible character are skipped.
     """
-    held: list[str] = []
+    pending: list[str] = []
     size, is_visible = 0, False
     for piece, is_last in itertools.chain(pieces, [("", True)]):
-        held.append(piece)
+        pending.append(piece)
         size += len(piece)
         if is_last or size >= PART:
-            text = "".join(held) if is_visible else "".join(held).lstrip("\n")
+            text = "".join(pending) if is_visible else "".join(pending).lstrip("\n")
             is_visible = is_visible or bool(text.strip())
             part = text.rstrip("\n") if is_visible else ""
             if is_visible and (part or is_last):
                 yield part, is_last
             rest = "" if is_last else text[len(part) :]
-            held, size, is_visible = [rest], len(rest), is_visible and not is_last
+            pending, size, is_visible = [rest], len(rest), is_visible and not is_last
 
 
-def unescape(separator: str) -> str:
-    """Return a separator from the command line with backslash-n and backslash-t resolved."""
+def resolve_escapes(separator: str) -> str:
+    """Resolve the escapes for line feed and tab in a separator from the command line."""
     return separator.replace("\\n", "\n").replace("\\t", "\t")

@@ -1,7 +1,8 @@
-"""Labelled examples as token ids: ragged sequences, padded when a batch is taken.
+"""Labelled examples as token ids: sequences of different lengths, padded when they form a batch.
 
-In a folder, `{field}.bin` has the integers of all examples (int32) and `index.npz` the length of
-each; read back they are memory-mapped, so that processes of a machine share them.
+A folder of examples contains `{field}.bin`, the integers of all examples (int32), and `index.npz`
+with the length of each example. Opened examples are memory-mapped, so that the processes of a
+machine share them.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from numpy.typing import ArrayLike, NDArray
 from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, padded_length
 from trivium.files import replace_folder
 
-_INDEX = "index.npz"
+_INDEX_FILE = "index.npz"
 _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 
 Sequences = dict[str, list[list[int]]]
-"""The token ids (or labels, ...) of every example by the field of `RowBatch`."""
+"""For every field of `RowBatch`, such as "input_ids", one list of integers per example."""
 Truncations = list[tuple[int, int, int]]
-"""What truncation has removed from every example; see `EncodedExamples`."""
+"""Three truncation counts for every example; see `EncodedExamples`."""
 
 
 class EncodedExamples:
-    """Encoded examples, by the field of `RowBatch` they become.
+    """Encoded examples, stored by field of `RowBatch`.
 
     Args:
-        sequences: one list of integers per example, or several in a `Ragged`, for every field with
-            positions (`input_ids`, which is required, `token_type_ids`, `position_ids`,
-            `document_ids`, `decoder_input_ids`, `labels`). `labels` are as long as
-            `decoder_input_ids` where there are any, everything else as `input_ids`.
-        sequence_labels: labels of whole sequences, [N] or [N, L].
-        truncations: three counts for every example, [E, 3]: the tokens that truncation has removed,
-            the target tokens of the whole example, and the target tokens that truncation has
-            removed. Examples
-            without any remaining target token have no row, so that E may exceed the number N of
-            rows. Without `truncations` every row is a whole example.
-        pad_id: padding of token ids; None: 0. Labels are padded with `IGNORE_INDEX`, other fields
-            with 0.
+        sequences: for every field with positions, one list of integers per example, or a `Ragged`
+            with one or more lists per example. `input_ids` is required; `token_type_ids`,
+            `position_ids`, `document_ids`, `decoder_input_ids` and `labels` are optional. `labels`
+            have the length of `decoder_input_ids` if present, all other fields have the length of
+            `input_ids`.
+        sequence_labels: labels of whole sequences, [N] or [N, L] for N rows and L labels.
+        truncations: three counts for every example, [E, 3]: the tokens that truncation removed, the
+            target tokens before truncation, and the target tokens that truncation removed. Examples
+            without remaining target tokens have no row, so that E may exceed N. If None, no example
+            was truncated.
+        pad_id: the id that pads token ids; None for 0. Labels are padded with `IGNORE_INDEX`, other
+            fields with 0.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class EncodedExamples:
         assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
         sizes = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: Ints = np.sum(sizes, axis=0)
-        """Tokens of each example, those of the decoder included, int64 [N]."""
+        """The number of tokens in each row, including decoder tokens, int64 [N]."""
         whole = [(0, 1, 0)] * len(self) if truncations is None else truncations
         self.truncations: Ints = np.asarray(whole, dtype=np.int64).reshape(-1, 3)
 
@@ -79,7 +80,7 @@ class EncodedExamples:
         sequence_labels: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> Self:
-        """Return the examples without those that have no target token left."""
+        """Create encoded examples, without the rows that have no target token left."""
         kept = has_target(truncations)
         rows = {name: Ragged.of(each).select(kept) for name, each in sequences.items()}
         labels = None if sequence_labels is None else np.asarray(sequence_labels)[kept]
@@ -87,7 +88,7 @@ class EncodedExamples:
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
-        """Write examples to a folder, chunk by chunk; only one chunk is in memory."""
+        """Write examples to a folder, chunk by chunk, so that only one chunk is in memory."""
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
         truncations: list[Ints] = []
@@ -108,16 +109,16 @@ class EncodedExamples:
             if labels:
                 arrays["sequence_labels"] = np.concatenate(labels)
             arrays["cuts"] = np.concatenate(truncations)
-            np.savez(new / _INDEX, pad_id=np.array(pad_id), **arrays)
+            np.savez(new / _INDEX_FILE, pad_id=np.array(pad_id), **arrays)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the examples that `store` wrote."""
-        with np.load(folder / _INDEX) as stored:
+        """Open the examples that `store` wrote to a folder, memory-mapped."""
+        with np.load(folder / _INDEX_FILE) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
         truncations = arrays.pop("cuts")
-        ragged = {n: Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
+        ragged = {n: Ragged.memory_map(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
         return cls(ragged, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
 
     def __len__(self) -> int:
@@ -125,44 +126,47 @@ class EncodedExamples:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all examples."""
+        """The number of tokens in all rows, including decoder tokens."""
         return int(self.lengths.sum())
 
     def largest_id(self, field: str) -> int:
-        """Return the largest token id of a field, 0 without one."""
+        """Return the largest token id in a field; 0 if the field does not exist."""
         return int(self._ragged[field].values.max(initial=0)) if field in self._ragged else 0
 
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
-        """Return the examples with the given indices, in that order, padded on the right.
+        """Return the rows with the given indices, in this order, padded on the right.
 
-        They are padded to the next multiple of `multiple` after the longest of them, but never
-        beyond the longest of all examples.
+        Rows are padded to the length of the longest one, rounded up to a multiple of `multiple`,
+        but never beyond the longest of all examples.
         """
-        numbers = np.atleast_1d(np.asarray(indices, dtype=np.int64))
+        row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}
         arrays: dict[str, NDArray] = {
-            name: ragged.padded(numbers, fills.get(name, 0), multiple)
+            name: ragged.padded(row_indices, fills.get(name, 0), multiple)
             for name, ragged in self._ragged.items()
         }
         if "decoder_input_ids" in arrays:
-            arrays["decoder_lengths"] = self._ragged["decoder_input_ids"].sizes[numbers]
+            arrays["decoder_lengths"] = self._ragged["decoder_input_ids"].sizes[row_indices]
         if self._sequence_labels is not None:
-            arrays["sequence_labels"] = self._sequence_labels[numbers]
-        return RowBatch(lengths=self._ragged["input_ids"].sizes[numbers], **arrays)
+            arrays["sequence_labels"] = self._sequence_labels[row_indices]
+        return RowBatch(lengths=self._ragged["input_ids"].sizes[row_indices], **arrays)
 
 
 def has_target(truncations: ArrayLike) -> NDArray[np.bool_]:
-    """Return which examples have a target token left: bool [E] of `truncations` [E, 3]."""
+    """Return whether each example has a target token left after truncation, bool [E].
+
+    `truncations` is [E, 3], as in `EncodedExamples`.
+    """
     truncations = np.asarray(truncations, dtype=np.int64).reshape(-1, 3)
     return truncations[:, 2] < truncations[:, 1]
 
 
 class Ragged:
-    """Lists of different lengths in one array.
+    """Lists of different lengths in one flat array.
 
     Args:
         sizes: the length of every list: [N], or [N, K] if every example has K lists.
-        values: the lists, one after the other.
+        values: the values of all lists, one list after the other.
     """
 
     def __init__(self, sizes: Ints, values: NDArray[np.int32]) -> None:
@@ -171,17 +175,17 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
-        """Create the array from lists, of which `per_example` in a row belong to one example."""
+        """Create a ragged array from lists. Each example has `per_example` consecutive lists."""
         if isinstance(rows, Ragged):
             return rows
         sizes = np.array([len(row) for row in rows], dtype=np.int64)
-        numbers = itertools.chain.from_iterable(rows)
-        values = np.fromiter(numbers, np.int32, int(sizes.sum()))
+        integers = itertools.chain.from_iterable(rows)
+        values = np.fromiter(integers, np.int32, int(sizes.sum()))
         return cls(sizes.reshape(-1, per_example) if per_example > 1 else sizes, values)
 
     @classmethod
-    def mapped(cls, file: Path, sizes: Ints) -> Self:
-        """Map the array from a file. An empty file cannot be mapped."""
+    def memory_map(cls, file: Path, sizes: Ints) -> Self:
+        """Memory-map the values from a file. If there are no values, the file is not opened."""
         empty = np.empty(0, np.int32)
         return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
 
@@ -191,14 +195,21 @@ class Ragged:
         return self.sizes.sum(axis=tuple(range(1, self.sizes.ndim)))
 
     def select(self, kept: NDArray[np.bool_]) -> Ragged:
-        """Return the examples at which `kept`, bool [N], is True."""
+        """Return the examples for which `kept`, bool [N], is True."""
         return Ragged(self.sizes[kept], self.values[np.repeat(kept, self.totals)])
 
-    def padded(self, numbers: Ints, fill: int, multiple: int) -> Ints:
-        """Return int64 [B, T] or [B, K, T]; T is the longest size, or the next multiple."""
-        sizes, most = self.sizes[numbers], self.sizes.max(initial=0)
+    def padded(self, row_indices: Ints, fill: int, multiple: int) -> Ints:
+        """Return the examples with the given indices as a padded array, int64 [B, T] or [B, K, T].
+
+        Args:
+            row_indices: int64 [B], the indices of the examples.
+            fill: the padding value.
+            multiple: T is the longest size rounded up to a multiple of this, at most the longest of
+                all.
+        """
+        sizes, most = self.sizes[row_indices], self.sizes.max(initial=0)
         columns = np.arange(min(padded_length(sizes.max(initial=0), multiple), most))
-        real = columns < sizes[..., None]
-        padded = np.full(real.shape, fill, dtype=np.int64)
-        padded[real] = self.values[(self.starts[numbers][..., None] + columns)[real]]
+        is_value = columns < sizes[..., None]
+        padded = np.full(is_value.shape, fill, dtype=np.int64)
+        padded[is_value] = self.values[(self.starts[row_indices][..., None] + columns)[is_value]]
         return padded

@@ -1,4 +1,4 @@
-"""Data from Python: texts, records, data sets and data frames, which a run stores as JSON lines."""
+"""Data passed as Python objects: texts, records, datasets and data frames, stored as JSON lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from trivium.data.records import class_names, with_class_names
+from trivium.data.records import class_names, name_classes
 from trivium.data.sources import PYTHON, Paths, path_names
 from trivium.errors import DataError
 from trivium.files import STDIN, replace_file
@@ -19,21 +19,22 @@ from trivium.remote import is_remote
 Data = Paths | Iterable[Any]
 """Paths, or the data itself: texts, dictionaries, a `datasets.Dataset` or a pandas DataFrame."""
 
-_LONGEST_PATH = 4096
+_MAX_PATH_LENGTH = 4096
 
 
 class PathList(tuple[str, ...]):
-    """Strings that are paths, even if they do not look like paths."""
+    """Strings that are treated as paths, even if they do not look like paths."""
 
 
 def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
-    """Return the paths of data, with None; or the name of a file, with the data to store there.
+    """Decide whether data is a list of paths or the data itself. Returns (paths, data).
 
-    One string is a path. A list of strings is a list of paths if every string exists as a path or
-    looks like one (without spaces, and with a slash, a suffix or a wildcard). Otherwise it is a
-    list of texts.
+    For paths, the returned data is None. Otherwise `paths` contains the name of the file in which
+    the data will be stored. A single string is a path. A list of strings is a list of paths if
+    every string exists as a path or looks like one (without spaces, and with a slash, a suffix or a
+    wildcard). Otherwise it is a list of texts.
 
-    Raises DataError if a list has names of files among its texts.
+    Raises DataError if a list mixes names of existing files with texts.
     """
     if data is None or isinstance(data, str | os.PathLike | PathList):
         return PathList(path_names(data or ())), None
@@ -50,21 +51,21 @@ def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
 
 
 def write_data(data: Any, file: Path, text_field: str) -> None:
-    """Write data from Python as JSON lines. A string becomes a record with a column `text_field`.
+    """Write Python data as JSON lines. A string becomes a record with the column `text_field`.
 
     Raises DataError if the data is empty, or if an element is neither a string nor a dictionary.
     """
     name, count = file.stem, 0
     file.parent.mkdir(exist_ok=True)
     with replace_file(file) as lines:
-        for row in _rows(data, name):
+        for row in _iterate_rows(data, name):
             record = {text_field: row} if isinstance(row, str) else row
             if not isinstance(record, Mapping):
                 raise DataError(
                     f"{name} {count} is of type {type(row).__name__}: give strings or dictionaries."
                 )
             try:
-                line = json.dumps({str(key): one for key, one in record.items()}, default=_plain)
+                line = json.dumps({str(key): one for key, one in record.items()}, default=_to_json)
             except (TypeError, ValueError) as error:
                 raise DataError(f"{name} {count} cannot be stored as JSON: {error}.") from None
             lines.write(line.encode() + b"\n")
@@ -73,23 +74,27 @@ def write_data(data: Any, file: Path, text_field: str) -> None:
             raise DataError(f"{name} has no element.")
 
 
-def _is_path(one: str | os.PathLike[str]) -> bool:
-    """Return whether a value is certainly a path, or another name of data such as hf:NAME."""
-    if not isinstance(one, str) or one == STDIN or one.startswith("hf:") or is_remote(one):
+def _is_path(path: str | os.PathLike[str]) -> bool:
+    """Return whether a value is a path for certain: an existing file, a remote path or hf:NAME."""
+    if not isinstance(path, str) or path == STDIN or path.startswith("hf:") or is_remote(path):
         return True
-    return len(one) < _LONGEST_PATH and os.path.exists(one)
+    return len(path) < _MAX_PATH_LENGTH and os.path.exists(path)
 
 
-def _looks_like_path(one: str | os.PathLike[str]) -> bool:
-    name = os.fspath(one)
-    if len(name) >= _LONGEST_PATH or name.split() != [name]:
+def _looks_like_path(path: str | os.PathLike[str]) -> bool:
+    """Return whether a string looks like a path: no spaces, and a slash, suffix or wildcard."""
+    name = os.fspath(path)
+    if len(name) >= _MAX_PATH_LENGTH or name.split() != [name]:
         return False
     return "/" in name or os.sep in name or Path(name).suffix != "" or glob.has_magic(name)
 
 
-def _rows(data: Any, name: str) -> Iterator[Any]:
-    """Yield the rows of a data frame, an iterable, or a data set, with the names of its labels."""
-    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas, where missing values are NaN
+def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
+    """Yield the rows of a data frame, a dataset or another iterable.
+
+    The class indices of a `datasets.Dataset` are replaced by class names.
+    """
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas marks missing values by NaN
         yield from data.astype(object).where(data.notna(), None).to_dict("records")
         return
     if isinstance(data, Mapping):
@@ -100,18 +105,18 @@ def _rows(data: Any, name: str) -> Iterator[Any]:
     if not isinstance(data, Iterable):
         raise DataError(f"{name} is of type {type(data).__name__}: give paths, or an iterable.")
     features: Any = getattr(data, "features", None)
-    if not hasattr(features, "to_dict"):  # not of `datasets`
+    if not hasattr(features, "to_dict"):  # not a `datasets.Dataset`
         yield from data
         return
     names, rows = class_names(features.to_dict()), cast(Any, data)
     if (getattr(rows, "format", None) or {}).get("type") != "custom":
         rows = rows.with_format(None)  # not tensors, arrays or tables
     for row in rows:
-        yield {column: with_class_names(one, column, names) for column, one in row.items()}
+        yield {column: name_classes(one, column, names) for column, one in row.items()}
 
 
-def _plain(value: Any) -> Any:
-    """Return a number, an array or a date of another library as a value that JSON has."""
+def _to_json(value: Any) -> Any:
+    """Convert a number, an array or a date of another library to a value that JSON supports."""
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):
             return getattr(value, method)()

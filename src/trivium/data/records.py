@@ -1,6 +1,6 @@
-"""Records: rows with named columns out of JSON lines, CSV, TSV, Parquet and data sets of the hub.
+"""Records, rows with named columns, from JSON lines, CSV, TSV, Parquet and the Hugging Face hub.
 
-Raw text with a text column and the examples of every fine-tuning task are read through here.
+Both raw text with a text column and the examples of every fine-tuning task are read by this module.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trivium.files import STDIN, open_text, reject_lfs_pointer
 from trivium.messages import translated
 from trivium.remote import is_remote, open_remote
 
-_TABLES = (".csv", ".tsv")
+_TABLE_SUFFIXES = (".csv", ".tsv")
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
-_SEPARATED = f"Cells of a table are separated by {', '.join(_SEPARATORS.values())}."
-_SNIFFED_LINES = 50
-_LONGEST_CELL = 1 << 26
-_ROWS_AT_ONCE = 1024
-_SHOWN_LAYOUTS = 5
-_DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
+_SEPARATOR_HINT = f"Cells of a table are separated by {', '.join(_SEPARATORS.values())}."
+_NUM_SNIFFED_LINES = 50
+_MAX_CELL_LENGTH = 1 << 26
+_PARQUET_BATCH_SIZE = 1024
+_MAX_LAYOUTS = 5
+_ERROR_DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class RecordOptions:
 
     Args:
         header: the column names of tables without a header line.
-        columns: the only columns to read, if the format allows a choice (Parquet).
+        columns: the only columns to read, for formats that can skip columns (Parquet).
         errors: "strict", or "replace" to read invalid bytes as U+FFFD.
         encoding: the encoding of text files.
-        bad: counts broken records, which are skipped. If None, a broken record is an error.
-        report: collects the columns that a task reads.
+        bad: counts broken records, which are then skipped. If None, a broken record is an error.
+        report: collects the column names of the records that a task reads.
     """
 
     header: Sequence[str] | None = None
@@ -56,14 +56,14 @@ class RecordOptions:
     report: ReadReport | None = None
 
     def refuse(self, error: DataError) -> None:
-        """Raise the error of a broken record, or count it where those are skipped."""
+        """Raise the error of a broken record, or count the error if `bad` is set."""
         if self.bad is None:
             raise error
         self.bad.add(error)
 
     @contextlib.contextmanager
     def skipping(self) -> Iterator[None]:
-        """Count a broken record that the block finds, where those are skipped."""
+        """Pass a DataError from the `with` block to `refuse`, which counts or raises it."""
         try:
             yield
         except DataError as error:
@@ -71,10 +71,10 @@ class RecordOptions:
 
 
 class BadRecords:
-    """Counts the records that are skipped, by kind of error.
+    """Counts broken records by the kind of error; these records are skipped.
 
-    Errors are of the same kind if they differ only in names, numbers and quoted text. The first
-    error of each kind is kept.
+    Two errors are of the same kind if they differ only in names, numbers and quoted text. The first
+    error of each kind is kept as an example.
     """
 
     def __init__(self) -> None:
@@ -82,58 +82,63 @@ class BadRecords:
         self._first: dict[str, DataError] = {}
 
     def add(self, error: DataError) -> None:
-        """Count a record by its error."""
-        kind = _DETAILS.sub("", str(error))
+        """Count a broken record under the kind of its error."""
+        kind = _ERROR_DETAILS.sub("", str(error))
         self.kinds[kind] += 1
         self._first.setdefault(kind, error)
 
     @property
     def count(self) -> int:
-        """The number of records that are skipped."""
+        """The number of skipped records."""
         return self.kinds.total()
 
     @property
     def lines(self) -> list[str]:
-        """A line for every kind, the most frequent first."""
+        """One line per kind of error, the most frequent kind first: its count and an example."""
         return [f"{count:,} x {self._first[kind]}" for kind, count in self.kinds.most_common()]
 
     def notes(self, num_read: int) -> list[str]:
-        """Return lines for the user, or none if no record was skipped.
+        """Return a message for the user about skipped records, as lines; [] if none were skipped.
 
-        `num_read` is the number of records that were read.
+        `num_read` is the number of records that were read without an error.
         """
         total = self.count + num_read
         return [f"{self.count:,} of {total:,} records are skipped:", *self.lines] * bool(self.count)
 
 
 class ReadReport:
-    """A report on the records of a run: the columns of every layout, and unused parts."""
+    """Counts which columns, message parts and special cases occurred in the records of a run."""
 
     def __init__(self) -> None:
         self.layouts: dict[str, tuple[int, str]] = {}
-        """The number of records and the place of the first, by the line on their columns."""
+        """The number of records and the location of the first, by layout line."""
         self.unused: Counter[str] = Counter()
-        """The number of messages with a part that is not used, by the name of the part."""
+        """The number of chat messages with an unused part, by the name of the part."""
         self.notes: Counter[str] = Counter()
-        """The number of records by the text of the catalog that describes them."""
+        """The number of records by the identifier of the catalog message that describes them."""
 
     def add_layout(self, line: str, where: str) -> None:
-        """Count a record whose columns a line describes."""
+        """Count a record under its layout.
+
+        Args:
+            line: the line from `layout_line` that describes the columns of the record.
+            where: the file and line of the record.
+        """
         count, first = self.layouts.get(line, (0, where))
         self.layouts[line] = count + 1, first
 
     @property
     def lines(self) -> list[str]:
-        """The report in the reader's language, line by line."""
+        """The lines of the report, translated into the user's language."""
         lines = [*self.layouts]
         if len(lines) > 1:
             lines = [
                 translated("data.layout", line=line, count=count, where=where)
                 for line, (count, where) in self.layouts.items()
             ]
-        more = len(lines) - _SHOWN_LAYOUTS
+        more = len(lines) - _MAX_LAYOUTS
         if more > 0:
-            lines[_SHOWN_LAYOUTS:] = [translated("data.more_layouts", count=more)]
+            lines[_MAX_LAYOUTS:] = [translated("data.more_layouts", count=more)]
         if self.unused:
             names = ", ".join(f"{name} ({count:,})" for name, count in self.unused.items())
             lines.append(translated("data.unused", names=names))
@@ -143,15 +148,16 @@ class ReadReport:
 
 
 class Record(dict[str, Any]):
-    """The columns of one row, and where the row is: "reviews.csv, line 3".
+    """One row of a data file: a dictionary from column names to values, with the row's location.
 
     Args:
-        columns: the values by column.
-        where: file and line, for messages.
-        untyped: the record is a row of CSV or TSV, where every value is a string.
-        class_names: for columns of class indices the names of the classes.
+        columns: the values by column name.
+        where: the file and line for messages, such as "reviews.csv, line 3".
+        untyped: whether every value is a string, as in CSV and TSV files.
+        class_names: the names of the classes, by the columns that contain class indices.
 
-    A schema sets `columns`, the column of every field of a task, and `report`.
+    `Schema.resolve` sets two attributes: `columns`, which maps each field of a task to its column,
+    and `report`.
     """
 
     __slots__ = ("class_names", "columns", "report", "untyped", "where")
@@ -172,9 +178,10 @@ class Record(dict[str, Any]):
         self.report: ReadReport | None = None
 
     def value(self, name: str, option: str = "") -> Any:
-        """Return the value of a column; "translation.en" is a column inside another.
+        """Return the value of a column. The name "translation.en" stands for a nested column.
 
-        Raises DataError where there is none; `option` is the setting that names a column.
+        Raises DataError if there is no such column; the message suggests `option`, the setting that
+        names the column.
         """
         if name in self:
             return self[name]
@@ -186,14 +193,14 @@ class Record(dict[str, Any]):
         return value
 
     def named(self, name: str) -> Any:
-        """Return the value of a column, with the names of classes in place of their indices.
+        """Return the value of a column, with class indices replaced by class names.
 
-        The index -1, which stands for no label, becomes None.
+        An index without a name, such as -1 for a missing label, becomes None.
         """
-        return with_class_names(self.value(name), name, self.class_names)
+        return name_classes(self.value(name), name, self.class_names)
 
     def text(self, name: str) -> str:
-        """Return the text of a column. Raises DataError where it is blank or not a string."""
+        """Return the text of a column. Raises DataError if it is blank or not a string."""
         value = self.value(name)
         if not isinstance(value, str):
             raise DataError(f"{self.name(name)} is {json_type(value)}, not a string.")
@@ -202,9 +209,9 @@ class Record(dict[str, Any]):
         return value
 
     def optional_text(self, field: str) -> str | None:
-        """Return the text of a field; None where it has no column, or is null or blank.
+        """Return the text of an optional field, or None if it has no column, is null or is blank.
 
-        Raises DataError where it is not a string.
+        Raises DataError if the value is not a string.
         """
         value = self.value(self.columns[field]) if field in self.columns else None
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -212,17 +219,20 @@ class Record(dict[str, Any]):
         return self.text(self.columns[field])
 
     def note(self, identifier: str) -> None:
-        """Count this record in the report, under a text of the catalog that describes it."""
+        """Count this record in the report.
+
+        `identifier` names the message in the catalog that describes the record.
+        """
         if self.report is not None:
             self.report.notes[identifier] += 1
 
     def name(self, column: str) -> str:
-        """Return a column and where the record is, for messages."""
-        numbered = " (columns are numbered from 0)" if self.is_numbered else ""
+        """Return a column name with the record's file and line, for messages."""
+        numbered = " (columns are numbered from 0)" if self.has_numbered_columns else ""
         return f'"{column}"{numbered} of {self.where}'
 
     def has(self, name: str) -> bool:
-        """Return whether the record has a column; "translation.en" is a column inside another."""
+        """Return whether the record has a column. "translation.en" stands for a nested column."""
         try:
             self.value(name)
         except DataError:
@@ -230,7 +240,7 @@ class Record(dict[str, Any]):
         return True
 
     def column_names(self) -> list[str]:
-        """Return the names of all columns. Each is followed by the names of its inner columns."""
+        """Return the names of all columns, each followed by the names of its nested columns."""
         names = []
         for name, value in self.items():
             names.append(name)
@@ -240,23 +250,23 @@ class Record(dict[str, Any]):
 
     @property
     def table_or_row(self) -> str:
-        """Return what gives the columns their names: the file of a table, else the row itself."""
+        """The source of the column names, for messages: the file of a table, otherwise this row."""
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
     @property
-    def is_numbered(self) -> bool:
-        """Whether this is the row of a table without a header."""
+    def has_numbered_columns(self) -> bool:
+        """Whether the record is from a table without a header; its columns are numbered."""
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def no_column(
         self, missing: Sequence[str], options: Sequence[str], *, if_data: str = "add a header line"
     ) -> DataError:
-        """Return the error for a record that lacks columns.
+        """Return the DataError for a record that lacks columns.
 
         Args:
-            missing: what is missing; the names of columns are in double quotes.
+            missing: descriptions of the missing columns; column names are in double quotes.
             options: the options that choose these columns.
-            if_data: what to do if the first line of a table is not a header.
+            if_data: the advice for a table whose first line is data and not a header.
         """
         inner = {name for name, value in self.items() if isinstance(value, dict) and value}
         columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
@@ -265,34 +275,36 @@ class Record(dict[str, Any]):
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
         message = f"{self.table_or_row} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
-        if self.is_numbered:
+        if self.has_numbered_columns:
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
             message += f" These are the cells of the first line: if it is data, {if_data}."
-            message += f" {_SEPARATED}"
+            message += f" {_SEPARATOR_HINT}"
         return DataError(message)
 
 
-def with_class_names(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
-    """Return a value with the names of classes in place of their indices, at any depth.
+def name_classes(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
+    """Return a value with all class indices replaced by class names, also in nested values.
 
     Args:
         value: the value of a column.
-        column: the name of the column; inner columns have names such as "translation.en".
-        names: the names of the classes by column. An index without a name, such as -1, becomes
-            None.
+        column: the name of the column. Nested columns have names such as "translation.en".
+        names: the class names by column. An index without a name, such as -1, becomes None.
     """
     if isinstance(value, Mapping):
-        return {key: with_class_names(one, f"{column}.{key}", names) for key, one in value.items()}
+        return {key: name_classes(one, f"{column}.{key}", names) for key, one in value.items()}
     if isinstance(value, list):
-        return [with_class_names(one, column, names) for one in value]
+        return [name_classes(one, column, names) for one in value]
     if column not in names or not isinstance(value, int) or isinstance(value, bool):
         return value
     return names[column][value] if 0 <= value < len(names[column]) else None
 
 
 def json_type(value: object) -> str:
-    """Return the type of a JSON value in words; "blank" for a string that shows nothing."""
+    """Return an English description of a value's JSON type, such as "a list", for error messages.
+
+    A string without a visible character is "blank".
+    """
     if isinstance(value, str) and not value.strip():
         return "blank"
     if isinstance(value, bool):
@@ -305,17 +317,21 @@ def json_type(value: object) -> str:
 
 
 def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
-    """Yield the records of files, globs, folders, "hf:NAME" and "-" (standard input: JSON lines).
+    """Yield the records of files, globs, folders, "hf:NAME" and "-" (standard input).
 
-    - `.jsonl`: one object per line, blank lines are skipped; `.json`: that, or a list of objects;
-    - `.csv`, `.tsv` (no quoting): a header, then one row of as many cells per record;
-    - `.parquet`, with the extra "parquet";
-    - all but Parquet also compressed: `.gz`, `.bz2`, `.xz`, `.zst`;
-    - `hf:NAME[@REVISION][:CONFIG][:SPLIT]`, a data set of the Hugging Face hub, streamed.
+    Standard input contains JSON lines. The formats of files are:
+
+    - `.jsonl`: one object per line; blank lines are skipped. `.json`: JSON lines or a list of
+      objects.
+    - `.csv`, `.tsv` (without quoting): a header, then one row per record with as many cells as the
+      header.
+    - `.parquet`: requires the extra "parquet".
+    - All formats except Parquet may be compressed: `.gz`, `.bz2`, `.xz`, `.zst`.
+    - `hf:NAME[@REVISION][:CONFIG][:SPLIT]`: a dataset on the Hugging Face hub, streamed.
 
     Raises:
-        DataError: A missing path, an unknown suffix, a source without any record, or a broken
-            record, named by file and line.
+        DataError: a path is missing, a suffix is unknown, a source has no record, or a record is
+            broken (the message contains its file and line).
     """
     for source in list_sources(paths, RECORD_SUFFIXES).sources:
         empty = True
@@ -327,9 +343,9 @@ def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iter
 
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
-    """Return the records of one source, which may have none; see `read_records`."""
+    """Return an iterator over the records of one source, possibly none. See `read_records`."""
     if source.kind == "hub":
-        return _read_hub(source.name)
+        return _read_hub_dataset(source.name)
     suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
     if suffix in RECORD_FORMATS:
         return RECORD_FORMATS[suffix](source.name, options)
@@ -345,34 +361,36 @@ def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
 
     Returns () for other formats.
     """
-    if file_format(path) not in _TABLES:
+    if file_format(path) not in _TABLE_SUFFIXES:
         return ()
-    rows = _read_rows(path, RecordOptions(errors="replace", encoding=encoding))
+    rows = _read_table_rows(path, RecordOptions(errors="replace", encoding=encoding))
     return next((tuple(map(str.strip, cells)) for _, cells in rows), ())
 
 
 def _read_json_lines(name: str, options: RecordOptions) -> Iterator[Record]:
-    with _open(name, options) as file:
+    """Yield the records of a file with one JSON object per line. Blank lines are skipped."""
+    with _open_file(name, options) as file:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
                 where = f"{'standard input' if name == STDIN else name}, line {number}"
                 with options.skipping():
-                    yield _as_record(_parse_json(line.rstrip(), where, options.errors), where)
+                    yield _to_record(_parse_json(line.rstrip(), where, options.errors), where)
 
 
 def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
-    """Yield the records of a JSON list of objects, or of JSON lines."""
-    with _open(name, options) as file:
+    """Yield the records of a `.json` file: a list of objects, or one object per line."""
+    with _open_file(name, options) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
         yield from _read_json_lines(name, options)
         return
     for number, value in enumerate(_parse_json(text, name, options.errors), start=1):
         with options.skipping():
-            yield _as_record(value, f"{name}, item {number}")
+            yield _to_record(value, f"{name}, item {number}")
 
 
 def _parse_json(text: str, where: str, errors: str) -> Any:
+    """Parse JSON. Raises DataError with the location `where` if the text is not valid JSON."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -388,7 +406,10 @@ def _parse_json(text: str, where: str, errors: str) -> Any:
 
 
 def without_surrogates(value: Any, where: str, errors: str) -> Any:
-    """Return a value without lone surrogates, which JSON can contain and UTF-8 cannot."""
+    """Return a JSON value whose strings contain no lone surrogates, since UTF-8 cannot encode them.
+
+    Raises DataError if there is one and `errors` is "strict"; otherwise it is replaced by U+FFFD.
+    """
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -402,20 +423,21 @@ def without_surrogates(value: Any, where: str, errors: str) -> Any:
     return json.loads(text)
 
 
-def _as_record(value: object, where: str) -> Record:
+def _to_record(value: object, where: str) -> Record:
+    """Return a JSON object as a `Record`. Raises DataError if the value is not an object."""
     if not isinstance(value, dict):
         raise DataError(f"{where} is {json_type(value)}, not an object with named columns.")
     return Record(value, where)
 
 
 def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
-    """Yield the rows of a CSV or TSV file after its header."""
+    """Yield the rows after the header of a CSV or TSV file."""
     names = options.header
-    for line, cells in _read_rows(name, options):
+    for line, cells in _read_table_rows(name, options):
         where = f"{name}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
-            # Of several columns without a name, all but the first are named by their number.
+            # The first column may stay unnamed; further unnamed columns are named by their number.
             unnamed = [number for number, name in enumerate(names) if not name]
             for number in unnamed[1:]:
                 names[number] = str(number)
@@ -429,23 +451,27 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             problem = (
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
-                f"Is there an unquoted separator in a cell? {_SEPARATED}"
+                f"Is there an unquoted separator in a cell? {_SEPARATOR_HINT}"
             )
             options.refuse(DataError(problem))
         else:
             yield Record(dict(zip(names, cells)), where, untyped=True)
 
 
-def _open(name: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
+def _open_file(name: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
+    """Open a text file with the encoding and the error handling from the options."""
     return open_text(name, errors=options.errors, encoding=options.encoding)
 
 
-def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of every row, with the number of its first line."""
-    with _open(name, options) as file:
-        csv.field_size_limit(_LONGEST_CELL)
+def _read_table_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of every row of a CSV or TSV file, with the line number where the row begins.
+
+    Warns if the separator is not the usual one for the file's suffix.
+    """
+    with _open_file(name, options) as file:
+        csv.field_size_limit(_MAX_CELL_LENGTH)
         usual = "\t" if file_format(name) == ".tsv" else ","
-        head = list(itertools.islice(file, _SNIFFED_LINES))
+        head = list(itertools.islice(file, _NUM_SNIFFED_LINES))
         named = re.fullmatch(r'"?sep=(.)"?\s*', head[0]) if head else None  # written by Excel
         head[:1] = ["\n"] if named else head[:1]
         separator = named[1] if named else _find_separator(head, usual)
@@ -474,7 +500,10 @@ def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[st
 
 
 def _find_separator(head: Sequence[str], usual: str) -> str:
-    """Return the separator that splits the most lines into as many cells as the first line."""
+    """Return the most consistent cell separator for the first lines of a CSV or TSV file.
+
+    This is the separator for which the most lines have as many cells as the first line.
+    """
     if usual == "\t" and head and usual in head[0]:
         return usual
     best, most = usual, 0.0
@@ -488,6 +517,7 @@ def _find_separator(head: Sequence[str], usual: str) -> str:
 
 
 def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
+    """Yield the rows of a Parquet file, with the class names that `datasets` stored in it."""
     with require_extra("Reading Parquet", "parquet"):
         import pyarrow
         import pyarrow.parquet
@@ -501,18 +531,18 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
         with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
             stored = json.loads(table.schema_arrow.metadata[b"huggingface"])
             names = class_names(stored["info"]["features"])
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=read):
+        for batch in table.iter_batches(_PARQUET_BATCH_SIZE, columns=read):
             for row in batch.to_pylist():
                 number += 1
                 yield Record(row, f"{name}, row {number}", class_names=names)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
-        # The errors for texts that are not UTF-8, for times that Python cannot represent and for
-        # unknown time zones are not Arrow's own.
+        # Invalid UTF-8, times that Python cannot represent and unknown time zones raise errors that
+        # are not subclasses of ArrowException.
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
 
 
 def class_names(features: Any) -> dict[str, tuple[str, ...]]:
-    """Return the class names of every ClassLabel column, from the features of a data set.
+    """Return the class names of every ClassLabel column, given the features of a dataset.
 
     >>> class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
     {'tags': ('O', 'B-PER')}
@@ -541,18 +571,18 @@ RECORD_FORMATS: dict[str, Callable[[str, RecordOptions], Iterator[Record]]] = {
     ".tsv": _read_table,
     ".parquet": _read_parquet,
 }
-"""Suffix -> the reader of such a file: the one list of formats with named columns."""
+"""The reader of every file format with named columns, by file suffix."""
 
 RECORD_SUFFIXES = tuple(RECORD_FORMATS)
 
-# Data sets that have a script -> those that have their text, or newer text, as Parquet.
+# Hub datasets that need a loading script, mapped to Parquet datasets with the same or newer text.
 _PARQUET_TWINS = {
     "bookcorpus": "rojagtap/bookcorpus",
     "wikipedia": "wikimedia/wikipedia:20231101.{language}",
 }
 
 
-def _read_hub(name: str) -> Iterator[Record]:
+def _read_hub_dataset(name: str) -> Iterator[Record]:
     """Yield the rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the default split is "train"."""
     with require_extra("Reading data of the hub", "hub"):
         import datasets

@@ -1,7 +1,7 @@
-"""Order and noise of training rows: pure functions of (seed, step).
+"""Order and random numbers of training rows, as pure functions of (seed, step).
 
-All of it is 64-bit integer arithmetic (the splitmix64 finaliser) rather than a numpy generator:
-numpy may change its streams between versions, and a resumed run must not change with them.
+All computations use 64-bit integers (the splitmix64 finaliser) instead of a numpy generator,
+because numpy may change its random streams between versions, and a resumed run must reproduce them.
 
 Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with
 Stafford's "Mix13" constants.
@@ -19,92 +19,105 @@ from trivium.data.batch import Floats, Ints
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# The first integer of every key: what it is for.
+# The first integer of every key, which separates the three purposes of keys.
 _ORDER, _ROW, _SEED = (1, 2, 3)
-# The largest number of rows whose order is sorted, and the rounds of the network for more rows. A
-# network on few rows cannot make all of their orders.
+# The maximum number of rows that are sorted, and the number of rounds of the Feistel network for
+# more rows. For few rows, the network could not produce every order.
 _SORTED_ROWS, _ROUNDS = 2**16, 6
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The splitmix64 finaliser: a bijection of 64-bit integers that avalanches."""
+def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply the splitmix64 finaliser, a bijective hash of 64-bit integers."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
     return values ^ (values >> np.uint64(31))
 
 
-def _words(values: ArrayLike) -> NDArray[np.uint64]:
-    """Integers as an array of 64-bit words, at least one-dimensional; negatives wrap around."""
+def _to_uint64(values: ArrayLike) -> NDArray[np.uint64]:
+    """Convert integers to a uint64 array with at least one dimension. Negative ones wrap around."""
     if isinstance(values, int):
         return np.array([values % 2**64], dtype=np.uint64)
     return np.atleast_1d(np.asarray(values)).astype(np.int64).view(np.uint64)
 
 
-def _key(*parts: ArrayLike) -> NDArray[np.uint64]:
-    """One 64-bit key from several integers, each absorbed in turn; parts may be arrays."""
+def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
+    """Hash integers to a uint64 key. If a part is an array, the result is an array of keys."""
     key = np.array([_GOLDEN])
     for part in parts:
-        word = _words(part)
-        key = _mix(key + (word + np.uint64(1)) * _GOLDEN)
+        word = _to_uint64(part)
+        key = _mix_bits(key + (word + np.uint64(1)) * _GOLDEN)
     return key
 
 
 def derived_seed(seed: int, *numbers: int) -> int:
-    """A 64-bit seed of its own for every (seed, numbers), such as a source or a micro-batch."""
-    return int(_key(_SEED, seed, *numbers)[0])
+    """Return a 64-bit seed that depends on `seed` and on all of `numbers`.
+
+    For example, every source or every micro-batch gets a different seed.
+    """
+    return int(_make_key(_SEED, seed, *numbers)[0])
 
 
 def permuted(seed: int, epoch: int, places: Ints, n: int) -> Ints:
-    """Return the rows, of 0 to n - 1, at some places of the order of an epoch.
+    """Return the rows at the given positions in the shuffled order of an epoch.
 
-    Every row is at one place. Up to 65,536 rows are sorted by a hash of (seed, epoch, row), which
-    takes 8 bytes per row. Larger numbers take no memory: places are mapped to rows by a Feistel
-    network (Luby and Rackoff 1988) with the hash as its round function. Its domain is the next
-    power of four; results outside of 0 to n - 1 are mapped again until they are inside (cycle
-    walking, Black and Rogaway 2002).
+    Each of the `n` rows occurs exactly once per epoch. Up to 65,536 rows are sorted by a hash of
+    (seed, epoch, row), which takes 8 bytes per row. For more rows, a Feistel network (Luby and
+    Rackoff 1988) with the hash as its round function maps positions to rows without extra memory.
+    The domain of the network is the next power of four. A result outside of 0 to n - 1 is mapped
+    again until it is inside (cycle walking, Black and Rogaway 2002).
 
-    Shape: int64 [R] -> int64 [R].
+    Args:
+        seed: the seed of the run.
+        epoch: the epoch, from 0.
+        places: int64 [R], the positions, from 0 to n - 1.
+        n: the number of rows.
+
+    Returns:
+        The row indices, int64 [R].
     """
     if n <= _SORTED_ROWS:
-        return _sorted_order(seed, epoch, n)[places]
+        return _shuffle_rows(seed, epoch, n)[places]
     half = np.uint64(((n - 1).bit_length() + 1) // 2)
-    keys = _key(_ORDER, seed, epoch, np.arange(_ROUNDS))
-    rows = _feistel(_words(places), keys, half)
+    keys = _make_key(_ORDER, seed, epoch, np.arange(_ROUNDS))
+    rows = _apply_feistel_network(_to_uint64(places), keys, half)
     while len(outside := np.flatnonzero(rows >= np.uint64(n))):
-        rows[outside] = _feistel(rows[outside], keys, half)
+        rows[outside] = _apply_feistel_network(rows[outside], keys, half)
     return rows.astype(np.int64)
 
 
 @functools.lru_cache(maxsize=8)
-def _sorted_order(seed: int, epoch: int, n: int) -> Ints:
-    """Return all rows in the order of an epoch, a read-only permutation of 0 to n - 1."""
+def _shuffle_rows(seed: int, epoch: int, n: int) -> Ints:
+    """Return the shuffled order of an epoch: a read-only permutation of 0 to n - 1, int64 [n]."""
     rows = np.arange(n, dtype=np.uint64)
-    order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
+    order = np.argsort(_mix_bits(_make_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
     order = order.astype(np.int64, copy=False)
     order.flags.writeable = False
     return order
 
 
-def _feistel(
+def _apply_feistel_network(
     values: NDArray[np.uint64], keys: NDArray[np.uint64], half: np.uint64
 ) -> NDArray[np.uint64]:
-    """Permute the integers of 2 `half` bits: each round adds a hash of one half to the other."""
+    """Permute the integers from 0 to 2^(2 `half`) - 1 by a Feistel network.
+
+    Each round XORs one half of the bits with a hash of the other half and of a key.
+    """
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(key + right * _GOLDEN) & mask)
+        left, right = right, left ^ (_mix_bits(key + right * _GOLDEN) & mask)
     return (left << half) | right
 
 
 def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, Ints]:
-    """Return `count` rows from place `start` on in an endless sequence of epochs.
+    """Return `count` consecutive rows from position `start` in an endless sequence of epochs.
 
-    Every epoch has its own order. The rows may cross the end of an epoch.
+    Every epoch has a different order. The rows may continue into the next epoch.
 
     Returns:
-        The indices of the rows in the corpus, and their places in the endless sequence, both int64
-        [R]. The places never repeat and key the noise (`RowRandom`), so that a row gets other noise
-        in every epoch.
+        The indices of the rows in the corpus, and their positions in the endless sequence, both
+        int64 [R]. Positions never repeat. As keys of the random numbers (`RowRandom`), they give a
+        row different random numbers in every epoch.
     """
     assert count > 0
     assert num_rows > 0
@@ -118,27 +131,34 @@ def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, I
 
 
 def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, Ints]:
-    """Return the rows of a step: in each lane, the row that follows the row of the step before.
+    """Return the rows of a step for stateful training, one row per text stream.
 
-    A lane reads a contiguous part of the rows, an epoch is ceil(num_rows / lanes) steps. A part
-    that is shorter than others ends with the first row of the next one.
+    Each text stream reads a contiguous section of the corpus, one row per step, so that an epoch is
+    ceil(num_rows / text_streams) steps. If a section is shorter than others, the last step of the
+    epoch repeats the first row of the next section.
 
-    Returns as `rows_from`: lane k is row k of the step.
+    Returns:
+        The indices and the positions of the rows as in `rows_from`. Element k belongs to text
+        stream k.
 
     >>> [contiguous_rows(step, 2, 5)[0].tolist() for step in range(4)]
     [[0, 2], [1, 3], [2, 4], [0, 2]]
     """
-    numbers = np.arange(text_streams, dtype=np.int64)
-    indices = numbers * num_rows // text_streams + step % -(-num_rows // text_streams)
-    return indices, step * text_streams + numbers
+    streams = np.arange(text_streams, dtype=np.int64)
+    indices = streams * num_rows // text_streams + step % -(-num_rows // text_streams)
+    return indices, step * text_streams + streams
 
 
 class RowRandom:
-    """Noise for B rows, each row's from (seed, its stream index, channel) alone.
+    """Random numbers for B rows, keyed by (seed, stream index, channel).
 
-    The noise of a row does not depend on the other rows of the batch, on B, or on the number of
-    columns: column t is the same whether T or more are drawn. Use a `channel` of its own for every
-    independent decision; the same channel always gives the same numbers.
+    The random numbers of a row do not depend on the other rows of the batch, on B, or on the number
+    of columns: column t stays the same if more columns are requested. Equal channels give equal
+    numbers, so that independent decisions need different values of `channel`.
+
+    Args:
+        seed: the seed, usually one per step.
+        stream_indices: int64 [B], one index per row, such as the positions from `rows_from`.
     """
 
     def __init__(self, seed: int, stream_indices: ArrayLike) -> None:
@@ -149,23 +169,27 @@ class RowRandom:
         return len(self.stream_indices)
 
     def rows(self, start: int, stop: int) -> RowRandom:
-        """The noise of rows `start` up to `stop` only."""
+        """Return the random numbers of the rows from `start` to `stop` - 1."""
         return RowRandom(self.seed, self.stream_indices[start:stop])
 
     def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:
-        """64 random bits for every row and column, uint64 [B, T]."""
-        keys = _key(_ROW, self.seed, channel, self.stream_indices)
+        """Return 64 random bits for every row and column, uint64 [B, T] with T = `num_columns`."""
+        keys = _make_key(_ROW, self.seed, channel, self.stream_indices)
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
-        return _mix(keys[:, None] + columns)
+        return _mix_bits(keys[:, None] + columns)
 
     def uniform(self, num_columns: int, channel: int) -> Floats:
-        """Uniform numbers in [0, 1) with 53 random bits, float64 [B, T]."""
+        """Return uniform random numbers in [0, 1), float64 [B, T] with T = `num_columns`.
+
+        Each number has 53 random bits.
+        """
         return (self.bits(num_columns, channel) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, high: int, num_columns: int, channel: int) -> Ints:
-        """Uniform integers in [0, high), int64 [B, T]; `high` at most 2**32.
+        """Return uniform random integers in [0, high), int64 [B, T] with T = `num_columns`.
 
-        The top 32 bits times `high`, shifted down: no value is off by more than high / 2**32.
+        `high` is at most 2**32. The integers are the top 32 random bits times `high`, divided by
+        2**32 and rounded down. The relative error of each probability is at most high / 2**32.
         """
         assert 0 < high <= 2**32
         top = self.bits(num_columns, channel) >> np.uint64(32)

@@ -1,4 +1,4 @@
-"""Rows of fixed length out of token shards."""
+"""Rows of fixed length from token shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Packing = Literal["pack", "truncate"]
 
 
 class TokenArray:
-    """The token ids of an array, or of a memory map, as a split of one document."""
+    """Token ids in an array or a memory map, with the interface of a one-document `ShardSplit`."""
 
     name, num_documents = "array", 1
     prefix_ids: tuple[int, ...] = ()
@@ -24,32 +24,40 @@ class TokenArray:
     def __init__(self, ids: NDArray[Any]) -> None:
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise DataError(
-                f"Token ids are one long row of integers, not {ids.dtype} of shape {ids.shape}."
+                f"Token ids are a 1-D array of integers, not {ids.dtype} of shape {ids.shape}."
             )
         self.ids, self.num_tokens = ids, len(ids)
 
     def tokens_at(self, positions: Ints) -> Ints:
-        """As of `ShardSplit`."""
+        """Return the token ids at some positions. See `ShardSplit.tokens_at`."""
         return self.ids[positions].astype(np.int64)
 
     def documents_at(self, positions: Ints) -> Ints:
-        """As of `ShardSplit`."""
+        """Return the document of every position, here 0. See `ShardSplit.documents_at`."""
         return np.zeros_like(positions)
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
-        """As of `ShardSplit`."""
+        """Return the start and stop positions of documents, here of the whole array.
+
+        See `ShardSplit.document_bounds`.
+        """
         return np.zeros_like(documents), np.full_like(documents, self.num_tokens)
 
 
 class Rows:
-    """A split, or an array of token ids, seen as rows of `length` tokens.
+    """The tokens of a split, or of an array of token ids, as rows of `length` tokens.
 
-    `packing="pack"`: documents, each with its prefix and suffix, are concatenated and cut every
-    `length` tokens; the last partial row is dropped. `packing="truncate"`: one row per document,
-    cut to `length`; `take` pads with `pad_id` to the longest row taken. `keep_suffix`: the suffix
-    replaces the last tokens of a row that is cut. A decoder would learn from it to stop there.
+    Args:
+        split: the split, or a one-dimensional array of token ids.
+        length: the number of tokens per row.
+        packing: "pack" concatenates the documents, each with its prefix and suffix tokens, and
+            splits them every `length` tokens; the last, incomplete row is dropped. "truncate" makes
+            one row per document, truncated to `length` tokens and padded.
+        pad_id: the id of the padding token.
+        keep_suffix: whether the suffix replaces the last tokens of a truncated document. A decoder
+            would learn to stop there.
 
-    Raises DataError where the split does not fill one row.
+    Raises DataError if the split has too few tokens for one row.
 
     >>> Rows(np.arange(10), length=3).take([2, 0]).input_ids
     array([[6, 7, 8],
@@ -91,34 +99,40 @@ class Rows:
         return self.split.num_tokens // self.length
 
     def take(self, indices: ArrayLike, *, with_documents: bool = False) -> RowBatch:
-        """The rows numbered `indices` (each in 0..len-1), in that order, repeats allowed."""
-        numbers = np.atleast_1d(np.asarray(indices, dtype=np.int64))
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+        """Return the rows with the given indices, in this order. An index may occur repeatedly.
+
+        With "truncate", the rows are padded to the length of the longest returned row.
+        `with_documents` adds the document ids.
+        """
+        row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
+        if len(row_indices) and not (row_indices.min() >= 0 and row_indices.max() < len(self)):
             raise IndexError(f"rows are numbered 0 to {len(self) - 1}")
         if self.packing == "pack":
-            return self._take_packed(numbers, with_documents)
-        return self._take_documents(numbers, with_documents)
+            return self._take_packed(row_indices, with_documents)
+        return self._take_documents(row_indices, with_documents)
 
-    def _take_packed(self, numbers: Ints, with_documents: bool) -> RowBatch:
-        positions = numbers[:, None] * self.length + np.arange(self.length)
-        lengths = np.full(len(numbers), self.length, dtype=np.int64)
+    def _take_packed(self, row_indices: Ints, with_documents: bool) -> RowBatch:
+        """Return rows of concatenated documents (packing)."""
+        positions = row_indices[:, None] * self.length + np.arange(self.length)
+        lengths = np.full(len(row_indices), self.length, dtype=np.int64)
         ids = self.split.tokens_at(positions)
         if not with_documents:
             return RowBatch(ids, lengths)
         documents = self.split.documents_at(positions)
         return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
-    def _take_documents(self, numbers: Ints, with_documents: bool) -> RowBatch:
-        starts, stops = self.split.document_bounds(numbers)
+    def _take_documents(self, row_indices: Ints, with_documents: bool) -> RowBatch:
+        """Return rows of one document each, truncated and padded."""
+        starts, stops = self.split.document_bounds(row_indices)
         lengths = np.minimum(stops - starts, self.length)
         columns = np.arange(lengths.max(initial=0))
-        real = columns < lengths[:, None]
-        positions = np.where(real, starts[:, None] + columns, starts[:, None])
-        ids = np.where(real, self.split.tokens_at(positions), self.pad_id)
+        is_token = columns < lengths[:, None]
+        positions = np.where(is_token, starts[:, None] + columns, starts[:, None])
+        ids = np.where(is_token, self.split.tokens_at(positions), self.pad_id)
         suffix = self.split.suffix_ids
         truncated = stops - starts > self.length
         if suffix and self.keep_suffix and truncated.any():
             ids[truncated, self.length - len(suffix) : self.length] = suffix
         if not with_documents:
             return RowBatch(ids, lengths)
-        return RowBatch(ids, lengths, real.astype(np.int64), numbers)
+        return RowBatch(ids, lengths, is_token.astype(np.int64), row_indices)

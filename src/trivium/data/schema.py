@@ -1,8 +1,7 @@
-"""Schemas: which column of a record is which field of a task.
+"""Schemas: decide which column of a record each field of a task is read from.
 
-A task declares its fields once, with the usual names of their columns. A schema decides once for
-every layout (the names of a record's columns) which column each field is read from. A run prints
-these decisions.
+A task declares its fields and their usual column names once. For every layout (the column names of
+a record), a schema decides once which column each field is read from. A run prints these decisions.
 """
 
 from __future__ import annotations
@@ -14,24 +13,26 @@ from trivium.data.records import ReadReport, Record
 from trivium.errors import DataError, shorten
 from trivium.messages import translated
 
-_SHOWN = 12  # ignored columns in a line
-_LAYOUTS = 1000  # that are kept
+_MAX_IGNORED = 12  # ignored columns that a line lists
+_MAX_LAYOUTS = 1000  # layouts in the cache
 Usual = str | tuple[str, ...]
-"""A usual column of the first field, or one usual column for each of the first fields."""
+"""A layout: the usual column of the first field, or usual columns of the first fields, in order."""
 
 
 class Fields:
-    """Fields that are looked up together, such as a text and its pair.
+    """Fields whose columns are chosen together, such as a text and its pair.
 
     Args:
-        names: names of the fields, separated by spaces; a field that ends in "?" is optional.
-        usual: groups of layouts, which are the usual columns of the fields, in upper or lower case.
-            The first group with a layout that the record has decides. A layout that is contained
-            in another one of the group, such as ("text",) in ("text", "pair"), gives way to it. If
-            several layouts are left, the record is ambiguous.
-        both_in: the two fields are two versions of one text, such as two languages. A column of
-            this name may contain a column for each. If only one field is set, the other field
-            takes the only other column, or the first other column of a table without a header.
+        names: the names of the fields, separated by spaces. A field that ends in "?" is optional.
+        usual: groups of layouts. A layout consists of the usual column names of the fields, which
+            are matched without regard to case. The first group with a layout that the record
+            contains decides. A layout that is part of another matching layout of the group, such as
+            ("text",) of ("text", "pair"), is ignored. If several layouts remain, the record is
+            ambiguous.
+        both_in: if set, the two fields are versions of one text, such as two languages. A column
+            with this name may contain a nested column for each field. If the user has set only one
+            field, the other field is read from the only other column, or from the first other
+            column of a table without a header.
     """
 
     def __init__(self, names: str, *usual: Sequence[Usual], both_in: str | None = None) -> None:
@@ -49,31 +50,33 @@ class Fields:
         self.both_in = both_in
 
     def usual_of(self, name: str) -> list[str]:
-        """Return the usual columns of a field. A column with the name of the field comes first."""
+        """Return the usual columns of a field; a column with the field's own name comes first."""
         layouts = (layout for group in self.usual for layout in group)
         usual = dict.fromkeys(layout[name] for layout in layouts if name in layout)
         return sorted(usual, key=lambda column: column != name)
 
-    def lacking(self, names: Collection[str]) -> list[tuple[str, str]]:
-        """Return a text for the error message, and the field, for every required field that lacks.
+    def missing_required(self, names: Collection[str]) -> list[tuple[str, str]]:
+        """Return (description, field) for every required field without a column.
 
-        `names` are the fields that have a column.
+        The description is used in the error message. `names` are the fields that have a column.
         """
         lacks = [name for name in self.names if name in self.required and name not in names]
         return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
 
-    def candidates(
+    def matching_layouts(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
     ) -> list[dict[str, str]]:
-        """Return the layouts that a record has, as columns by field, without the chosen fields.
+        """Return the matching layouts of a record, as dictionaries from fields to columns.
 
-        The record is ambiguous if there is more than one.
+        Fields whose column the user has set are left out. More than one layout means that the
+        record is ambiguous.
 
         Args:
-            columns: the names of the columns that are not chosen, by their names in lower case.
+            columns: the columns that the user has not set, by their names in lower case.
             chosen: the columns that the user has set, by field.
-            settable: the fields whose column can be set. If the user has set a field, the optional
-                ones among the others are left out: who sets only `text_field` wants no pair.
+            settable: the fields whose column can be set. If the user has set one field, other
+                optional settable fields are left out: a user who sets only `text_field` wants no
+                pair.
         """
         wanted = {name for name in self.names if name not in chosen}
         if chosen:
@@ -86,7 +89,7 @@ class Fields:
                 for layout in group
                 if both.keys() >= {*layout.values()}
             ]
-            # Layouts with the columns that are set take precedence.
+            # Layouts with the columns that the user has set take precedence.
             known = [one for one in known if chosen.items() <= one.items()] or known
             parts = [{name: one[name] for name in one if name in wanted} for one in known]
             parts = [part for part in parts if part and taken.isdisjoint(part.values())]
@@ -99,36 +102,36 @@ class Fields:
 
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
     """Return a line such as: text <- review, label <- stars; ignored: id, source."""
-    line = ", ".join(f"{name} <- {_shown(column)}" for name, column in columns.items())
+    line = ", ".join(f"{name} <- {_label_column(column)}" for name, column in columns.items())
     if not ignored:
         return line
-    others = [_shown(column) for column in ignored[:_SHOWN]]
-    if len(ignored) > _SHOWN:
-        others.append(translated("data.more_columns", count=len(ignored) - _SHOWN))
+    others = [_label_column(column) for column in ignored[:_MAX_IGNORED]]
+    if len(ignored) > _MAX_IGNORED:
+        others.append(translated("data.more_columns", count=len(ignored) - _MAX_IGNORED))
     return translated("data.columns", line=line, columns=", ".join(others))
 
 
-def _shown(column: str) -> str:
-    """Return the name of a column in a message; columns of a file without a header have numbers."""
+def _label_column(column: str) -> str:
+    """Return a column name for messages. A column of a table without a header has a number."""
     return f"column {column}" if column.isdecimal() else shorten(column, 40) or '""'
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]
-"""Fields that are looked up together; or a name for messages, with alternatives of such fields."""
+"""Fields whose columns are chosen together; or a name for messages and alternatives of `Fields`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The fields that a task reads, with the columns that a user has set.
+    """The fields that a task reads, with the columns that the user has set.
 
     Args:
-        slots: the fields. Of several alternatives, the first that a record has is read.
-        chosen: columns by field; several names separated by commas are tried in order.
+        slots: the fields. Among alternatives, the first one that a record contains is read.
+        chosen: columns by field. Several column names, separated by commas, are tried in order.
         settable: the fields whose column can be set.
-        option: the option that sets a column, with {} for the field.
+        option: a template for the option that sets a column, with {} for the field.
         also: further columns that are read, such as those of rewards. If None, any column may be
             read, and none is reported as ignored.
-        if_data: what to do if the first line of a table is not a header.
+        if_data: the advice for a table whose first line is data and not a header.
     """
 
     slots: Sequence[Slot]
@@ -142,16 +145,16 @@ class Schema:
     )
 
     def resolve(self, record: Record, report: ReadReport | None = None) -> Mapping[str, str]:
-        """Set the `columns` of a record, and return them: the column of every field.
+        """Find the column of every field. Sets `record.columns` and returns it.
 
-        Raises DataError if a required field has no column, or if several columns could be meant.
+        Raises DataError if a required field has no column, or if several columns match a field.
         """
         key = tuple(record.column_names())
         if key not in self._layouts:
-            if len(self._layouts) >= _LAYOUTS:
+            if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
-            columns = self._decide(record)
-            self._layouts[key] = columns, layout_line(columns, self._ignored(record, columns))
+            columns = self._find_columns(record)
+            self._layouts[key] = columns, layout_line(columns, self._list_ignored(record, columns))
         record.columns, line = self._layouts[key]
         record.report = report
         if report is not None and self.slots:
@@ -159,62 +162,74 @@ class Schema:
         return record.columns
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Return whether the names of columns are enough for all required fields."""
+        """Return whether a record with these column names has all required fields."""
         try:
-            return bool(self._decide(Record(dict.fromkeys(names), "")))
+            return bool(self._find_columns(Record(dict.fromkeys(names), "")))
         except DataError:
             return False
 
-    def _decide(self, record: Record) -> dict[str, str]:
-        own: dict[str, str] = {}
+    def _find_columns(self, record: Record) -> dict[str, str]:
+        """Return the column of every field of a record. Raises DataError as in `resolve`."""
+        chosen: dict[str, str] = {}
         for field, name in self.chosen.items():
-            own[field] = next(filter(record.has, (name, *map(str.strip, name.split(",")))), name)
-        missing = [(f'"{name}"', field) for field, name in own.items() if not record.has(name)]
+            chosen[field] = next(filter(record.has, (name, *map(str.strip, name.split(",")))), name)
+        missing = [(f'"{name}"', field) for field, name in chosen.items() if not record.has(name)]
         names = reversed(record.column_names())
-        free = {name.lower(): name for name in names if name not in own.values()}
-        found: dict[str, str] = {}
+        free = {name.lower(): name for name in names if name not in chosen.values()}
+        columns: dict[str, str] = {}
         for slot in self.slots:
             what, fields = slot if isinstance(slot, tuple) else ("", (slot,))
-            several = [one for one in fields if own.keys() & {*one.names}] or [*fields]
-            matches = [self._match(one, record, free, own) for one in several]
+            several = [one for one in fields if chosen.keys() & {*one.names}] or [*fields]
+            matches = [self._match_fields(one, record, free, chosen) for one in several]
             whole = [one for fields, one in zip(several, matches) if fields.required <= one.keys()]
-            found |= (whole or matches)[0]
+            columns |= (whole or matches)[0]
             if not whole and len(several) > 1:
                 usual = ", ".join(" with ".join(one) for fields in several for one in fields.shown)
                 options = " or ".join(" ".join(fields.names) for fields in several)
                 missing.append((f"for the {what} (such as {usual})", options))
             elif not whole:
-                missing += several[0].lacking(found)
+                missing += several[0].missing_required(columns)
         if missing:
             raise self.no_column(record, missing)
-        twice = [name for name, one in found.items() if [*found.values()].count(one) > 1]
+        twice = [name for name, one in columns.items() if [*columns.values()].count(one) > 1]
         if twice:
-            both = f'{" and ".join(twice)} are both the column "{found[twice[0]]}"'
+            both = f'{" and ".join(twice)} are both the column "{columns[twice[0]]}"'
             raise DataError(f"{record.where}: {both}.")
-        return found
+        return columns
 
-    def _match(
-        self, fields: Fields, record: Record, free: Mapping[str, str], own: Mapping[str, str]
+    def _match_fields(
+        self, fields: Fields, record: Record, free: Mapping[str, str], chosen: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the columns of fields. A field without a column is left out."""
-        match = {name: own[name] for name in fields.names if name in own}
+        """Return the columns of fields that are chosen together; some may have no column.
+
+        Args:
+            fields: the fields.
+            record: the record.
+            free: the columns that the user has not set, by their names in lower case.
+            chosen: the columns that the user has set, by field.
+        """
+        match = {name: chosen[name] for name in fields.names if name in chosen}
         rest = fields.required - match.keys()
-        is_pair = len(record) == 2 or record.is_numbered
+        is_pair = len(record) == 2 or record.has_numbered_columns
         if fields.both_in and is_pair and match and len(rest) == 1 and free:
             return match | {rest.pop(): [*free.values()][-1]}
         inner = [one for one in record.column_names() if one.startswith(f"{fields.both_in}.")]
         if not match and len(inner) == 2:
             return dict(zip(fields.names, inner))
-        parts = fields.candidates(free, match, self.settable)
+        parts = fields.matching_layouts(free, match, self.settable)
         if len(parts) > 1:
-            raise self._ambiguous(record, fields, parts)
+            raise self._make_ambiguity_error(record, fields, parts)
         match |= parts[0] if parts else {}
         return {name: match[name] for name in fields.names if name in match}
 
-    def _ignored(self, record: Record, found: Mapping[str, str]) -> tuple[str, ...]:
+    def _list_ignored(self, record: Record, columns: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the columns of a record that are not read.
+
+        If some nested columns of a column are read, its other nested columns are listed.
+        """
         if self.also is None:
             return ()
-        used = {*found.values(), *self.also}
+        used = {*columns.values(), *self.also}
         names: list[str] = []
         for name, value in record.items():
             inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
@@ -222,9 +237,10 @@ class Schema:
                 names += [one for one in inner if one not in used] if used & {*inner} else [name]
         return tuple(names)
 
-    def _ambiguous(
+    def _make_ambiguity_error(
         self, record: Record, fields: Fields, parts: Sequence[Mapping[str, str]]
     ) -> DataError:
+        """Return the DataError for a record that matches several layouts."""
         problems: list[str] = []
         options: list[str] = []
         for name in fields.names:
@@ -232,7 +248,7 @@ class Schema:
             if len(several) > 1:
                 shown = ", ".join(f'"{shorten(one, 40)}"' for one in several)
                 problems.append(f"for the {name}: {shown}")
-                options += self._options(name)
+                options += self._find_options(name)
         choose = (
             f"Choose with {' '.join(options)}" if any(options) else "Remove or rename the others"
         )
@@ -240,12 +256,19 @@ class Schema:
             f"{record.table_or_row} has several columns {'; '.join(problems)}. {choose}."
         )
 
-    def _options(self, fields: str) -> list[str]:
-        """Return the options that set the columns of fields, with "or" between alternatives."""
+    def _find_options(self, fields: str) -> list[str]:
+        """Return the options that set the columns of some fields.
+
+        `fields` contains names separated by spaces; the word "or" between alternatives is kept.
+        """
         names = [name for name in fields.split() if name == "or" or name in self.settable]
         return [name if name == "or" else self.option.format(name) for name in names]
 
     def no_column(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
-        """Return the error for missing columns, each given as a text and the fields it is for."""
-        options = [one for _, fields in missing for one in self._options(fields)]
+        """Return the DataError for missing columns.
+
+        Each element of `missing` is a description of the missing column, and the fields that need
+        it.
+        """
+        options = [one for _, fields in missing for one in self._find_options(fields)]
         return record.no_column([what for what, _ in missing], options, if_data=self.if_data)

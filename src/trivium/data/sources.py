@@ -1,4 +1,4 @@
-"""Sources: what paths stand for, as a list of files, data sets of the hub and standard input."""
+"""Sources: the files, hub datasets and standard input that paths refer to."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
 PYTHON = "python:"
-"""The beginning of the names of data that was given from Python, and is stored in the run."""
+"""The prefix of source names for data passed as Python objects, which is stored in the run."""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """A file, a data set of the hub, or standard input.
+    """A file, a dataset on the hub, or standard input.
 
     Args:
         name: the path, the name on the hub, or "-".
-        named: whether the user has named it. A file that was found in a folder may be empty.
+        named: whether the user named this source. A file that was found in a folder may be empty.
         size: the size in bytes as stored; 0 if it is not a file.
         modified: the time of modification in nanoseconds; 0 if it is not a file.
-        split: the split of its documents; None if their hashes decide.
+        split: the split of its documents; None if the hash of each document decides.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Source:
 
     @property
     def kind(self) -> Literal["file", "stdin", "hub"]:
-        """The kind of source, by its name."""
+        """Whether the source is a file, standard input or a dataset on the hub."""
         if self.name == STDIN:
             return "stdin"
         return "hub" if self.name.startswith("hf:") else "file"
@@ -48,20 +48,20 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceList:
-    """The sources of some paths, and the files of folders that were skipped."""
+    """The sources that paths refer to, and the skipped files of folders."""
 
     sources: tuple[Source, ...]
     skipped: tuple[str, ...]
 
 
 def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
-    """Expand files, globs, folders, "-" (standard input) and "hf:NAME" into sources, each once.
+    """Return the sources of files, globs, folders, "-" (standard input) and "hf:NAME", each once.
 
-    Files, globs and folders can be in object storage: s3://bucket/texts. Folders are walked in
-    sorted order; hidden files are left out, and files without one of `suffixes` (also compressed)
-    are listed in `skipped`.
+    Files, globs and folders can be in object storage, such as s3://bucket/texts. Folders are
+    searched recursively in sorted order, without hidden files. Files in folders without one of
+    `suffixes` (also compressed) are listed in `skipped`.
 
-    Raises DataError where a path does not exist or has nothing to read.
+    Raises DataError if a path does not exist or contains no readable file.
     """
     names = path_names(paths)
     if not names:
@@ -69,34 +69,34 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
     sources: dict[str, Source] = {}
     skipped: list[str] = []
     for name in names:
-        files = _expand(name)
+        files = _expand_path(name)
         readable = [one for one in files if one.named or file_format(one.name) in suffixes]
         if not readable:
             raise DataError(
                 f"The folder {name} has no file that can be read ({len(files)} other files). "
                 f"Known are {' '.join(suffixes)}, each also {' '.join(COMPRESSIONS)}; "
-                "files of other suffixes must be named themselves."
+                "files with other suffixes must be named one by one."
             )
         for source in readable:
-            sources.setdefault(source_key(source), source)
+            sources.setdefault(identify_source(source), source)
         kept = {one.name for one in readable}
         skipped += [one.name for one in files if one.name not in kept]
     return SourceList(tuple(sources.values()), tuple(skipped))
 
 
 def path_names(paths: Paths) -> tuple[str, ...]:
-    """Return one path or several as strings."""
+    """Return one path or several paths as a tuple of strings."""
     several = (paths,) if isinstance(paths, str | os.PathLike) else paths
     return tuple(os.fspath(path) for path in several)
 
 
 def missing_paths(paths: Sequence[str]) -> list[str]:
-    """Return a line for every path that does not exist.
+    """Return one message for each path that does not exist.
 
-    Patterns, names on the hub and standard input do not count as paths.
+    Globs, names on the hub and standard input are not checked.
     """
     return [
-        f"There is no file or folder {path}.{_near_path(path)}"
+        f"There is no file or folder {path}.{_suggest_path(path)}"
         for path in paths
         if path != STDIN
         and not path.startswith(("hf:", PYTHON))
@@ -107,33 +107,33 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
 
 
 def check_libraries(paths: Sequence[str]) -> None:
-    """Raise MissingExtraError where reading the paths needs a library that is not installed."""
+    """Raise MissingExtraError if a library that is needed to read the paths is not installed."""
     for path in paths:
         if path.startswith("hf:"):
             if importlib.util.find_spec("datasets") is None:
                 raise MissingExtraError("Reading data of the hub", "hub")
         elif path != STDIN and not path.startswith(PYTHON) and not is_remote(path):
-            parquet = any(file_format(one.name) == ".parquet" for one in _expand(path))
+            parquet = any(file_format(one.name) == ".parquet" for one in _expand_path(path))
             if parquet and importlib.util.find_spec("pyarrow") is None:
                 raise MissingExtraError("Reading Parquet", "parquet")
 
 
-def _near_path(path: str) -> str:
-    """Return a suggestion of a similar name in the same folder, or an empty text."""
+def _suggest_path(path: str) -> str:
+    """Return a suggestion of a similar file name in the same folder, or an empty string."""
     folder = Path(path).parent
     names = [one.name for one in folder.glob("[!.]*")] if os.path.isdir(folder) else []
     near = nearest_name(Path(path).name, names)
     return "".join(f" Did you mean {Path(path).with_name(name)}?" for name in near)
 
 
-def source_key(source: Source) -> str:
-    """Return what identifies a source: the real path of a file, else the name."""
+def identify_source(source: Source) -> str:
+    """Return the identity of a source: the real path of a local file, otherwise the name."""
     local = source.kind == "file" and not is_remote(source.name)
     return os.path.realpath(source.name) if local else source.name
 
 
 def file_format(name: str) -> str:
-    """Return the suffix that names the format of a file, without the suffix of a compression.
+    """Return the file suffix in lower case, without the suffix of a compression.
 
     >>> file_format("reviews.JSONL.xz"), file_format("corpus.en"), file_format("README")
     ('.jsonl', '.en', '')
@@ -144,32 +144,33 @@ def file_format(name: str) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _expand(path: str) -> list[Source]:
-    """Return the sources of a path. For a folder these are all files with any suffix."""
+def _expand_path(path: str) -> list[Source]:
+    """Return the sources of one path. For a folder, these are all files, whatever the suffix."""
     if path == STDIN or path.startswith("hf:"):
         return [Source(path)]
     if is_remote(path):
-        return _remote(path)
+        return _list_remote_sources(path)
     if os.path.isdir(path):
-        return [_file(one, named=False) for one in walk_files(path)]
+        return [_make_local_source(one, named=False) for one in walk_files(path)]
     if os.path.isfile(path):
-        return [_file(path, named=True)]
+        return [_make_local_source(path, named=True)]
     if os.path.exists(path):  # a pipe or a device
         return [Source(path)]
     if glob.has_magic(path):
         matches = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
         if matches:
-            return [_file(match, named=True) for match in matches]
+            return [_make_local_source(match, named=True) for match in matches]
         raise DataError(f"No file matches {path}.")
     raise DataError(*missing_paths([path]))
 
 
-def _file(path: str, *, named: bool) -> Source:
+def _make_local_source(path: str, *, named: bool) -> Source:
+    """Return the source of a local file, with its size and modification time."""
     status = os.stat(path)
     return Source(path, named, status.st_size, status.st_mtime_ns)
 
 
-def _remote(path: str) -> list[Source]:
+def _list_remote_sources(path: str) -> list[Source]:
     """Return the sources of an object, a glob or a folder in object storage."""
     objects = list_remote(path)
     if not objects:
@@ -179,9 +180,9 @@ def _remote(path: str) -> list[Source]:
 
 
 def walk_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the files under a folder, sorted, without hidden ones.
+    """Return the sorted paths of all files under a folder, except hidden files.
 
-    Links to folders are followed; a folder that contains itself through a link is read once.
+    Links to folders are followed. A folder that contains itself through a link is read once.
 
     Raises DataError if the target of a link is missing.
     """

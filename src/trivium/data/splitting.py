@@ -1,8 +1,8 @@
-"""Training and validation: the split of every document, and exact deduplication.
+"""The split of every document, training or validation, and exact deduplication.
 
-Both follow from a hash of the document's text only, so that adding or reordering data moves no
-document between training and validation. If validation has its own paths, the paths decide the
-split, and the hash only finds repeats and documents that are on both sides.
+Both depend only on a hash of the document's text, so that adding or reordering data moves no
+document between training and validation. If validation has separate paths, the paths decide the
+split, and the hash only finds duplicates, including documents in both splits.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ from pathlib import Path
 from typing import Literal
 
 from trivium.config import option
-from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, unescape
+from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, resolve_escapes
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.data.sources import Paths, Source, source_key
+from trivium.data.sources import Paths, Source, identify_source
 from trivium.errors import DataError
 from trivium.files import replace_file
 
-_NEAR = 200  # characters in which a line feed or space is looked for
+_SEARCH_LENGTH = 200  # characters that are searched for a line feed or space
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CorpusOptions(ReadOptions):
-    """How a corpus is read and split.
+    """Options for reading and splitting a corpus.
 
-    `validation` is a fraction of the documents in [0, 1), which are chosen by a hash of their text;
-    or the paths of the validation text. `control_tokens` are special tokens whose names in the text
-    always stand for the token.
+    `validation` is the fraction of documents in [0, 1) that a hash of their text assigns to
+    validation, or the paths of the validation text. `control_tokens` are special tokens whose names
+    in the text always stand for the token.
     """
 
     validation: float | Paths = 0.1
-    keep_duplicates: bool = option(False, "keep exact repeats of a document")
+    keep_duplicates: bool = option(False, "keep exact duplicates of a document")
     special_tokens: Literal["text", "special"] = option(
         "text",
-        "what the name of a special token in the text is, such as [SEP]: text, or special: the "
-        "control token",
+        "encode names of special tokens in the text, such as [SEP], as text or as special tokens",
     )
     control_tokens: tuple[str, ...] = ()
 
@@ -53,12 +52,12 @@ class SplitSources:
 
     Args:
         sources: the sources.
-        skipped: files of folders that are not read.
-        fraction: the share of documents that the hash assigns to validation; 0 if validation has
-            its own paths or is not wanted.
-        cut: for a corpus of a single document, the number of characters at its beginning that are
-            for training; the rest is for validation. Otherwise 0.
-        head: the hash of these first characters.
+        skipped: the files of folders that are not read.
+        fraction: the fraction of documents that the hash assigns to validation; 0 if validation has
+            separate paths or is not wanted.
+        cut: if the corpus is a single document, the number of characters at its beginning that
+            belong to training; the rest is validation. Otherwise 0.
+        head: the hash of these first `cut` characters.
     """
 
     sources: tuple[Source, ...]
@@ -69,24 +68,28 @@ class SplitSources:
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """Bytes of all sources as stored."""
+        """The size of all sources in bytes, as stored."""
         return sum(source.size for source in self.sources)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the splits that there are to be."""
+        """The names of the splits that will exist."""
         has_paths = any(source.split == VALIDATION for source in self.sources)
         return (TRAIN, VALIDATION) if has_paths or self.fraction else (TRAIN,)
 
     def assign(self, source: Source, digest: int) -> str:
-        """Return the split of a document: that of its source, else the one its hash decides."""
+        """Return the split of a document.
+
+        It is the split of the source if set. Otherwise, `digest`, the hash of the document,
+        decides.
+        """
         validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if validation else TRAIN)
 
     def read_parts(self, source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-        """Yield the documents of a source in parts, as `documents.read_parts` does.
+        """Yield the documents of a source as pairs (part, is_last); see `documents.read_parts`.
 
-        A single document becomes two documents at the `cut`.
+        A single document is split into two documents at `cut`.
         """
         start = 0
         for part, is_last in read_parts(source, options):
@@ -100,9 +103,9 @@ class SplitSources:
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
-    """List the sources of training and validation. The paths of validation, if any, come first.
+    """List the sources of training and validation. Separate validation paths come first.
 
-    Raises DataError if the fraction is out of range or a path cannot be read.
+    Raises DataError if the validation fraction is out of range or a path cannot be read.
     """
     train = list_texts(paths)
     if isinstance(validation, int | float):
@@ -111,37 +114,37 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
                 "validation is a fraction of the documents from 0 up to (excluding) 1, or a path; "
                 f"not {validation}."
             )
-        sources = _in_split(train.sources, None if validation else TRAIN)
+        sources = _assign_split(train.sources, None if validation else TRAIN)
         return SplitSources(sources, train.skipped, float(validation))
     validation_list = list_texts(validation)
-    keys = {source_key(source) for source in validation_list.sources}
-    rest = [source for source in train.sources if source_key(source) not in keys]
+    keys = {identify_source(source) for source in validation_list.sources}
+    rest = [source for source in train.sources if identify_source(source) not in keys]
     if not rest:
         raise DataError("Every training file is a validation file too: no training text is left.")
-    sources = _in_split(validation_list.sources, VALIDATION) + _in_split(rest, TRAIN)
+    sources = _assign_split(validation_list.sources, VALIDATION) + _assign_split(rest, TRAIN)
     return SplitSources(sources, train.skipped + validation_list.skipped, 0.0)
 
 
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
-    """List the sources as `split_sources` does, and choose the cut of a single document.
+    """List the sources like `split_sources`, and choose the cut if there is only one document.
 
-    The cut is the first place after a line feed, else before a space, shortly after the training
-    share of the text.
+    The cut is shortly after the training fraction of the text: after a line feed, or else before a
+    space.
     """
     plan = split_sources(paths, options.validation)
     if not plan.fraction or not all(source.modified for source in plan.sources):
         return plan
-    with contextlib.suppress(DataError):  # reported when the texts themselves are read
+    with contextlib.suppress(DataError):  # raised again when the texts are read
         size, has_ended = 0, False
-        for part, is_last in _read_all(plan, options):
+        for part, is_last in _read_all_parts(plan, options):
             if has_ended:
                 return plan
             size, has_ended = size + len(part), is_last
         cut, start, digest = size - round(size * plan.fraction), 0, TextDigest()
-        for part, _ in _read_all(plan, options) if 0 < cut < size else ():
+        for part, _ in _read_all_parts(plan, options) if 0 < cut < size else ():
             if start + len(part) > cut:
-                near = part[cut - start :][:_NEAR]
-                border = near.find("\n") + 1 or max(near.find(" "), 0)
+                following = part[cut - start :][:_SEARCH_LENGTH]
+                border = following.find("\n") + 1 or max(following.find(" "), 0)
                 cut += border if cut + border < size else 0
                 digest.update(part[: cut - start])
                 return dataclasses.replace(plan, cut=cut, head=digest.value)
@@ -150,20 +153,22 @@ def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
     return plan
 
 
-def _read_all(plan: SplitSources, options: CorpusOptions) -> Iterator[tuple[str, bool]]:
+def _read_all_parts(plan: SplitSources, options: CorpusOptions) -> Iterator[tuple[str, bool]]:
+    """Yield the documents of all sources as pairs (part, is_last)."""
     for source in plan.sources:
         yield from read_parts(source, options)
 
 
-def _in_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
+def _assign_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
+    """Return copies of sources with a split. None: the hash of each document decides."""
     return tuple(dataclasses.replace(source, split=split) for source in sources)
 
 
 def text_digest(text: str) -> int:
-    """Return the 64-bit hash that identifies a document, and that decides its split.
+    """Return the 64-bit hash that identifies a document and decides its split.
 
-    Two documents that differ only in line ends, in spaces at the ends of lines or in their Unicode
-    form (NFC, NFD) have the same hash. Labelled examples hash their groups with this function, too.
+    Documents that differ only in line ends, in trailing spaces of lines or in their Unicode form
+    (NFC, NFD) have the same hash. Labelled examples use the same function to hash their groups.
     """
     digest = TextDigest()
     digest.update(text)
@@ -171,7 +176,7 @@ def text_digest(text: str) -> int:
 
 
 def _is_border(text: str, index: int) -> bool:
-    """Return whether the text before an index and the text after it can be normalized apart."""
+    """Return whether the text before and after an index can be Unicode-normalized separately."""
     before, after = text[index - 1], text[index]
     if before.isspace() or after.isspace():
         return before == "\n"
@@ -181,32 +186,33 @@ def _is_border(text: str, index: int) -> bool:
 
 
 class TextDigest:
-    """The hash of a text that arrives in parts: `update` with each part, then read `value`."""
+    """Computes the hash of a text in parts: call `update` with each part, then read `value`."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=8)
         self._pending = ""
-        self._ends = ""
+        self._pending_line_ends = ""
 
     def update(self, part: str) -> None:
         """Add the next part of the text."""
         text = self._pending + part
-        # A part may end within a line end, a run of spaces or a combined character: its end waits.
+        # A part may end within a line end, a run of spaces or a combined character. Its end is
+        # therefore hashed with the next part.
         border = next((i for i in range(len(text) - 1, 0, -1) if _is_border(text, i)), 0)
         self._pending = text[border:]
         self._add(text[:border])
 
     def _add(self, text: str) -> None:
-        """Hash a stretch of text that ends at a border."""
+        """Normalize and hash text that ends at a border (see `_is_border`)."""
         text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
-        lines = self._ends + "\n".join(map(str.rstrip, text.split("\n")))
+        lines = self._pending_line_ends + "\n".join(map(str.rstrip, text.split("\n")))
         visible = lines.rstrip("\n")
-        self._ends = lines[len(visible) :]
+        self._pending_line_ends = lines[len(visible) :]
         self._hash.update(visible.encode())
 
     @property
     def value(self) -> int:
-        """The hash of the whole text. No part can follow."""
+        """The hash of the whole text. Do not call `update` afterwards."""
         self._add(self._pending)
         return int.from_bytes(self._hash.digest(), "little")
 
@@ -214,18 +220,21 @@ class TextDigest:
 def read_splits(
     paths: Paths, options: CorpusOptions = CorpusOptions()
 ) -> Iterator[tuple[str, str]]:
-    """Yield the documents that `prepare` keeps, as pairs (split, text), in the same order.
+    """Yield the documents that `prepare` keeps as pairs (split, text), in the same order.
 
-    Exact repeats within a split are left out unless `keep_duplicates` is set. A training document
-    that comes after the same document of validation is always left out. Memory is one 64-bit digest
-    per document, about 80 bytes in a set of Python integers. Two texts with the same digest are
-    expected once in about six billion documents.
+    Exact duplicates within a split are skipped unless `keep_duplicates` is set. A training document
+    is always skipped if the same document occurred in validation before it. The function needs
+    about 80 bytes of memory per document, for a set of 64-bit hashes. A hash collision between two
+    texts is expected once in about six billion documents.
     """
     return ((split, "".join(parts)) for split, parts in _read_splits(paths, options))
 
 
 def _read_splits(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the documents of `read_splits` in parts, each to be read before the next."""
+    """Yield the documents of `read_splits` as pairs (split, parts).
+
+    Read the parts of a document before requesting the next document.
+    """
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
     for split, parts, digest in _assign_all(paths, options):
         repeats = digest in seen[split] and not options.keep_duplicates
@@ -235,15 +244,18 @@ def _read_splits(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, It
 
 
 def _assign_all(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str], int]]:
-    """Yield the split, the parts and the digest of every document."""
+    """Yield every document as (split, parts, hash), including duplicates."""
     plan = plan_corpus(paths, options)
     for source in plan.sources:
-        for parts, digest in _with_digests(plan.read_parts(source, options)):
+        for parts, digest in _compute_digests(plan.read_parts(source, options)):
             yield plan.assign(source, digest), parts, digest
 
 
-def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
-    """Yield documents with their digests. The parts of a long document are kept in a file."""
+def _compute_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
+    """Yield every document as a pair (parts, hash).
+
+    The parts of a long document are kept in a temporary file until its hash is known.
+    """
     for part, is_last in parts:
         if is_last:
             yield [part], text_digest(part)
@@ -260,12 +272,12 @@ def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[
 
 
 def validation_digests(paths: Paths, options: CorpusOptions) -> set[int]:
-    """Return the digests of the documents that are held out."""
+    """Return the hashes of the validation documents."""
     return {digest for split, _, digest in _assign_all(paths, options) if split == VALIDATION}
 
 
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
-    """Yield the texts of the training split, to train a tokenizer on. Long texts come in parts."""
+    """Yield the training texts for training a tokenizer. Long texts are yielded in parts."""
     for split, parts in _read_splits(paths, options):
         if split == TRAIN:
             yield from parts
@@ -274,12 +286,12 @@ def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> It
 def write_split_texts(
     paths: Paths, out: str | Path, options: CorpusOptions = CorpusOptions()
 ) -> dict[str, Path]:
-    """Write the splits as `train.txt` and `validation.txt` in the folder `out`.
+    """Write the splits to `train.txt` and `validation.txt` in the folder `out`.
 
     The files can be read with the same separator ("file" becomes "blank"). If a document contains
     the separator, its blank lines (for "line", its line feeds) are removed.
 
-    Returns the file of each split.
+    Returns the path of the file of each split.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -287,15 +299,15 @@ def write_split_texts(
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(replace_file(folder / f"{name}.txt")) for name in names}
         for split, text in read_splits(paths, options):
-            files[split].write(_with_separator(text, options.separator).encode())
+            files[split].write(_append_separator(text, options.separator).encode())
     return {name: folder / f"{name}.txt" for name in names}
 
 
-def _with_separator(text: str, separator: str) -> str:
-    """Return a document with the separator after it."""
+def _append_separator(text: str, separator: str) -> str:
+    """Return a document followed by the separator. Blank lines inside it are removed if needed."""
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if separator == "line":
         return " ".join(lines) + "\n"
     if separator in ("blank", "file"):
         return "\n".join(lines) + "\n\n"
-    return f"{text}\n{unescape(separator)}\n"
+    return f"{text}\n{resolve_escapes(separator)}\n"

@@ -24,7 +24,7 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = _CONTRACTIONS + "?"
 
-# How each family splits a text before merging; from the source of `tiktoken` and of the models.
+# The pre-tokenization pattern of each family, from the source code of `tiktoken` and the models.
 PATTERNS = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "cl100k": _CL100K,
@@ -36,7 +36,7 @@ PATTERNS = {
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
-# Special tokens and their ids, which a rank file does not hold.
+# Special tokens and their ids, which are not part of a rank file.
 _SPECIALS = {
     "gpt2": {"<|endoftext|>": 50256},
     "cl100k": {
@@ -61,7 +61,7 @@ _SPECIALS = {
         **{f"<|extra_{n}|>": 151646 + n for n in range(205)},
     },
 }
-# Number of ranks of the published files.
+# The number of ranks in published files.
 _PUBLISHED = {50256: "gpt2", 100256: "cl100k", 199998: "o200k", 128000: "llama3", 151643: "qwen"}
 
 
@@ -73,9 +73,10 @@ def build_byte_level(
     pattern: str,
     ignore_merges: bool = False,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer; see `Tokenizer.from_merges`.
+    """Return a byte-level BPE tokenizer; see `Tokenizer.from_merges`.
 
-    With `ignore_merges` a word that is in the vocabulary is one token whatever the merges are.
+    With `ignore_merges`, a word that is in the vocabulary becomes one token without applying
+    merges.
     """
     _check_tokens(vocabulary, special_tokens)
     specials = {token.encode(): token for token in special_tokens}
@@ -102,12 +103,15 @@ def build_byte_level(
 
 
 def _check_tokens(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]) -> None:
-    """Raise TokenizerError for a vocabulary or special tokens that cannot be used."""
+    """Raise TokenizerError if a vocabulary or its special tokens are invalid.
+
+    Every byte needs a token, every token has one id, and special tokens must differ.
+    """
     ids = {data: index for index, data in vocabulary.items()}
     missing = sum(bytes([byte]) not in ids for byte in range(256))
     if missing:
         raise TokenizerError(
-            f"This is no byte-level vocabulary: {missing} of 256 bytes lack a token."
+            f"This is not a byte-level vocabulary: {missing} of 256 bytes lack a token."
         )
     for index, data in vocabulary.items():
         if ids[data] != index:
@@ -119,19 +123,19 @@ def _check_tokens(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]
 
 
 def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
-    """Read a rank file: a base64 token and its rank per line.
+    """Load a `.tiktoken` file, which contains a base64 token and its rank per line.
 
-    `pattern` is a name in `PATTERNS` or a regular expression; without it the name of the file or
-    the number of ranks decides, and otherwise it is cl100k's.
+    `pattern` is a name in `PATTERNS` or a regular expression. If None, the file name or the number
+    of ranks decides; the last resort is cl100k.
     """
     ranks = _read_ranks(file)
-    family = _family(file, len(ranks)) if pattern is None else pattern
+    family = _guess_pattern(file, len(ranks)) if pattern is None else pattern
     specials = {"<|endoftext|>": max(ranks.values(), default=-1) + 1}
     if _PUBLISHED.get(len(ranks)) == family:
         specials = _SPECIALS[family]
     vocabulary = {rank: token for token, rank in ranks.items()}
     vocabulary |= {rank: token.encode() for token, rank in specials.items()}
-    merges = list(merges_of_ranks(ranks))
+    merges = list(derive_merges(ranks))
     backend = build_byte_level(
         vocabulary, merges, list(specials), pattern=family, ignore_merges=True
     )
@@ -141,6 +145,7 @@ def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:
+    """Read the rank of every token from a `.tiktoken` file."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -157,17 +162,20 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 
 
 def check_ids(vocabulary: Mapping[Any, int]) -> None:
-    """Raise TokenizerError where ids are so far apart that `tokenizers` lists gigabytes of gaps."""
+    """Raise TokenizerError if the ids of a vocabulary have large gaps.
+
+    `tokenizers` would need gigabytes to list all missing ids.
+    """
     largest = max(vocabulary.values(), default=0)
     if largest > 2 * len(vocabulary) + 1000:
         raise TokenizerError(f"{len(vocabulary):,} tokens have ids up to {largest:,}.")
 
 
-def merges_of_ranks(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
-    """The merges of a vocabulary whose tokens have ranks (tiktoken, sentencepiece's BPE).
+def derive_merges(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
+    """Yield the BPE merges of a vocabulary that only has token ranks (tiktoken, sentencepiece).
 
-    Its encoder merges the neighbours whose union has the lowest rank. Every split of a token into
-    two tokens is therefore a merge, with the rank of that token.
+    The encoder merges the neighbours whose union has the lowest rank. Therefore every split of a
+    token into two tokens is a merge with the rank of that token.
     """
     for token in sorted(ranks, key=lambda token: ranks[token]):
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
@@ -175,7 +183,8 @@ def merges_of_ranks(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token
         yield from sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
 
-def _family(file: Path, count: int) -> str:
+def _guess_pattern(file: Path, count: int) -> str:
+    """Guess the pattern name of a rank file from its name, or from its number of ranks `count`."""
     names = {family: family for family in PATTERNS} | {"r50k": "gpt2", "p50k": "gpt2"}
     by_name = (family for name, family in names.items() if name in file.name.lower())
     return next(by_name, _PUBLISHED.get(count, "cl100k"))

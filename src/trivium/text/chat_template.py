@@ -1,4 +1,4 @@
-"""Conversations as text, by the chat template of a tokenizer."""
+"""Conversion of conversations to text by the chat template of a tokenizer."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ PLAIN_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""For models that have none."""
+"""The chat template for models without one."""
 
-# Marks around {% generation %} blocks; Unicode reserves these code points, no text has them.
+# Marks around {% generation %} blocks. Unicode reserves these code points; no text contains them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _GENERATION = re.compile(f"[{_OPEN}{_CLOSE}]")
 
 
 class ChatTemplate:
-    """A Jinja chat template as in `transformers`, which runs in a sandbox.
+    """A Jinja chat template as in `transformers`, rendered in a sandbox.
 
     Args:
         source: the text of the template.
         tokens: the special tokens that the template may use, by names such as `eos_token`.
-        literals: the special tokens whose names are plain text if a message contains them. If None,
-            the names in messages are control tokens.
+        literals: the special tokens whose names in messages are plain text. If None, such names are
+            encoded as special tokens.
 
     Raises TokenizerError if the template cannot be parsed.
     """
@@ -56,14 +56,15 @@ class ChatTemplate:
     def __init__(
         self, source: str, tokens: Mapping[str, str], literals: Literals | None = None
     ) -> None:
-        self.template, self.tokens = _compiled(source), dict(tokens)
+        self.template, self.tokens = _compile_template(source), dict(tokens)
         self._literals = literals or Literals({}, {})
 
     @classmethod
     def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
         """Create a template with the special tokens of a tokenizer.
 
-        The names of special tokens in messages are plain text if they are in the tokenizer's texts.
+        The names of special tokens in messages are plain text if the tokenizer encodes them as text
+        (`Tokenizer.reads_text`).
         """
         tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
         literals = tokenizer.literals if tokenizer.reads_text else None
@@ -72,17 +73,19 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False
     ) -> ChatText:
-        """Return the text of a conversation, with the beginning of the assistant's turn if wanted.
+        """Return the text of a conversation.
 
-        Raises TokenizerError if the template refuses the messages.
+        `add_generation_prompt` appends the header of the assistant's next turn.
+
+        Raises TokenizerError if the template rejects the messages.
         """
-        protected = self._render_plain(self._protected(messages), add_generation_prompt)
+        protected = self._render_plain(self._protect_messages(messages), add_generation_prompt)
         return ChatText.of(protected, self._literals)
 
     def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
-        """Return the id of the added token that closes the assistant's turn; None without one.
+        """Return the id of the added token that ends the assistant's turn; None if there is none.
 
-        Some templates close a turn with the token that opens the next one.
+        Some templates end a turn with the token that starts the next one.
         """
         answer = "3141592653"
         turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
@@ -98,7 +101,7 @@ class ChatTemplate:
                 return names[max(starts, key=len)]
         return None
 
-    def _protected(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+    def _protect_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         """Return messages with marks in place of the names of special tokens."""
         protect = self._literals.protect
         return [
@@ -106,9 +109,11 @@ class ChatTemplate:
         ]
 
     def _render_plain(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Render messages without the marks around {% generation %} blocks."""
         return _GENERATION.sub("", self._render(messages, add_generation_prompt))
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Render messages with marks around the {% generation %} blocks of the template."""
         variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **self.tokens}
         try:
             return self.template.render(
@@ -120,42 +125,54 @@ class ChatTemplate:
             )
         except Exception as error:
             raise TokenizerError(
-                f"The chat template refuses these messages: {_reason(error)}."
+                f"The chat template refuses these messages: {_error_text(error)}."
             ) from None
 
     def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
         """Return the text of a conversation and the character offsets of the assistant's turns.
 
-        A turn is what the template writes between {% generation %} and {% endgeneration %}. In a
-        template without them, it is what follows the generation prompt up to the next turn.
+        A turn is the text between {% generation %} and {% endgeneration %} in the template. If the
+        template has no such blocks, a turn starts after the generation prompt and ends at the next
+        turn.
 
-        Raises TokenizerError if the template refuses the messages, or if an answer cannot be found
-        in the text.
+        Raises TokenizerError if the template rejects the messages, or if a turn cannot be found in
+        the text.
         """
-        text, spans = self._protected_responses(self._protected(messages))
+        text, spans = self._find_responses(self._protect_messages(messages))
         restored = [
             (len(self._literals.restore(text[:start])), len(self._literals.restore(text[:stop])))
             for start, stop in spans
         ]
         return ChatText.of(text, self._literals), restored
 
-    def _protected_responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+    def _find_responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        """Return the protected text and the offsets of the assistant's turns in it.
+
+        `messages` are protected messages. See `responses`.
+        """
         marked = self._render(messages, False)
         if _OPEN in marked:
-            return _marked_spans(marked)
+            return _remove_marks(marked)
         spans: list[Span] = []
         offset = 0
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
-                spans.append(self._span(marked, messages, index, offset))
+                spans.append(self._find_turn(marked, messages, index, offset))
                 offset = spans[-1][1]
             else:
                 content = message["content"].strip()
                 offset = max(offset, marked.find(content, offset) + len(content))
         return marked, spans
 
-    def _span(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
-        """Return the character offsets of a turn of the assistant, which begins after `offset`."""
+    def _find_turn(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
+        """Return the character offsets of an assistant turn in the text of a conversation.
+
+        Args:
+            text: the rendered text of all messages.
+            messages: all messages.
+            index: the index of the turn in `messages`.
+            offset: the offset where the previous turn ends.
+        """
         after, header = self._render_plain(messages[: index + 1], False), ""
         try:
             before = self._render_plain(messages[:index], True)
@@ -181,39 +198,41 @@ class ChatTemplate:
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(source: str) -> jinja2.Template:
+def _compile_template(source: str) -> jinja2.Template:
+    """Compile a Jinja template in a sandbox, with the functions that transformers provides."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals["raise_exception"] = _raise
+    environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     # Jinja's own filter escapes JSON for HTML.
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # invalid escape sequences
             return environment.from_string(source)
     except Exception as error:  # a template is a program
-        raise TokenizerError(f"The chat template cannot be parsed: {_reason(error)}.") from None
+        raise TokenizerError(f"The chat template cannot be parsed: {_error_text(error)}.") from None
 
 
 class _Generation(Extension):
-    """The block {% generation %} ... {% endgeneration %}, which marks the assistant's turns."""
+    """The Jinja block {% generation %} ... {% endgeneration %} around the assistant's turns."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Turn the block into a call that puts marks around its text."""
+        """Replace the block by a call that puts marks around its text."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
 
     def _marked(self, caller: Callable[[], str]) -> str:
+        """Return the text of the block between two marks."""
         return f"{_OPEN}{caller()}{_CLOSE}"
 
 
-def _marked_spans(marked: str) -> tuple[str, list[Span]]:
-    """Return a text without its marks, and the character offsets between the marks."""
+def _remove_marks(marked: str) -> tuple[str, list[Span]]:
+    """Remove the marks from a text. Returns the text and the character offsets between marks."""
     text, starts, spans = "", [], []
     for part in re.split(f"([{_OPEN}{_CLOSE}])", marked):
         if part == _OPEN:
@@ -225,9 +244,11 @@ def _marked_spans(marked: str) -> tuple[str, list[Span]]:
     return text, spans
 
 
-def _raise(message: str) -> NoReturn:
+def _raise_template_error(message: str) -> NoReturn:
+    """Raise a TemplateError with a message from the template (`raise_exception`)."""
     raise jinja2.TemplateError(message)
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
+    """Return the shortened message of an error."""
     return shorten(str(error) or type(error).__name__, 300)

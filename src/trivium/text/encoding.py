@@ -1,4 +1,4 @@
-"""The result of encoding a text."""
+"""`Encoding`: the result of encoding a text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """The tokens of one text or of a pair of texts; every tuple has one entry per token.
+    r"""The tokens of a text or of a pair of texts. Every tuple has one entry per token.
 
-    `tokens` are for reading: those of a byte-level vocabulary as the text they are part of, with
-    U+2581 for a space and `\\xe5` for a byte of an incomplete character. `symbols` are the entries
-    of the vocabulary itself; the two differ in byte-level tokenizers only.
-    `offsets` are (start, end) in characters of the original text, (0, 0) for special tokens.
-    `type_ids` are 0 for the first text and 1 for the second. `word_ids` number the words of the
-    pre-tokenizer within each text, None for special tokens.
+    Args:
+        ids: the token ids.
+        tokens: the tokens in readable form. For byte-level tokenizers, this is the text of the
+            token, with U+2581 for a space and `\xe5` for a byte of an incomplete character.
+        symbols: the tokens as stored in the vocabulary. They differ from `tokens` only in
+            byte-level tokenizers.
+        offsets: (start, end) in characters of the original text; (0, 0) for special tokens.
+        type_ids: 0 for the first text and 1 for the second.
+        word_ids: the index of the pre-tokenizer's word within each text; None for special tokens.
     """
 
     ids: tuple[int, ...]
@@ -28,7 +31,7 @@ class Encoding:
         return len(self.ids)
 
     def to_dict(self, *, symbols: bool = False) -> dict[str, object]:
-        """The fields as plain values, for JSON; `symbols` shows vocabulary entries as tokens."""
+        """Return the fields for JSON. With `symbols`, `tokens` contains the vocabulary entries."""
         fields = dataclasses.asdict(self)
         entries = fields.pop("symbols")
         return fields | {"tokens": entries} if symbols else fields

@@ -16,11 +16,14 @@ from trivium.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    """The ids of a text or a pair; every list has one entry per token.
+    """The encoded model input of a text or a pair. Every list has one entry per token.
 
-    `type_ids` are the tokenizer's token type ids (0 and 1, or only 0). `offsets` are character
-    offsets in the text that a token belongs to, (0, 0) for special tokens. `texts` is the index of
-    this text (0 or 1), None for special tokens. `cut` is the number of tokens lost to truncation.
+    Args:
+        ids: the token ids.
+        type_ids: the token type ids of the tokenizer (0 and 1, or only 0).
+        offsets: the character offsets of each token in its text; (0, 0) for special tokens.
+        texts: the index of each token's text, 0 or 1; None for special tokens.
+        cut: the number of tokens that truncation removed.
     """
 
     ids: list[int]
@@ -31,18 +34,18 @@ class TextInput:
 
 
 class PlainTokens(NamedTuple):
-    """The ids of a text without special tokens, and the character offsets of each token."""
+    """The token ids of a text without special tokens, and the character offsets of each token."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
     def part(self, start: int, stop: int) -> PlainTokens:
-        """Return the tokens from `start` up to `stop`, without `stop` itself."""
+        """Return the tokens from `start` to `stop` - 1."""
         return PlainTokens(self.ids[start:stop], self.offsets[start:stop])
 
 
 def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[PlainTokens]:
-    """Tokenize many texts without special tokens."""
+    """Encode many texts without special tokens."""
     batch = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [PlainTokens(list(one.ids), list(one.offsets)) for one in batch]
 
@@ -57,15 +60,18 @@ def encode_inputs(
     """Encode texts and pairs as model inputs, with special tokens such as [CLS] A [SEP] B [SEP].
 
     Inputs longer than `max_length` are truncated at the end. In a pair, the longer text is
-    truncated first, then both to about equal lengths.
+    truncated first, and then both texts to about equal lengths.
 
     Args:
+        tokenizer: the tokenizer.
+        texts: pairs (text, second text); the second text is None for single texts.
+        max_length: the maximum number of tokens, including special tokens; None for no limit.
         as_documents: whether to add the special tokens of documents in training shards if the
             tokenizer has no template. A template is always applied.
 
     Raises:
-        TokenizerError: an empty text with a tokenizer that has no special tokens, or a tokenizer
-            that repeats a text or leaves one out.
+        TokenizerError: a text is empty and the tokenizer has no special tokens, or its template
+            repeats or omits a text.
     """
     firsts = encode_plain(tokenizer, [a for a, _ in texts])
     seconds = iter(encode_plain(tokenizer, [b for _, b in texts if b is not None]))
@@ -77,7 +83,7 @@ def encode_inputs(
         total = sum(sizes)
         if max_length is not None:
             capacity = max(0, max_length - template.num_special(second is not None))
-            sizes = _truncated_sizes(*sizes, capacity)
+            sizes = _truncate_sizes(*sizes, capacity)
         kept = None if second is None else second.part(0, sizes[1])
         inputs.append(template.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
     return inputs
@@ -90,9 +96,9 @@ def encode_windows(
     max_length: int | None = None,
     as_documents: bool = True,
 ) -> list[list[TextInput]]:
-    """Encode each text like `encode_inputs`, but split longer texts into windows without overlap.
+    """Encode texts like `encode_inputs`, but split long texts into windows without overlap.
 
-    A text has as few windows as possible, all of about equal length.
+    Returns the windows of each text: as few as possible, and all of about equal length.
     """
     template = SpecialTokenTemplate(tokenizer, as_documents=as_documents)
     windows = []
@@ -105,8 +111,15 @@ def encode_windows(
     return windows
 
 
-def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
-    """Return how many of `a` and `b` tokens of a pair to keep, as the `tokenizers` library does."""
+def _truncate_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
+    """Return the numbers of tokens that two texts of a pair keep after truncation.
+
+    The longer text is truncated first, as in the `tokenizers` library.
+
+    Args:
+        a, b: the numbers of tokens of both texts.
+        capacity: the maximum number of tokens of the pair.
+    """
     if a + b <= capacity:
         return a, b
     short = min(a, b)
@@ -117,7 +130,13 @@ def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
 
 
 class _Slot(NamedTuple):
-    """A place in a template: the id of a special token, or the index of a text; and a type id."""
+    """An element of a special-token template.
+
+    Args:
+        special: the id of a special token; None if the element is a text.
+        type_id: the token type id.
+        text: the index of a text; None if the element is a special token.
+    """
 
     special: int | None
     type_id: int
@@ -136,7 +155,7 @@ class SpecialTokenTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
-        single, pair = _template_slots(tokenizer, 1), _template_slots(tokenizer, 2)
+        single, pair = _derive_template(tokenizer, 1), _derive_template(tokenizer, 2)
         if as_documents and not tokenizer.has_template:
             after = tokenizer.suffix_ids
             before = [_Slot(token, 0) for token in tokenizer.prefix_ids]
@@ -157,8 +176,8 @@ class SpecialTokenTemplate:
     ) -> TextInput:
         """Return the model input of one text or a pair, with special tokens.
 
-        `cut` is stored in the result. If there is no token at all, the input is the end-of-text
-        token.
+        `cut`, the number of tokens that truncation removed, is stored in the result. If there are
+        no tokens at all, the input is the end-of-text token.
         """
         joined = TextInput([], [], [], [], cut)
         for special, type_id, text in self._single if second is None else self._pair:
@@ -178,10 +197,12 @@ class SpecialTokenTemplate:
         return TextInput([*self._end_of_text], [0], [(0, 0)], [None], cut)
 
 
-def _template_slots(tokenizer: Tokenizer, count: int) -> list[_Slot]:
-    """Return the template of a tokenizer for `count` texts, derived from an encoded example.
+def _derive_template(tokenizer: Tokenizer, count: int) -> list[_Slot]:
+    """Return the special-token template of a tokenizer for `count` texts.
 
-    Raises TokenizerError if the tokenizer repeats a text or leaves one out.
+    The template is derived from an encoded example.
+
+    Raises TokenizerError if the tokenizer repeats or omits a text.
     """
     backend = tokenizer.backend
     example, size = next(
@@ -208,10 +229,15 @@ def _template_slots(tokenizer: Tokenizer, count: int) -> list[_Slot]:
 
 @dataclass(frozen=True, slots=True)
 class WordsInput:
-    """The ids of a window of words, from word `start` up to `stop` of their sentence.
+    """The encoded model input of a window of words: words `start` to `stop` - 1 of a sentence.
 
-    `first_tokens` contains, for each word, the position in `ids` of its first sub-token. `cut` is
-    the number of tokens cut from a word that is longer than a window.
+    Args:
+        ids: the token ids.
+        type_ids: the token type ids.
+        first_tokens: for each word of the window, the index in `ids` of its first token.
+        start: the index of the first word.
+        stop: the index after the last word.
+        cut: the number of tokens removed from a word that is longer than a window.
     """
 
     ids: list[int]
@@ -225,14 +251,16 @@ class WordsInput:
 def encode_words(
     tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], *, max_length: int | None = None
 ) -> list[list[WordsInput]]:
-    """Encode each sentence of words as one window, or as several windows without overlap.
+    """Encode sentences of words. Long sentences are split into windows without overlap.
 
-    Words are joined to running text, so that they are tokenized as in training. No token crosses
-    the border of two words without a space between them. A word without a token of its own, such as
-    a word of spaces, shares the token of its neighbour.
+    The words are joined to running text, so that they are tokenized as in training. No token spans
+    two words that are joined without a space. A word without a token, such as a word of spaces,
+    shares the token of its neighbour.
+
+    Returns the windows of each sentence.
     """
     joined = [join_words(words) for words in sentences]
-    encoded = _encode_separately(tokenizer, joined)
+    encoded = _encode_joined_words(tokenizer, joined)
     template = SpecialTokenTemplate(tokenizer)
     if max_length is not None:
         max_length = max(1, max_length - template.num_special(paired=False))
@@ -242,7 +270,7 @@ def encode_words(
         most = max(len(stops) - 1, 0)
         first = [min(bisect.bisect_right(stops, start), most) for start in starts]
         windows, following = [], [*first[1:], len(tokens)]
-        for start, stop, begin, end in _word_windows(first, len(tokens), max_length):
+        for start, stop, begin, end in _split_into_windows(first, len(tokens), max_length):
             part = tokens[begin:end]
             if not part and not template.num_special(paired=False):
                 part = [tokenizer.unk_id or 0]
@@ -256,12 +284,13 @@ def encode_words(
     return inputs
 
 
-def _encode_separately(
+def _encode_joined_words(
     tokenizer: Tokenizer, joined: Sequence[tuple[str, list[int]]]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return the ids of each joined text, and the character offset at which each token ends.
+    """Return, for each joined text, its ids and the character offsets where its tokens end.
 
-    Words without a space between them are encoded separately.
+    Words that are joined without a space are encoded separately. `joined` contains the texts with
+    the offsets of their words, from `join_words`.
     """
     pieces: list[tuple[int, int, str]] = []
     for number, (text, starts) in enumerate(joined):
@@ -283,8 +312,8 @@ def _encode_separately(
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
     """Join words to running text. Returns the text and the character offset of each word.
 
-    Two words are separated by a space unless the characters on both sides are Chinese, Japanese,
-    Thai, Lao, Khmer or Burmese.
+    Words are separated by a space, unless the characters on both sides are Chinese, Japanese, Thai,
+    Lao, Khmer or Burmese.
 
     >>> join_words(["to", "be", "\u4f60", "\u597d"])
     ('to be \u4f60\u597d', [0, 3, 6, 7])
@@ -298,12 +327,15 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
     return text, starts
 
 
-def _word_windows(
+def _split_into_windows(
     first: list[int], num_tokens: int, max_tokens: int | None
 ) -> list[tuple[int, int, int, int]]:
-    """Return the windows of a sentence: start and stop of their words, start and stop of tokens.
+    """Split a sentence into windows. Returns (word start, word stop, token start, token stop).
 
-    `first` contains the index of each word's first token. A word longer than `max_tokens` is cut.
+    Args:
+        first: the index of the first token of each word.
+        num_tokens: the number of tokens of the sentence.
+        max_tokens: the maximum number of tokens per window. A longer word is truncated.
     """
     if not first:
         return []

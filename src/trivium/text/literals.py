@@ -1,4 +1,4 @@
-"""Names of special tokens that occur in a text, where they are plain text or control tokens."""
+"""Encoding of special-token names that occur in a text, as plain text or as special tokens."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from typing import Any, Literal
 import tokenizers
 
 SpecialTokens = Literal["text", "special"]
-"""Whether a name such as `[SEP]` or `<|im_end|>` in a text is plain text or the special token."""
+"""How to encode a name such as `[SEP]` in a text: as plain text or as the special token."""
 
-# Unicode reserves these code points for the use inside of programs.
+# Unicode reserves these code points for internal use by programs.
 _RESERVED = re.compile("[\ufdd0-\ufddf]")
-_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # around a mark, the id of a token whose name is text
+_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # a mark: the token id between these two characters
 
 
 class ChatText(str):
-    """The text of a conversation, in which the names of special tokens have two meanings.
+    """The text of a conversation, in which special-token names have two meanings.
 
-    A name that a message contains is plain text; `protected` is the conversation with marks in
-    place of these names. A name that the chat template writes is a control token.
+    A name that is part of a message is plain text. A name that the chat template wrote is a special
+    token. The attribute `protected` is the same text with a mark in place of each name that is part
+    of a message.
     """
 
     protected: str
 
     @classmethod
     def of(cls, protected: str, literals: Literals) -> ChatText:
-        """Create the text of a conversation from its protected text."""
+        """Create the text of a conversation from its protected text and the names in `literals`."""
         text = cls(literals.restore(protected))
         text.protected = protected
         return text
 
     @property
     def is_protected(self) -> bool:
-        """Return whether a message contains the name of a special token."""
+        """Whether any message contains the name of a special token."""
         return self.protected != self
 
 
 class Literals:
-    """The names of a tokenizer's special tokens, and encoders that read these names as plain text.
+    """Encoders that treat the names of a tokenizer's special tokens as plain text.
 
-    In a conversation, the names that the chat template writes are control tokens, and the names in
-    messages are plain text. Messages are therefore protected (each name is replaced by a mark)
-    before the template is rendered. Every name in the rendered text then comes from the template.
+    In a conversation, names that the chat template writes are special tokens, and names in messages
+    are plain text. Before the template is rendered, messages are protected: each name is replaced
+    by a mark. Every name in the rendered text therefore comes from the template.
 
     Args:
         layout: the content of `tokenizer.json`.
@@ -62,17 +63,18 @@ class Literals:
     def backend(
         self, control: Iterable[str] = (), *, renamed: bool = False
     ) -> tokenizers.Tokenizer:
-        """Return a backend with the same ids, for which the names of special tokens are plain text.
+        """Return a copy of the backend that encodes the names of special tokens as plain text.
 
-        The special tokens get new names, because some models (whole words, Unigram) find the old
-        names in their vocabulary even if special tokens are not matched.
+        The ids stay the same. The special tokens are renamed in the copy, because some models
+        (whole words, Unigram) find the old names in their vocabulary even if special tokens are not
+        matched.
 
         Args:
-            control: names that stay control tokens.
-            renamed: match the special tokens by their new names.
+            control: names that are still encoded as special tokens.
+            renamed: whether to match the special tokens by their new names.
         """
         new = {
-            name: _control_name(index)
+            name: _make_token_name(index)
             for name, index in self._special.items()
             if name not in {*control}
         }
@@ -97,39 +99,40 @@ class Literals:
         return backend
 
     def protect(self, text: str) -> str:
-        """Return a text with marks in place of the names of special tokens."""
+        """Replace the names of special tokens in a text by marks."""
         text = _RESERVED.sub("\ufffd", text)
         return self._name.sub(lambda match: f"{_OPEN}{self._special[match[0]]}{_CLOSE}", text)
 
     def restore(self, text: str) -> str:
-        """Return a text with the names in place of their marks."""
+        """Replace the marks in a protected text by the names that they stand for."""
         return self._mark.sub(lambda match: self._names[match[1]], text)
 
     def encode(
         self, text: ChatText, *, add_special_tokens: bool
     ) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
-        """Return the encoding of a conversation, and the character offsets of its tokens."""
-        parts, places = [], [0]  # places in `text`, by place in the text that is encoded
-        # Plain text, then the id of a mark or the name of a control token, and so on.
+        """Encode a conversation. Returns the encoding and its tokens' character offsets."""
+        parts, positions = [], [0]  # for each character of the encoded text, its offset in `text`
+        # Groups of three: plain text, the id in a mark, the name of a control token (or None).
         pieces = [*self._both.split(text.protected), None, None]
         for part, mark, control in zip(pieces[::3], pieces[1::3], pieces[2::3]):
             part += "" if mark is None else self._names[mark]
             parts.append(part)
-            places += range(places[-1] + 1, places[-1] + len(part) + 1)
+            positions += range(positions[-1] + 1, positions[-1] + len(part) + 1)
             if control is not None:
-                parts.append(name := _control_name(self._special[control]))
-                places += [places[-1] + len(control)] * len(name)
-        encoding = self._renamed.encode("".join(parts), add_special_tokens=add_special_tokens)
-        return encoding, [(places[start], places[stop]) for start, stop in encoding.offsets]
+                parts.append(name := _make_token_name(self._special[control]))
+                positions += [positions[-1] + len(control)] * len(name)
+        encoding = self._renamer.encode("".join(parts), add_special_tokens=add_special_tokens)
+        return encoding, [(positions[start], positions[stop]) for start, stop in encoding.offsets]
 
     @functools.cached_property
-    def _renamed(self) -> tokenizers.Tokenizer:
+    def _renamer(self) -> tokenizers.Tokenizer:
+        """The backend that matches special tokens by their new names."""
         return self.backend(renamed=True)
 
 
-def _control_name(index: int) -> str:
-    """Return a new name for a special token, which cannot occur in a text.
+def _make_token_name(index: int) -> str:
+    """Return the new name of a special token, which cannot occur in a text.
 
-    The name contains a space. No word of a vocabulary does, so that no model finds the name.
+    The name contains a space, so that it cannot be an ordinary word of a vocabulary.
     """
     return f"\ufdd2{index} \ufdd3"

@@ -1,4 +1,4 @@
-"""Reading tokenizers that other libraries made."""
+"""Loading of tokenizers that other libraries saved."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from trivium.text.roles import (
     NAMES,
     add_bert_template,
     added_tokens,
+    find_token,
     read_options,
-    token_of_role,
 )
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
 
 FORMATS = "tokenizer.json, vocab.txt, vocab.json with merges.txt, *.model or *.tiktoken"
 _CONFIG = "tokenizer_config.json"
-# Families whose vocab.json and merges.txt are GPT-2's kind of byte-level BPE; others (CLIP, Qwen,
-# CTRL, GPT-1) have the same files and other splits.
+# Families whose vocab.json and merges.txt define the byte-level BPE of GPT-2. Other families (CLIP,
+# Qwen, CTRL, GPT-1) have the same files but different pre-tokenizers.
 _GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "led")
 
 
 def load_backend(
     path: Path, *, lowercase: bool | None, pattern: str | None
 ) -> tokenizers.Tokenizer:
-    """Read a file or folder; see `Tokenizer.load`."""
+    """Load a backend from a file or folder; see `Tokenizer.load`."""
     if not path.exists():
         raise TokenizerError(f"There is no tokenizer at {path}. It can be a folder or {FORMATS}.")
     file = find_file(path) if path.is_dir() else path
     if file is None:
-        raise TokenizerError(f"{path} holds no tokenizer: none of {FORMATS}.")
+        raise TokenizerError(f"{path} contains no tokenizer: none of {FORMATS}.")
     try:
         backend = _load_file(file, lowercase=lowercase, pattern=pattern)
         _check_template(backend)
@@ -56,29 +56,35 @@ def load_backend(
 
 @contextlib.contextmanager
 def text_errors() -> Iterator[None]:
-    """Turn what `tokenizers` raises while it encodes into a TokenizerError."""
+    """Convert errors that `tokenizers` raises while it encodes to TokenizerError."""
     try:
         yield
-    except BaseException as error:  # for a missing unknown token too
+    except BaseException as error:  # also raised for a missing unknown token
         if not _is_library_error(error):
             raise
-        raise TokenizerError(f"A text, a str of valid Unicode, is not encoded: {error}.") from None
+        raise TokenizerError(f"Encoding needs a str of valid Unicode: {error}.") from None
 
 
 def _is_library_error(error: BaseException) -> bool:
-    """Whether an error may come of `tokenizers`, whose panics are no Exception."""
+    """Return whether an error may come from the `tokenizers` library.
+
+    Its Rust panics are not subclasses of Exception.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _check_template(backend: tokenizers.Tokenizer) -> None:
-    """Raise TokenizerError where an id around texts is that of no token."""
+    """Raise TokenizerError if the tokenizer adds an id around texts that has no token."""
     for index in (*backend.encode("").ids, *backend.encode("", "").ids):
         if backend.id_to_token(index) is None:
-            raise TokenizerError(f"id {index}, which it puts around a text, is that of no token.")
+            raise TokenizerError(f"it adds the id {index} around a text, but no token has this id.")
 
 
 def find_file(folder: Path) -> Path | None:
-    """The file of a folder that holds its tokenizer. Raises TokenizerError where several do."""
+    """Return the file in a folder that contains its tokenizer, or None.
+
+    Raises TokenizerError if several files contain a tokenizer.
+    """
     for name in ("tokenizer.json", "vocab.txt", "merges.txt"):
         if (folder / name).is_file():
             return folder / name
@@ -88,11 +94,12 @@ def find_file(folder: Path) -> Path | None:
             return files[0]
         if files:
             names = ", ".join(file.name for file in files)
-            raise TokenizerError(f"{folder} holds several tokenizers ({names}): name one of them.")
+            raise TokenizerError(f"{folder} has several tokenizers ({names}): name one of them.")
     return None
 
 
 def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> tokenizers.Tokenizer:
+    """Load a backend from a file, using the loader for its suffix."""
     reject_lfs_pointer(file)
     match file.suffix:
         case ".tiktoken":
@@ -106,13 +113,14 @@ def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> to
         case ".json":
             content = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(content, dict) and isinstance(content.get("model"), dict):
-                return _from_tokenizer_json(content)
+                return _load_tokenizer_json(content)
             return _load_gpt2(file, file.with_name("merges.txt"))
         case _:
-            raise TokenizerError(f"{file} is no known kind of tokenizer file; known: {FORMATS}.")
+            raise TokenizerError(f"{file} is not a known kind of tokenizer file; known: {FORMATS}.")
 
 
-def _from_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
+def _load_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Create a backend from the content of a `tokenizer.json`. Unigram scores are rounded."""
     if content["model"].get("type") == "Unigram":
         for piece in content["model"]["vocab"]:
             piece[1] = round(piece[1], SCORE_DIGITS)
@@ -123,16 +131,16 @@ def _from_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
-    """BERT's vocabulary, one token per line.
+    """Load a BERT vocabulary with one token per line.
 
-    `tokenizer_config.json` beside it says whether it is lower-cased; without it, a vocabulary with
-    a capital letter outside of special tokens is cased.
+    If `lowercase` is None, `tokenizer_config.json` in the same folder decides. Without this file, a
+    vocabulary with a capital letter outside of special tokens is cased.
     """
     tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     tokens = [token.rstrip("\r") for token in tokens]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if "[UNK]" not in vocabulary:
-        raise TokenizerError(f"{file} is no BERT vocabulary: it has no line [UNK].")
+        raise TokenizerError(f"{file} is not a BERT vocabulary: it has no line [UNK].")
     config = read_options(file.with_name(_CONFIG))
     if lowercase is None:
         lowercase = config.get("do_lower_case")
@@ -152,31 +160,31 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
 
 
 def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE, or RoBERTa's and BART's where `<s>`, `</s>` and `<mask>` exist."""
+    """Load GPT-2's byte-level BPE, or RoBERTa's if `<s>`, `</s>` and `<mask>` exist."""
     for file in (vocab, merges):
         if not file.is_file():
             raise TokenizerError(f"{file} is missing: vocab.json and merges.txt belong together.")
         reject_lfs_pointer(file)
     config = read_options(vocab.with_name(_CONFIG))
     family = str(config.get("tokenizer_class") or "PreTrainedTokenizer")
-    if family.startswith("PreTrainedTokenizer"):  # any model's
+    if family.startswith("PreTrainedTokenizer"):  # a generic class: the model type decides
         family = str(read_options(vocab.with_name("config.json")).get("model_type") or "gpt2")
     tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
     check_ids(tokens)
     known = family.lower().removesuffix("fast").removesuffix("tokenizer") in _GPT2_FAMILIES
     if not known or any(token.endswith("</w>") for token in tokens):
         raise TokenizerError(
-            f"{vocab} belongs to a tokenizer ({family}) that splits text otherwise than GPT-2, "
-            "which these two files do not tell; save it as tokenizer.json with the library that "
-            "made it."
+            f"{vocab} belongs to a tokenizer ({family}) whose pre-tokenizer differs from GPT-2's "
+            "and is not contained in these two files; save it as tokenizer.json with the library "
+            "that made it."
         )
     backend = tokenizers.Tokenizer(models.BPE(tokens, pairs))
     prefix_space = bool(config.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
-    learned = {first + second for first, second in pairs}  # from the text, like any other
+    learned = {first + second for first, second in pairs}  # not special tokens
     specials = {name for names in NAMES.values() for name in names if name in tokens} - learned
-    mask = token_of_role("mask", specials)
+    mask = find_token("mask", specials)
     ordered = sorted(specials, key=lambda name: tokens[name])
     backend.add_special_tokens(added_tokens(ordered, with_space=mask))
     if mask == "<mask>" and {"<s>", "</s>"} <= specials:

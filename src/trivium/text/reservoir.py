@@ -1,4 +1,4 @@
-"""The texts a tokenizer is trained on: files in blocks, and a reservoir sample of them."""
+"""The texts for training a tokenizer: reading files in blocks, and reservoir sampling."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 from trivium.files import open_text
 
-CHUNK = 1 << 14  # characters of a long text that are kept or dropped together
+CHUNK = 1 << 14  # the maximum number of characters of a sampled chunk
 BLOCK = 1 << 16  # characters read from a file at a time
 
 
 def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> list[str]:
-    """A uniform sample of texts, read once, with at most `max_bytes` bytes of UTF-8 in memory.
+    """Return a uniform random sample of texts with at most `max_bytes` bytes of UTF-8.
 
-    Every text draws a random number and those with the smallest numbers stay, in their order; long
-    texts are split into chunks, so that each part of the corpus has the same chance.
+    The texts are iterated once, and only the sample is in memory. Each text gets a random number,
+    and the texts with the smallest numbers are kept, in their original order. Long texts are split
+    into chunks, so that each part of the corpus has the same chance.
 
     >>> reservoir_sample(["one", "two", "three"], 100)
     ['one', 'two', 'three']
@@ -43,7 +44,10 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
 
 
 def cut_text(text: str, limit: int) -> Iterator[str]:
-    """A text in chunks of at most `limit` characters, cut after line feeds, else before spaces."""
+    """Split a text into chunks of at most `limit` characters.
+
+    A chunk ends after a line feed if possible, otherwise before a space.
+    """
     start = 0
     while len(text) - start > limit:
         stop = text.rfind("\n", start, start + limit) + 1
@@ -56,7 +60,10 @@ def cut_text(text: str, limit: int) -> Iterator[str]:
 
 
 def read_blocks(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Text files in blocks of whole lines. Raises DataError as `open_text` does."""
+    """Yield the content of text files in blocks of whole lines.
+
+    Raises DataError if a file cannot be read.
+    """
     for path in paths:
         with open_text(path) as file:
             while block := file.read(BLOCK):

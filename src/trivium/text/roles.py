@@ -1,4 +1,4 @@
-"""Roles of special tokens (pad, unk, cls, ...) by their conventional names."""
+"""Roles of special tokens (pad, unk, cls, ...), derived from their usual names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.files import read_json
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
-# Earlier names win where a vocabulary has several.
+# If a vocabulary contains several names of a role, the first of them is used.
 NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<PAD>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>", "<UNK>"),
@@ -27,7 +27,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 def sentinel(number: int) -> str:
-    """Return the name of a sentinel of T5, which marks a span; the number begins at 0."""
+    """Return the name of a T5 sentinel, which marks a masked span. `number` starts at 0."""
     return f"<extra_id_{number}>"
 
 
@@ -39,7 +39,10 @@ TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 class RoleId:
-    """The id of a tokenizer's special token with a role, such as `pad_id`; None without one."""
+    """Descriptor for the id of a tokenizer's special token with a role, such as `pad_id`.
+
+    Its value is None if the tokenizer has no such token.
+    """
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -51,32 +54,32 @@ class RoleId:
 
 
 def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
-    """Return special tokens by role, for every role that a token has a usual name of.
+    """Return the special token for each role, by the usual names of the tokens.
 
     `<|endoftext|>` ends a text. It also begins a text if no other token does (GPT-2).
     """
-    tokens = {role: token for role in ROLES if (token := token_of_role(role, special_tokens))}
+    tokens = {role: token for role in ROLES if (token := find_token(role, special_tokens))}
     if END_OF_TEXT in special_tokens:
         tokens.setdefault("bos", END_OF_TEXT)
     return tokens
 
 
-def token_of_role(role: str, tokens: Container[str]) -> str | None:
-    """Return the token in `tokens` whose usual role is `role`, or None."""
+def find_token(role: str, tokens: Container[str]) -> str | None:
+    """Return the token that has a usual name of a role, such as `[MASK]` for "mask", or None."""
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
 def role_of(token: str) -> str | None:
-    """Return the role that a token has by its usual name, or None."""
+    """Return the role that a token has by its usual name, such as "mask" for `[MASK]`, or None."""
     return next((role for role in ROLES if token in NAMES[role]), None)
 
 
 def named_roles(
     options: Mapping[str, Any], token_to_id: Callable[[str], int | None]
 ) -> dict[str, str]:
-    """Return the tokens that options such as "cls_token" name, by role.
+    """Return the special token for each role that options such as "cls_token" define.
 
-    The value of an option is a text, or an object with the text as its `content`. Tokens that are
+    The value of an option is a string, or an object whose `content` is the string. Tokens that are
     not in the vocabulary are left out.
     """
     tokens = {role: options.get(f"{role}_token") for role in ROLES}
@@ -86,10 +89,10 @@ def named_roles(
 
 
 def read_options(file: Path) -> Mapping[str, Any]:
-    """Return the options in a JSON file of a tokenizer, or none if the file is missing."""
+    """Read the options in a JSON file of a tokenizer. Returns {} if the file does not exist."""
     options = read_json(file) if file.is_file() else {}
     if not isinstance(options, Mapping):
-        raise TokenizerError(f"{file}: not an object of names and tokens.")
+        raise TokenizerError(f"{file} does not contain a JSON object.")
     return options
 
 
@@ -108,7 +111,7 @@ def special_names(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
-    """Add [CLS] and [SEP] around texts and pairs of texts, if the tokenizer has these tokens."""
+    """Add [CLS] and [SEP] around texts and pairs, if the tokenizer has these tokens."""
     roles = role_tokens(special_names(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
@@ -121,7 +124,14 @@ def add_template(
     *,
     again: Sequence[str] = (),
 ) -> None:
-    """Add tokens around texts. The tokens `again` come before the second text of a pair."""
+    """Add special tokens around texts and pairs.
+
+    Args:
+        backend: the tokenizer to change.
+        before: the tokens before a text.
+        after: the tokens after each text.
+        again: the tokens before the second text of a pair.
+    """
     ids = {token: backend.token_to_id(token) for token in (*before, *after)}
     second = [f"{token}:1" for token in (*again, "$B", *after)]
     template = processors.TemplateProcessing(
@@ -129,16 +139,19 @@ def add_template(
         pair=[*before, "$A", *after, *second],
         special_tokens=list(ids.items()),
     )
-    offsets = backend.post_processor
-    if isinstance(offsets, processors.ByteLevel):
-        template = processors.Sequence([offsets, template])
+    byte_level = backend.post_processor
+    if isinstance(byte_level, processors.ByteLevel):
+        template = processors.Sequence([byte_level, template])
     backend.post_processor = template
 
 
-def hf_files(roles: Mapping[str, str], specials: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Return the content of the files that name special tokens for `transformers`, by file name."""
+def build_hf_files(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Return the contents of the files in which `transformers` stores special tokens, by file name.
+
+    `names` are the names of all special tokens.
+    """
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
-    others = [token for token in specials if token not in roles.values()]
+    others = [token for token in names if token not in roles.values()]
     if others:
         named["additional_special_tokens"] = others
     type_ids = ["token_type_ids"] if "cls" in roles and "sep" in roles else []

@@ -1,4 +1,4 @@
-"""sentencepiece `.model` files: a protocol buffer (sentencepiece_model.proto), read as it is."""
+"""Reads sentencepiece `.model` files, which are protocol buffers (sentencepiece_model.proto)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError
-from trivium.text.byte_level import merges_of_ranks
+from trivium.text.byte_level import derive_merges
 from trivium.text.roles import add_template, added_tokens
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
-# Numbers of sentencepiece_model.proto: the fields that decide how a model encodes, by message.
+# Field numbers in sentencepiece_model.proto, for the fields that affect the encoding.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3  # of a piece
 _MODEL_TYPE, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
@@ -29,11 +29,11 @@ Piece = tuple[str, float, int]
 
 
 def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
-    """Read a `.model` file; `config` may have `add_bos_token` and `add_eos_token`."""
+    """Read a `.model` file. `config` may contain `add_bos_token` and `add_eos_token`."""
     try:
         pieces, trainer, normalizer = _read_model(file.read_bytes())
-    except Exception as error:  # of whatever kind: the bytes are no protocol buffer
-        raise TokenizerError(f"{file} is no sentencepiece model: {error}.") from error
+    except Exception as error:  # of any type if the bytes are not a protocol buffer
+        raise TokenizerError(f"{file} is not a sentencepiece model: {error}.") from error
     is_unigram = trainer.get(_MODEL_TYPE, _UNIGRAM) == _UNIGRAM
     if not (is_unigram or trainer[_MODEL_TYPE] == _BPE) or trainer.get(_WHITESPACE_AS_SUFFIX):
         raise TokenizerError(
@@ -45,10 +45,10 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
         for wanted in (_NORMAL, _CONTROL, _USER_DEFINED)
     )
     byte_fallback = bool(trainer.get(_BYTE_FALLBACK))
-    backend = tokenizers.Tokenizer(_model(pieces, is_unigram, byte_fallback))
-    # A piece with a space inside crosses words, which then cannot be encoded one by one.
+    backend = tokenizers.Tokenizer(_build_model(pieces, is_unigram, byte_fallback))
+    # If a piece contains a space inside, words cannot be encoded one by one.
     crosses_words = any(SPACE in text[1:] for text in normal)
-    backend.normalizer = _normalizer(normalizer, defined)
+    backend.normalizer = _build_normalizer(normalizer, defined)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
         prepend_scheme="never", split=not crosses_words
     )
@@ -62,7 +62,7 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
     special = [text for text, _, type in pieces if type in (_UNKNOWN, _CONTROL)]
     backend.add_special_tokens(added_tokens(special))
-    # `<s>` before and `</s>` after a text where the configuration beside the file says so.
+    # The configuration in the same folder decides whether `<s>` and `</s>` are added to a text.
     before = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
     after = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []
     if before or after:
@@ -70,7 +70,8 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
     return backend
 
 
-def _model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> models.Model:
+def _build_model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> models.Model:
+    """Return the Unigram or BPE model with the given pieces."""
     unknown = next((index for index, piece in enumerate(pieces) if piece[2] == _UNKNOWN), 0)
     if is_unigram:
         scores = [(text, round(score, SCORE_DIGITS)) for text, score, _ in pieces]
@@ -78,17 +79,21 @@ def _model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> mo
     ranks = {text: -score for text, score, type in pieces if type == _NORMAL}
     return models.BPE(
         {text: index for index, (text, _, _) in enumerate(pieces)},
-        list(merges_of_ranks(ranks)),
+        list(derive_merges(ranks)),
         unk_token=pieces[unknown][0],
         fuse_unk=True,
         byte_fallback=byte_fallback,
     )
 
 
-def _normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizers.Normalizer:
+def _build_normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizers.Normalizer:
+    """Return the normalizer that the fields of a NormalizerSpec message describe.
+
+    `defined` are the user-defined symbols, which must not be changed.
+    """
     steps: list[normalizers.Normalizer] = []
     if fields.get(_CHARSMAP):
-        # The first number is the size of its trie, for which the library reserves memory.
+        # The table begins with the size of its trie, for which the library allocates memory.
         (size,) = struct.unpack_from("<I", fields[_CHARSMAP])
         if size > len(fields[_CHARSMAP]):
             raise TokenizerError("its table of characters ends too early.")
@@ -97,7 +102,7 @@ def _normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizer
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
         steps.append(normalizers.Replace(Regex(r"\A | \z"), ""))
     if fields.get(_ADD_DUMMY_PREFIX, True):
-        # Defined symbols are normalized too, alone, and must stay as they are.
+        # User-defined symbols are normalized, too, one by one, and must not be changed.
         symbols = "|".join(re.escape(text) for text in defined)
         unless = rf"(?!(?:{symbols})\z)" if symbols else ""
         steps.append(normalizers.Replace(Regex(rf"\A{unless}(?=(?m:.))"), SPACE))
@@ -106,33 +111,39 @@ def _normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizer
 
 
 def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any]]:
-    """The pieces, and the fields of trainer and normalizer; an exception where `data` is none."""
+    """Parse a `.model` file. Returns its pieces, trainer fields and normalizer fields.
+
+    Raises an exception of any type if `data` is not a sentencepiece model.
+    """
     pieces: list[Piece] = []
     parts: dict[int, dict[int, Any]] = {_TRAINER: {}, _NORMALIZER: {}}
-    for number, value in _fields(data):
+    for number, value in _read_fields(data):
         if number == _PIECES:
-            fields = dict(_fields(value))
+            fields = dict(_read_fields(value))
             (score,) = struct.unpack("<f", fields.get(_SCORE, b"\0\0\0\0"))
             pieces.append((fields.get(_TEXT, b"").decode(), score, fields.get(_TYPE, _NORMAL)))
-        elif number in parts:  # others are self-test data and extensions
-            parts[number] = dict(_fields(value))
+        elif number in parts:  # the other fields are self-test data and extensions
+            parts[number] = dict(_read_fields(value))
     if not pieces:
-        raise ValueError("it holds no pieces")
+        raise ValueError("it contains no pieces")
     return pieces, parts[_TRAINER], parts[_NORMALIZER]
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The (field number, value) pairs of a protocol buffer; fixed-size numbers stay bytes."""
+def _read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield (field number, value) pairs of a protocol buffer message.
+
+    Values are integers for varints, otherwise bytes.
+    """
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
+        key, at = _read_varint(data, at)
         number, wire = key >> 3, key & 7
         if wire == 0:
-            value, at = _varint(data, at)
+            value, at = _read_varint(data, at)
             yield number, value
             continue
         if wire == 2:
-            length, at = _varint(data, at)
+            length, at = _read_varint(data, at)
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
         else:
@@ -143,7 +154,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         at += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a varint at an offset. Returns its value and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]

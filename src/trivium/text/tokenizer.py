@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to ids and back."""
+"""`Tokenizer`: converts text to ids and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.literals import ChatText, Literals, SpecialTokens
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks
-from trivium.text.roles import RoleId, hf_files, named_roles, read_options, role_tokens
+from trivium.text.roles import RoleId, build_hf_files, named_roles, read_options, role_tokens
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -30,11 +30,12 @@ _COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
 
 
 class Tokenizer:
-    """A trained tokenizer of any kind, on top of `tokenizers.Tokenizer` (`.backend`).
+    """A trained tokenizer of any kind, based on `tokenizers.Tokenizer` (the attribute `backend`).
 
-    Truncation and padding of a loaded file are switched off, so that a text is never cut silently.
-    If the name of a special token occurs in a text, it is encoded as that token, as in other
-    libraries. `reading("text")` returns the same tokenizer, but one that encodes the name as text.
+    Truncation and padding in a loaded file are disabled, so that texts are never truncated
+    silently. If a text contains the name of a special token, the name is encoded as that token, as
+    in other libraries. `reading("text")` returns a variant of the tokenizer that encodes the name
+    as plain text.
     """
 
     kinds: ClassVar[dict[str, Any]] = {}
@@ -57,9 +58,9 @@ class Tokenizer:
 
         Args:
             backend: the tokenizer.
-            roles: special tokens by role. Other roles follow from the usual names of the tokens.
-            control: the special tokens that a text can name; the names of the others are plain
-                text. None stands for all special tokens.
+            roles: special tokens by role. The usual names of the tokens determine all other roles.
+            control: the special tokens whose names in a text are encoded as the token; the names of
+                all others are plain text. None stands for all special tokens.
         """
         if control is None:
             backend.no_truncation()
@@ -69,11 +70,11 @@ class Tokenizer:
         self._readings: dict[frozenset[str] | None, Tokenizer] = {control: self}
 
     def reading(self, special_tokens: SpecialTokens, *, control: Iterable[str] = ()) -> Tokenizer:
-        """Return this tokenizer, but with the given way to encode names of special tokens in texts.
+        """Return a variant of this tokenizer that differs in how special-token names are encoded.
 
         Args:
-            special_tokens: "special" encodes such a name as the special token, "text" encodes the
-                name like any other text.
+            special_tokens: how to encode such a name in a text: "special" as the special token,
+                "text" like any other text.
             control: with "text", the names that are still encoded as special tokens.
         """
         all_control = special_tokens == "special" or not self.special_tokens
@@ -94,14 +95,19 @@ class Tokenizer:
         progress: Progress = True,
         **keys: Any,
     ) -> Tokenizer:
-        """Train on text files or on an iterable of texts, which is read once.
+        """Train a tokenizer on text files or on an iterable of texts, which is iterated once.
 
-        `kind` is one of `Tokenizer.kinds`, such as "wordpiece"; `keys` are those of its
-        `TokenizerConfig`, such as `vocab_size` (None: the default). `progress` is explained there.
+        Args:
+            kind: one of `Tokenizer.kinds`, such as "wordpiece".
+            files: the paths of text files.
+            texts: the texts. Give either `files` or `texts`.
+            progress: see `TokenizerConfig.train`.
+            keys: keys of the kind's `TokenizerConfig`, such as `vocab_size`. None stands for the
+                default.
 
         Raises:
-            RecipeError: an unknown key or a wrong value.
-            TokenizerError: the vocabulary cannot hold the alphabet.
+            RecipeError: a key is unknown, or its value is wrong.
+            TokenizerError: the vocabulary size is smaller than the alphabet.
             DataError: there is no text.
         """
         if (files is None) == (texts is None):
@@ -117,7 +123,7 @@ class Tokenizer:
 
     @classmethod
     def config_of(cls, kind: str) -> Any:
-        """Return the `TokenizerConfig` of a kind. Raises TokenizerError if there is none."""
+        """Return the `TokenizerConfig` class of a kind. Raises TokenizerError if there is none."""
         if kind not in cls.kinds:
             known = f"{', '.join(cls.kinds)}.{did_you_mean(kind, cls.kinds)}"
             raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
@@ -127,16 +133,21 @@ class Tokenizer:
     def load(
         cls, path: str | Path, *, lowercase: bool | None = None, pattern: str | None = None
     ) -> Tokenizer:
-        """Read a tokenizer that this or another library saved.
+        """Load a tokenizer that this or another library saved.
 
-        `path` is a `tokenizer.json`, a BERT `vocab.txt`, a GPT-2 `vocab.json` or `merges.txt`, a
-        sentencepiece `.model`, a `.tiktoken` rank file, or a folder that holds one of them.
-        `lowercase` decides what a `vocab.txt` leaves open; `pattern` names the pre-tokenizer of a
-        `.tiktoken` file (cl100k, o200k, gpt2, llama3, qwen) or is the regular expression itself.
-        The roles of special tokens come from `special_tokens_map.json` and `tokenizer_config.json`
-        in the same folder, as transformers 4 and 5 write them.
+        Roles of special tokens are read from `special_tokens_map.json` and `tokenizer_config.json`
+        in the same folder, in the formats of transformers 4 and 5.
 
-        Raises TokenizerError: there is no tokenizer, or it cannot be read.
+        Args:
+            path: a `tokenizer.json`, a BERT `vocab.txt`, a GPT-2 `vocab.json` or `merges.txt`, a
+                sentencepiece `.model`, a `.tiktoken` rank file, or a folder that contains one of
+                them.
+            lowercase: whether to lower-case the text, for a `vocab.txt`, which does not contain
+                this setting. None: decide by the configuration or the vocabulary.
+            pattern: the pre-tokenizer for a `.tiktoken` file: a name (cl100k, o200k, gpt2, llama3,
+                qwen) or a regular expression.
+
+        Raises TokenizerError if there is no tokenizer, or if it cannot be read.
         """
         backend = load_backend(Path(path), lowercase=lowercase, pattern=pattern)
         path, options = Path(path), dict[str, Any]()
@@ -155,9 +166,10 @@ class Tokenizer:
         *,
         pattern: str = "gpt2",
     ) -> Tokenizer:
-        """Create a byte-level BPE tokenizer from its vocabulary and merges in memory.
+        """Create a byte-level BPE tokenizer from a vocabulary and merges in memory.
 
-        Special tokens that are not in the vocabulary get the next ids. `pattern` is as in `load`.
+        Special tokens that are not in the vocabulary get the next ids. `pattern` has the same
+        meaning as in `load`.
 
         >>> vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
         >>> Tokenizer.from_merges(vocabulary, [(b"h", b"e")], ["<end>"]).encode("the<end>").ids
@@ -168,7 +180,8 @@ class Tokenizer:
     def save(self, path: str | Path) -> Path:
         """Write a `tokenizer.json`, or a folder that `transformers` loads with the same roles.
 
-        A path that ends in `.json` is a file, any other a folder. Returns the path of the JSON.
+        A path that ends in `.json` is a file, any other path is a folder. Returns the path of the
+        JSON file.
         """
         path = Path(path)
         whole_folder = path.suffix != ".json" or path.is_dir()
@@ -177,34 +190,38 @@ class Tokenizer:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, self.to_json())
             if whole_folder:
-                for name, content in hf_files(self.roles, self.special_tokens).items():
+                for name, content in build_hf_files(self.roles, self.special_tokens).items():
                     write_json(path / name, content)
         except OSError as error:
             raise TokenizerError(f"The tokenizer cannot be written to {path}: {error}.") from error
         return file
 
     def to_json(self) -> str:
-        """The content of `tokenizer.json`."""
+        """Return the content of `tokenizer.json`."""
         return self.backend.to_str(pretty=True)
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
     ) -> Encoding:
-        """Encode one text, or two as a pair.
+        """Encode a text or a pair of texts.
 
-        Raises TokenizerError: the text is no str, or holds a lone surrogate.
+        Raises TokenizerError if the text is not a string, or contains a lone surrogate.
         """
         with text_errors():
             if isinstance(text, ChatText) and text.is_protected:
-                return self._encoding(
+                return self._convert(
                     *self.literals.encode(text, add_special_tokens=add_special_tokens)
                 )
             encoder = self.backend if isinstance(text, ChatText) else self._encoder
-            return self._encoding(encoder.encode(text, pair, add_special_tokens=add_special_tokens))
+            return self._convert(encoder.encode(text, pair, add_special_tokens=add_special_tokens))
 
-    def _encoding(
+    def _convert(
         self, encoding: tokenizers.Encoding, offsets: Sequence[tuple[int, int]] | None = None
     ) -> Encoding:
+        """Convert the result of the `tokenizers` library to an `Encoding`.
+
+        `offsets` replaces the character offsets of the tokens if given.
+        """
         ids = tuple(encoding.ids)
         return Encoding(
             ids=ids,
@@ -223,18 +240,18 @@ class Tokenizer:
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         with text_errors():
             batch = self._encoder.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [self._encoding(encoding) for encoding in batch]
+        return [self._convert(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts without special tokens. It is fast: no offsets are made."""
+        """Return the ids of many texts without special tokens, faster than `encode_batch`."""
         with text_errors():
             batch = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
-        """Yield the ids of texts one after another, without special tokens around them.
+        """Yield the ids of many texts as one stream, without special tokens.
 
-        Each text, such as a line of a file, is encoded by itself. Only some texts are in memory.
+        Each text, such as a line of a file, is encoded separately. Texts are read in small batches.
         """
         texts = iter(texts)
         while batch := list(itertools.islice(texts, _BATCH)):
@@ -242,13 +259,13 @@ class Tokenizer:
                 yield from ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ids. Ids beyond the vocabulary are left out."""
+        """Convert ids to text. Ids outside the vocabulary are skipped."""
         return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
         self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """Return the texts of many lists of ids."""
+        """Convert many lists of ids to texts."""
         try:
             return self.backend.decode_batch(
                 [list(ids) for ids in batch], skip_special_tokens=skip_special_tokens
@@ -257,7 +274,7 @@ class Tokenizer:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
     def split_words(self, text: str) -> list[str]:
-        """Return the words that the model encodes one by one: normalized and pre-tokenized."""
+        """Normalize and pre-tokenize a text. Returns the words, which are encoded one by one."""
         with text_errors():
             if self.backend.normalizer is not None:
                 text = self.backend.normalizer.normalize_str(text)
@@ -267,12 +284,12 @@ class Tokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id, added tokens included: the rows of an embedding table."""
+        """One more than the largest id, including added tokens: the rows of the embedding table."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
     def tokens(self) -> list[str]:
-        """The vocabulary by id, as it is written in the file; an empty string for a missing id."""
+        """The vocabulary as stored in the file, indexed by id. A missing id has an empty string."""
         tokens = [""] * self.vocab_size
         for token, index in self.backend.get_vocab(with_added_tokens=True).items():
             tokens[index] = token
@@ -280,8 +297,8 @@ class Tokenizer:
 
     @functools.cached_property
     def readable_tokens(self) -> list[str]:
-        """The vocabulary by id for display; see `Encoding.tokens`."""
-        if not self._byte_level:
+        """The vocabulary in a form for display, indexed by id; see `Encoding.tokens`."""
+        if not self._is_byte_level:
             return self.tokens
         special = set(self.special_ids)
         return [
@@ -293,20 +310,21 @@ class Tokenizer:
     def token_bytes(self) -> list[bytes]:
         """The UTF-8 bytes of the text of each id. The text of a special token is its name.
 
-        U+2581 counts as the space that it stands for, the prefix ## as nothing.
+        U+2581 is converted to a space, and the prefix ## is removed.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         special = set(self.special_ids)
         return [
-            token.encode() if index in special else self._bytes_of(token.removeprefix(prefix))
+            token.encode() if index in special else self._to_bytes(token.removeprefix(prefix))
             for index, token in enumerate(self.tokens)
         ]
 
-    def _bytes_of(self, token: str) -> bytes:
-        if self._byte_level:
+    def _to_bytes(self, token: str) -> bytes:
+        """Convert a token, as stored in the vocabulary, to the UTF-8 bytes of its text."""
+        if self._is_byte_level:
             data = symbols_to_bytes(token)
             return token.encode() if data is None else data
-        if self._space_symbol:
+        if self._uses_space_symbol:
             single = BYTE_PIECE.fullmatch(token)
             if single and self.model.get("byte_fallback"):
                 return bytes([int(single[1], 16)])
@@ -316,10 +334,10 @@ class Tokenizer:
     @functools.cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
         """The merges of a BPE tokenizer in the order they were learned; empty for other kinds."""
-        return [(self._bytes_of(a), self._bytes_of(b)) for a, b in self.model.get("merges", [])]
+        return [(self._to_bytes(a), self._to_bytes(b)) for a, b in self.model.get("merges", [])]
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token, or None if the token is not in the vocabulary."""
+        """Return the id of a token, or None if it is not in the vocabulary."""
         return self.backend.token_to_id(token)
 
     def __len__(self) -> int:
@@ -339,12 +357,15 @@ class Tokenizer:
 
     @property
     def other_files(self) -> dict[str, str]:
-        """Texts by the names of files that other programs read in place of `tokenizer.json`."""
+        """The contents of further files by file name, such as BERT's `vocab.txt`.
+
+        Other programs read them instead of `tokenizer.json`.
+        """
         return self.config_of(self.kind).other_files(self)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that decides the ids. Saving and loading do not change it."""
+        """The SHA-256 hash of everything that affects the ids; unchanged by saving and loading."""
         canonical = json.dumps(self._layout, sort_keys=True)
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
@@ -366,12 +387,12 @@ class Tokenizer:
 
     @functools.cached_property
     def literals(self) -> Literals:
-        """The names of the special tokens, for texts in which they are plain text."""
+        """The encoders that treat the names of special tokens as plain text."""
         return Literals(self._layout, self.special_tokens)
 
     @functools.cached_property
     def _encoder(self) -> tokenizers.Tokenizer:
-        """The backend that encodes texts."""
+        """The backend that encodes texts; special-token names outside `control` are plain text."""
         return self.backend if self._control is None else self.literals.backend(self._control)
 
     @functools.cached_property
@@ -381,12 +402,12 @@ class Tokenizer:
 
     @functools.cached_property
     def sentinel_ids(self) -> tuple[int, ...]:
-        """The ids of the sentinels `<extra_id_0>`, `<extra_id_1>`, ... of T5 in the vocabulary."""
+        """The ids of T5's sentinels `<extra_id_0>`, `<extra_id_1>`, ... in the vocabulary."""
         return self.vocabulary.sentinel_ids
 
     @functools.cached_property
     def has_template(self) -> bool:
-        """Whether the post-processor says what is around a text, even if that is no token."""
+        """Whether the post-processor defines the special tokens around a text, possibly none."""
         steps = _COMPONENT_TYPE.findall(json.dumps(self._layout["post_processor"]))
         return not {"ByteLevel", "Sequence"}.issuperset(steps)
 
@@ -394,8 +415,8 @@ class Tokenizer:
     def prefix_ids(self) -> tuple[int, ...]:
         """The ids before each document in a training shard.
 
-        This is the cls token if the tokenizer has both cls and sep, else the bos token if the
-        post-processor of the tokenizer adds one.
+        This is the cls token if the tokenizer has both cls and sep. Otherwise it is the bos token
+        if the post-processor of the tokenizer adds one.
         """
         if self.cls_id is not None and self.sep_id is not None:
             return (self.cls_id,)
@@ -404,14 +425,18 @@ class Tokenizer:
 
     @functools.cached_property
     def suffix_ids(self) -> tuple[int, ...]:
-        """The ids after each document in a training shard: sep if there is cls, too; else eos."""
+        """The ids after each document in a training shard.
+
+        This is the sep token if the tokenizer has both cls and sep. Otherwise it is the eos token,
+        if any.
+        """
         if self.cls_id is not None and self.sep_id is not None:
             return (self.sep_id,)
         return () if self.eos_id is None else (self.eos_id,)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """What training objectives need to know about this tokenizer."""
+        """The properties of this tokenizer's ids that training objectives use."""
         return Vocabulary.of(
             self.special_tokens,
             {role: self.token_to_id(token) for role, token in self.roles.items()},
@@ -426,15 +451,15 @@ class Tokenizer:
     def continues_word(self) -> list[bool]:
         """Return, for each id, whether the token continues the word before it.
 
-        In WordPiece vocabularies these are the tokens that begin with ##. In vocabularies of bytes,
-        or with the space symbol U+2581, they are the tokens that begin with a letter, digit, mark
-        or part of a character, without a space before it. CJK characters, punctuation and special
-        tokens never continue a word.
+        In WordPiece vocabularies, these are the tokens that begin with ##. In byte-level
+        vocabularies, and in vocabularies with the space symbol U+2581, they are the tokens without
+        a space at the beginning that begin with a letter, a digit, a mark or part of a character.
+        CJK characters, punctuation and special tokens never continue a word.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         if prefix:
             flags = [token.startswith(prefix) and token != prefix for token in self.tokens]
-        elif self._byte_level or self._space_symbol:
+        elif self._is_byte_level or self._uses_space_symbol:
             flags = [continues_text(data) for data in self.token_bytes]
         else:
             flags = [False] * self.vocab_size
@@ -444,11 +469,12 @@ class Tokenizer:
 
     @functools.cached_property
     def model(self) -> dict[str, Any]:
-        """The `model` of `tokenizer.json`: its type, vocabulary, merges and options."""
+        """The `model` in `tokenizer.json`: its type, vocabulary, merges and options."""
         return self._layout["model"]
 
     @functools.cached_property
     def _layout(self) -> dict[str, Any]:
+        """The content of `tokenizer.json` as a dictionary."""
         return json.loads(self.backend.to_str())
 
     @functools.cached_property
@@ -458,12 +484,13 @@ class Tokenizer:
         return frozenset([self.model["type"], *_COMPONENT_TYPE.findall(splits)])
 
     @functools.cached_property
-    def _byte_level(self) -> bool:
+    def _is_byte_level(self) -> bool:
+        """Whether the vocabulary is byte-level."""
         return "ByteLevel" in self._component_types
 
     @functools.cached_property
-    def _space_symbol(self) -> bool:
-        """Whether tokens write a space as U+2581."""
+    def _uses_space_symbol(self) -> bool:
+        """Whether tokens contain U+2581 instead of spaces."""
         parts = [self._layout[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
         return SPACE in json.dumps(parts, ensure_ascii=False)
 

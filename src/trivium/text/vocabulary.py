@@ -1,4 +1,4 @@
-"""What a training objective needs to know of a tokenizer."""
+"""`Vocabulary`: the properties of a tokenizer's ids that training objectives use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What training objectives need to know about the ids of a tokenizer.
+    """The properties of a tokenizer's ids that training objectives use.
 
-    The arrays over all ids are computed when they are first used.
+    Arrays over all ids are computed when they are first needed.
 
     Args:
-        size: the number of ids in the vocabulary, V.
+        size: V, the number of ids in the vocabulary.
         kind: the kind of the tokenizer, for messages.
         special_ids: the ids of the special tokens, sorted.
         special_tokens: the ids of the special tokens by their names.
@@ -36,8 +36,9 @@ class Vocabulary:
         suffix_ids: the ids after each document in a training shard.
         decoder_start_id: the first decoder input of an encoder-decoder. It belongs to the model, so
             that a tokenizer does not set it.
-        word_continuations: returns, for each id, whether the token continues a word.
-        texts: returns the text of each id.
+        word_continuations: a function that returns, for each id, whether the token continues a
+            word.
+        texts: a function that returns the text of each id.
     """
 
     size: int
@@ -60,20 +61,20 @@ class Vocabulary:
 
     @classmethod
     def of(
-        cls, special_tokens: Mapping[str, int], roles: Mapping[str, int | None], **facts: Any
+        cls, special_tokens: Mapping[str, int], roles: Mapping[str, int | None], **fields: Any
     ) -> Vocabulary:
-        """Create a vocabulary from its special tokens by name and by role, and further fields."""
+        """Create a vocabulary from the ids of its special tokens, by name and by role."""
         sentinels = takewhile(special_tokens.__contains__, map(sentinel, count()))
         return cls(
             special_tokens=special_tokens,
             special_ids=tuple(sorted(special_tokens.values())),
             sentinel_ids=tuple(special_tokens[name] for name in sentinels),
             **{f"{role}_id": index for role, index in roles.items()},
-            **facts,
+            **fields,
         )
 
     def find(self, token: str) -> int | None:
-        """Return the id of a special token by its name, else by the role that the name stands for.
+        """Return the id of a special token by its name, or by the role that the name usually has.
 
         `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` both end it. Returns None if the
         vocabulary has no such token.
@@ -88,7 +89,7 @@ class Vocabulary:
         return None if role is None else getattr(self, f"{usual.get(role, role)}_id")
 
     def id_of(self, token: str) -> int:
-        """Return the id that `find` returns. Raises TokenizerError if there is none."""
+        """Return the id of a special token as in `find`. Raises TokenizerError if there is none."""
         index = self.find(token)
         if index is None:
             raise TokenizerError(f"this {self.kind} tokenizer has no special token {token}.")
@@ -96,17 +97,17 @@ class Vocabulary:
 
     @property
     def start_id(self) -> int | None:
-        """The id of the token that starts a sequence: cls, else bos."""
+        """The id of the token that begins a sequence: cls, or else bos."""
         return self.bos_id if self.cls_id is None else self.cls_id
 
     @property
     def end_id(self) -> int | None:
-        """The id of the token that ends a sequence: sep, else eos."""
+        """The id of the token that ends a sequence: sep, or else eos."""
         return self.eos_id if self.sep_id is None else self.sep_id
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
-        """Which ids are special tokens, bool [V]."""
+        """Whether each id is a special token, bool [V]."""
         special = np.zeros(self.size, dtype=bool)
         special[list(self.special_ids)] = True
         return special
@@ -118,14 +119,14 @@ class Vocabulary:
 
     @cached_property
     def continues_word(self) -> NDArray[np.bool_]:
-        """Which tokens continue the word before them, bool [V]; see `Tokenizer.continues_word`."""
+        """Whether each token continues a word, bool [V]; see `Tokenizer.continues_word`."""
         if self.word_continuations is None:
             return np.zeros(self.size, dtype=bool)
         return np.array(self.word_continuations(), dtype=bool)
 
     @cached_property
     def ends_sentence(self) -> NDArray[np.bool_]:
-        """Which tokens end with a full stop, question mark or exclamation mark, bool [V].
+        """Whether each token ends with a full stop, question mark or exclamation mark, bool [V].
 
         Closing quotes and brackets may follow the mark.
         """

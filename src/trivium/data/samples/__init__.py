@@ -1,4 +1,4 @@
-"""The real text that comes with the package, small enough to train on in minutes."""
+"""Bundled sample texts, small enough to train on in minutes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LICENCES = "LICENSES.md"
 
 
 def sample(language: str) -> Path:
-    """The bundled text of a language: "en" (5.6 MB of articles) or "zh" (3.1 MB).
+    """Return the path of the bundled text in a language: "en" (5.6 MB) or "zh" (3.1 MB).
 
-    Both come from Wikipedia, CC BY-SA; `LICENSES.md` beside them names origin and changes.
+    Both texts are Wikipedia articles (CC BY-SA). `LICENSES.md` in the same folder lists sources and
+    changes.
 
     Raises DataError for another language.
     """
@@ -29,26 +30,27 @@ def sample(language: str) -> Path:
             f'there is no bundled text in "{language}"; there is: {known}. '
             "For another language give your own text with --data."
         )
-    return _bundled(SAMPLES[language])
+    return _find_bundled_file(SAMPLES[language])
 
 
 def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
-    """Unpack all that is bundled into a folder, its licences first.
+    """Unpack all bundled files into a folder. Returns their paths, the licences first.
 
-    Files of the same name are replaced, whole or not at all.
+    Existing files with the same names are replaced atomically.
     """
     out = Path(folder)
     if out.is_file():
         raise DataError(f"{out} is a file: name a folder to unpack to.")
     out.mkdir(parents=True, exist_ok=True)
     written = [out / LICENCES]
-    shutil.copyfile(_bundled(LICENCES), written[0])
+    shutil.copyfile(_find_bundled_file(LICENCES), written[0])
     for name in (*SAMPLES.values(), *EXAMPLES):
         written.append(out / name.removesuffix(".xz"))
-        with lzma.open(_bundled(name)) as packed, replace_file(written[-1]) as plain:
+        with lzma.open(_find_bundled_file(name)) as packed, replace_file(written[-1]) as plain:
             shutil.copyfileobj(packed, plain)
     return written
 
 
-def _bundled(name: str) -> Path:
+def _find_bundled_file(name: str) -> Path:
+    """Return the path of a file in this package."""
     return Path(str(resources.files(__name__) / name))

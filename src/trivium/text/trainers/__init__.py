@@ -1,4 +1,4 @@
-"""How tokenizers are trained: `TokenizerConfig`, and what the trainers of several kinds share."""
+"""Training of tokenizers: `TokenizerConfig`, and code that the trainers of several kinds share."""
 
 from __future__ import annotations
 
@@ -26,87 +26,96 @@ from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
 from trivium.progress import format_duration
 from trivium.text.reservoir import cut_text, reservoir_sample
-from trivium.text.roles import add_bert_template, added_tokens, role_tokens, token_of_role
+from trivium.text.roles import add_bert_template, added_tokens, find_token, role_tokens
 from trivium.text.symbols import base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary
 
 SpecialTokens = Annotated[
-    tuple[str, ...], Field(description="they get the first ids, in this order")
+    tuple[str, ...], Field(description="the special tokens, which get the first ids in this order")
 ]
-# Seconds of training that is announced, and of training on a part that ends the estimate.
-_SLOW_SECONDS, _LONGEST_PROBE = 10.0, 4.0
-# Parts of the sample are trained on to estimate the time: the first one has `_PROBE` characters,
-# each further one is twice as large, to 1 / `_LEAST_SHARE` of the sample, or until one takes long.
-_PROBE, _LEAST_SHARE, _PIECE = 10_000, 8, 1000
+# Training that takes longer than `_SLOW_SECONDS` is announced. Time estimation stops after a part
+# that took longer than `_MAX_PROBE_SECONDS`.
+_SLOW_SECONDS, _MAX_PROBE_SECONDS = 10.0, 4.0
+# The time is estimated by training on parts of the sample. The first part has `_FIRST_PROBE`
+# characters, and each further part is twice as large, up to 1 / `_PROBE_DIVISOR` of the sample.
+_FIRST_PROBE, _PROBE_DIVISOR, _PIECE_LENGTH = 10_000, 8, 1000
 _DEFAULT_SIZE = 8192
 
 
 class TokenizerSource(Choice, Config):
-    """Where a tokenizer comes from: it is trained, or read from a file."""
+    """Base class of the ways to get a tokenizer: train one, or load one from a file."""
 
 
 class TokenizerConfig(TokenizerSource, ABC):
-    """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
+    """Base class of the settings for training a tokenizer: the keys of `[tokenizer]` in a recipe.
 
-    A kind is a subclass with its own `kind`, `component_types`, defaults and `build`.
+    Each kind of tokenizer is a subclass that sets `kind` and `component_types` and implements
+    `build`.
     """
 
-    size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
-    seconds_per_mb: ClassVar[float] = 0.5  # of training, on one core
-    prunes: ClassVar[bool] = False  # whether a large vocabulary is pruned, not a small one grown
+    size_advice: ClassVar[str] = ""  # other remedies if `vocab_size` is too small
+    seconds_per_mb: ClassVar[float] = 0.5  # training time on one core
+    prunes: ClassVar[bool] = False  # whether training prunes, instead of growing a vocabulary
     component_types: ClassVar[tuple[str, ...]]
-    """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
+    """The types of model, pre-tokenizers and decoders in `tokenizer.json` that define the kind."""
     vocab_size: int | None = Field(
         None,
         gt=0,
-        description="tokens, special ones included, fewer where the text does not give as many; "
-        "by the amount of text unless set",
+        description="number of tokens, including special tokens; fewer if there is little text; "
+        "chosen by the amount of text unless set",
     )
     special_tokens: SpecialTokens = ()
     sample_bytes: int = Field(
         250_000_000,
         gt=0,
-        description="most bytes to train on; of a budget in train.minutes 5 MB a minute, unless "
-        "set",
+        description="maximum number of bytes to train on; unless set, a budget in train.minutes "
+        "limits it to 5 MB per minute",
     )
 
     @property
     def special_vocabulary(self) -> Vocabulary:
-        """What the special tokens alone are to an objective, known before training."""
+        """The vocabulary of the special tokens only, which is known before training.
+
+        Objectives use it to check whether the special tokens that they need exist.
+        """
         ids = {token: index for index, token in enumerate(self.special_tokens)}
         roles = {role: ids[token] for role, token in role_tokens(ids).items()}
         return Vocabulary.of(ids, roles, size=len(ids), kind=self.kind)
 
     @property
     def size(self) -> int:
-        """Tokens of the vocabulary: `vocab_size`, or 8,192."""
+        """The number of tokens of the vocabulary: `vocab_size`, or 8,192 if it is not set."""
         return self.vocab_size or _DEFAULT_SIZE
 
     @field_validator("special_tokens")
     @classmethod
     def _check_special_tokens(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
+        """Raise ValueError if special tokens repeat or are empty."""
         if len(set(tokens)) < len(tokens) or "" in tokens:
             raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
         return tokens
 
     def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
-        """Train on texts, which are read once.
+        """Train a tokenizer on texts, which are iterated once.
 
-        `progress` takes lines for the user, such as that the vocabulary is smaller than
-        `vocab_size` because the text is small; True prints them to stderr.
+        Args:
+            texts: the texts.
+            progress: a function that receives lines for the user, for example that the vocabulary
+                is smaller than `vocab_size` because there is little text. True prints the lines to
+                stderr, False discards them.
 
         Raises:
-            TokenizerError: the vocabulary cannot hold the alphabet of the text.
+            TokenizerError: the vocabulary size is smaller than the alphabet of the text.
             DataError: there is no text.
         """
         sample = reservoir_sample(texts, self.sample_bytes)
         if not any(text.strip() for text in sample):
             raise DataError("There is no text to train a tokenizer on.")
         self.check_size(len(self.special_tokens) + 1)
-        say = progress if callable(progress) else lambda note: print(note, file=sys.stderr)
+        print_line = progress if callable(progress) else lambda note: print(note, file=sys.stderr)
         if progress is not False and (seconds := self.estimate_seconds(sample)) > _SLOW_SECONDS:
-            say(translated("tokenizer.time", time=format_duration(seconds)))
+            print_line(translated("tokenizer.time", time=format_duration(seconds)))
         backend = self.build(sample)
         size, notes = backend.get_vocab_size(), list(self.hints(sample))
         self.check_size(size)
@@ -118,11 +127,11 @@ class TokenizerConfig(TokenizerSource, ABC):
                 words = "tokenizer.smaller_by_coverage"
             notes.append(translated(words, size=size, wanted=self.size, coverage=coverage))
         for note in notes if progress is not False else ():
-            say(note)
+            print_line(note)
         return Tokenizer(backend)
 
     def check_size(self, needed: int) -> None:
-        """Raise TokenizerError where `needed` tokens are more than the vocabulary may have."""
+        """Raise TokenizerError if `needed` tokens are more than the size of the vocabulary."""
         if needed > self.size:
             raise TokenizerError(
                 f"A {self.kind} vocabulary of {self.size} is too small: at least {needed} "
@@ -132,8 +141,8 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     @property
     def unknown_token(self) -> str:
-        """The special token for unknown characters. Raises TokenizerError: there is none."""
-        unknown = token_of_role("unk", self.special_tokens)
+        """The special token for unknown characters. Raises TokenizerError if there is none."""
+        unknown = find_token("unk", self.special_tokens)
         if unknown is None:
             raise TokenizerError(
                 f"A {self.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
@@ -151,17 +160,26 @@ class TokenizerConfig(TokenizerSource, ABC):
         more_special_tokens: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        """Train `backend` with a trainer of the `tokenizers` library and its `options`.
+        """Train `backend` with a trainer of the `tokenizers` library.
 
-        `space_before_words`: tokens of words begin with their space, and so does a mask. Names of
-        special tokens in the texts are left out: no token that is learned has the same name.
+        Names of special tokens are removed from the texts, so that no learned token has such a
+        name.
 
-        Raises TokenizerError: the vocabulary is too small for its characters, or the library fails
-        on the text.
+        Args:
+            backend: the tokenizer to train.
+            trainer_class: the class of the trainer.
+            texts: the texts.
+            space_before_words: whether tokens of words include the space before them; the mask
+                token then does so, too.
+            more_special_tokens: tokens that the trainer adds after the special tokens.
+            options: further arguments of the trainer.
+
+        Raises TokenizerError if the vocabulary size is smaller than the alphabet, or if the library
+        fails on the text.
         """
         characters = [*more_special_tokens, *options.get("initial_alphabet", ())]
         self.check_size(len(self.special_tokens) + len(characters))
-        mask = token_of_role("mask", self.special_tokens) if space_before_words else None
+        mask = find_token("mask", self.special_tokens) if space_before_words else None
         special_tokens = added_tokens(self.special_tokens, with_space=mask)
         trainer = trainer_class(
             vocab_size=self.size,
@@ -185,49 +203,55 @@ class TokenizerConfig(TokenizerSource, ABC):
         """Train a tokenizer of the `tokenizers` library on a sample of texts."""
 
     def estimate_seconds(self, texts: Sequence[str]) -> float:
-        """Return about how many seconds training on these texts takes on this machine.
+        """Estimate the seconds of training on these texts on this machine.
 
-        Larger and larger parts of the texts are trained on. Returns 0 where training is short.
+        The estimate is extrapolated from training on parts of increasing size. Returns 0 if
+        training takes less than ten seconds.
         """
-        pieces = [piece for text in texts for piece in cut_text(text, _PIECE)]
+        pieces = [piece for text in texts for piece in cut_text(text, _PIECE_LENGTH)]
         random.Random(0).shuffle(pieces)
-        # Pruning to a smaller vocabulary takes a part as many rounds as the whole.
-        for size in (self.size // _LEAST_SHARE or 1, self.size)[not self.prunes :]:
-            with contextlib.suppress(TriviumError):  # it may not hold the alphabet
+        # Pruning a part to a smaller vocabulary takes as many rounds as pruning the whole text.
+        for size in (self.size // _PROBE_DIVISOR or 1, self.size)[not self.prunes :]:
+            with contextlib.suppress(TriviumError):  # the size may be too small for the alphabet
                 return self.replace(vocab_size=size)._extrapolate(pieces)
         return 0.0
 
     def _extrapolate(self, pieces: Sequence[str]) -> float:
-        """Return the seconds of training on all pieces, from the seconds of parts of the pieces."""
-        size, seconds, share, power = sum(map(len, pieces)), 0.0, 1, 1.0
-        for share in (2**k for k in range(20, 2, -1) if size >> k >= _PROBE):
+        """Train on parts of increasing size. Returns an estimate of the seconds for all pieces.
+
+        `pieces` are the shuffled pieces of the texts.
+        """
+        size, seconds, ratio, power = sum(map(len, pieces)), 0.0, 1, 1.0
+        for ratio in (2**k for k in range(20, 2, -1) if size >> k >= _FIRST_PROBE):
             before, start = seconds, time.monotonic()
-            self.build(pieces[::share])
+            self.build(pieces[::ratio])
             seconds = time.monotonic() - start
-            if seconds * share**1.5 < _SLOW_SECONDS:
+            if seconds * ratio**1.5 < _SLOW_SECONDS:
                 return 0.0
-            # Twice the text took 2 ** growth the time; with more text growth changes, as measured.
+            # Twice the text took 2 ** growth times as long. The corrections for larger texts were
+            # measured.
             growth = math.log2(seconds / before) if before else 1.0
             power = min(max(growth + (-0.25 if self.prunes else 0.2), 0.8), 1.6)
-            if seconds > _LONGEST_PROBE:
+            if seconds > _MAX_PROBE_SECONDS:
                 break
-        return seconds * share**power
+        return seconds * ratio**power
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Lines for the user, where the kind does not suit the text."""
+        """Return lines for the user if this kind of tokenizer does not suit the texts."""
         return ()
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """As `Tokenizer.other_files`."""
+        """Return further files for other programs. See `Tokenizer.other_files`."""
         return {}
 
 
 def _run_interruptibly(function: Callable[[], object]) -> None:
     """Call a function of the `tokenizers` library so that Ctrl-C interrupts it.
 
-    The function runs in a thread, for Python handles signals only in the main thread, between its
-    own instructions. After an interrupt the thread computes until it is done or the program ends.
+    The function runs in a thread, because Python handles signals only in the main thread, between
+    bytecode instructions. After an interrupt, the thread continues until the function returns or
+    the program ends.
     """
     errors: list[Exception] = []
 
@@ -240,13 +264,13 @@ def _run_interruptibly(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, name="tokenizer", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(0.1)  # on Windows a wait without an end cannot be interrupted
+        thread.join(0.1)  # on Windows, a wait without a timeout cannot be interrupted
     if errors:
         raise errors[0]
 
 
 class CharacterTokenizerConfig(TokenizerConfig):
-    """A kind whose alphabet is the characters of the text."""
+    """Base class of tokenizer kinds whose alphabet consists of the characters of the text."""
 
     size_advice: ClassVar[str] = (
         ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, "
@@ -256,23 +280,26 @@ class CharacterTokenizerConfig(TokenizerConfig):
         0.9995,
         gt=0,
         le=1,
-        description="share of the text's characters that get tokens; rarer ones become unknown, "
-        "except printable ASCII and the digits of the text's scripts, which are always in",
+        description="fraction of the text covered by the alphabet; rarer characters become unknown "
+        "except printable ASCII and the digits of the text's scripts",
     )
     normalize: bool = Field(
-        True,
-        description="Unicode normalization; false keeps accents and compatibility characters "
-        "as they are in the text",
+        True, description="Unicode normalization; false keeps accents and compatibility characters"
     )
 
     def cover(
         self, texts: Sequence[str], normalizer: normalizers.Normalizer
     ) -> tuple[list[str], list[str]]:
-        """Return normalized texts with a space for each rare character, and the sorted alphabet.
+        """Normalize texts and choose the alphabet.
 
-        Characters beyond the share `character_coverage` are rare (sentencepiece's rule). Printable
-        ASCII and the digits of the scripts are in every alphabet, as in BERT's vocabulary: a text
-        that the model meets later may have a question mark where the training text has none.
+        Rare characters are those outside the most frequent ones that make up the fraction
+        `character_coverage` of the text (sentencepiece's rule). They are replaced by spaces. As in
+        BERT's vocabulary, printable ASCII and the digits of the text's scripts are always in the
+        alphabet, because later texts may contain, for example, a question mark that the training
+        text lacks.
+
+        Returns:
+            The normalized texts, and the sorted alphabet.
         """
         texts = [normalizer.normalize_str(text) for text in texts]
         counts: Counter[str] = Counter()

@@ -14,28 +14,30 @@ from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 
 class BPE(CharacterTokenizerConfig):
-    """Merges of characters. A space is U+2581 before the word; punctuation and line ends are apart.
+    """BPE on characters: merges of characters, where U+2581 stands for the space before a word.
 
-    Spaces are kept, at the start of a text too: " x" and "x" have different ids.
+    Punctuation and line ends are separate from words. Spaces are kept, also at the start of a text:
+    " x" and "x" have different ids.
 
-    Source: Sennrich et al. 2016; the space symbol is sentencepiece's.
+    Source: Sennrich et al. 2016; the space symbol is from sentencepiece.
     """
 
     kind: Literal["bpe"] = "bpe"
     component_types: ClassVar[tuple[str, ...]] = ("BPE",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
-    min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
+    min_frequency: int = Field(2, ge=1, description="minimum frequency of a pair to be merged")
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn merges."""
+        """Learn the merges. Returns the trained tokenizer."""
         backend = tokenizers.Tokenizer(models.BPE(unk_token=self.unknown_token, fuse_unk=True))
         backend.normalizer = normalizers.NFC() if self.normalize else normalizers.Sequence([])
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                # A text gets a symbol at its start even if it begins with a space. Metaspace adds
-                # no symbol before its own, so the first step writes spaces as U+2581, the second
-                # adds a space and the third writes that space as U+2581, too, and splits.
-                # normalizers.Prepend would also add a symbol after every special token.
+                # U+2581 is prepended to a text even if the text begins with a space. Metaspace does
+                # not prepend its symbol to a text that begins with it. Therefore the first step
+                # writes spaces as U+2581, the second step prepends a space, and the third step
+                # writes that space as U+2581, too, and splits. normalizers.Prepend would also
+                # prepend a symbol after every special token.
                 pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
                 pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
                 pre_tokenizers.Metaspace(prepend_scheme="never"),

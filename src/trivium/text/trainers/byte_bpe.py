@@ -1,6 +1,6 @@
-"""Byte-level BPE (Radford et al. 2019, GPT-2): no text has unknown tokens.
+"""Byte-level BPE (Radford et al. 2019, GPT-2), which has no unknown tokens.
 
-A text that holds no name of a special token comes back exactly.
+Decoding restores a text exactly unless it contains the name of a special token.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class ByteBPE(TokenizerConfig):
-    """Merges of bytes, which need no unknown token."""
+    """Byte-level BPE: merges of bytes, without an unknown token."""
 
     kind: Literal["byte-bpe"] = "byte-bpe"
     component_types: ClassVar[tuple[str, ...]] = ("BPE", "ByteLevel")
     special_tokens: SpecialTokens = (END_OF_TEXT,)
-    min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
+    min_frequency: int = Field(2, ge=1, description="minimum frequency of a pair to be merged")
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn merges."""
+        """Learn the merges. Returns the trained tokenizer."""
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()

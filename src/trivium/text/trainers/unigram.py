@@ -1,8 +1,9 @@
-"""The Unigram language model of subwords (Kudo 2018): a text as a lattice of its segmentations.
+"""The Unigram language model of subwords (Kudo 2018).
 
-A segmentation x = (x_1 .. x_M) has the probability p(x_1) ... p(x_M), a text the sum over all of
-its segmentations. Encoding takes the most probable one (Viterbi); training alternates EM steps for
-the probabilities with the removal of pieces. `trivium explain unigram` shows the steps.
+A segmentation x = (x_1 .. x_M) of a text into pieces has the probability p(x_1) ... p(x_M). The
+probability of a text is the sum over all of its segmentations. Encoding chooses the most probable
+segmentation (Viterbi). Training alternates between EM steps for the piece probabilities and pruning
+of pieces. `trivium explain unigram` shows the steps.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 
 
 class Unigram(CharacterTokenizerConfig):
-    """Pieces with probabilities, after normalization as sentencepiece's: nmt, NFKC, one space.
+    """Unigram: pieces with probabilities, learned from normalized text.
 
-    As in sentencepiece, a space at the start of a text is dropped; unlike in sentencepiece, a space
-    after a special token stays and starts a word.
+    The normalization is that of sentencepiece (nmt, NFKC, one space between words).
+    As in sentencepiece, a space at the start of a text is dropped. Unlike in sentencepiece, a space
+    after a special token is kept and starts a word.
 
     Source: Kudo 2018, section 3.2.
     """
@@ -39,21 +41,21 @@ class Unigram(CharacterTokenizerConfig):
     sample_bytes: int = Field(
         30_000_000,
         gt=0,
-        description="most bytes to train on; of a budget in train.minutes 0.75 MB "
-        "a minute, unless set",
+        description="maximum number of bytes to train on; unless set, a budget in train.minutes "
+        "limits it to 0.75 MB per minute",
     )
     keep: float = Field(
-        0.75, gt=0, lt=1, description="share of the pieces that each round of pruning keeps"
+        0.75, gt=0, lt=1, description="fraction of the pieces that each round of pruning keeps"
     )
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn pieces and their probabilities."""
+        """Learn the pieces and their probabilities. Returns the trained tokenizer."""
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer = normalizers.Sequence(
             [
                 *([normalizers.Nmt(), normalizers.NFKC()] if self.normalize else []),
                 normalizers.Replace(Regex(" {2,}"), " "),
-                # Not on the left: the space after a special token starts a word.
+                # Not on the left, because the space after a special token starts a word.
                 normalizers.Strip(left=False, right=True),
             ]
         )
@@ -69,13 +71,14 @@ class Unigram(CharacterTokenizerConfig):
             max_piece_length=_MAX_PIECE_LENGTH,
             initial_alphabet=alphabet,
         )
-        return self._reorder(backend)
+        return self._sort_pieces(backend)
 
-    def _reorder(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Pieces by score, at most `vocab_size` in all, every character among them.
+    def _sort_pieces(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """Sort the pieces by score. Keep the best `vocab_size` pieces, and all characters.
 
-        The trainer gives characters that are no piece its lowest score plus a ten-thousandth for
-        each one before it, in random order; here all of them get the lowest score.
+        The trainer gives each character that is not a piece the lowest score plus 1e-4 for every
+        such character before it, in random order. Here, all of these characters get the lowest
+        score.
         """
         content = json.loads(backend.to_str())
         count = len(self.special_tokens)

@@ -1,4 +1,4 @@
-"""Words between spaces, the most frequent ones; all others are unknown."""
+"""Whole-word tokenizer: the most frequent words between spaces; all other words are unknown."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class Whitespace(TokenizerConfig):
-    """A vocabulary of whole words."""
+    """A vocabulary of whole words, separated by spaces."""
 
     kind: Literal["whitespace"] = "whitespace"
     component_types: ClassVar[tuple[str, ...]] = ("WordLevel",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
-    min_frequency: int = Field(1, ge=1, description="how often a word must occur")
+    min_frequency: int = Field(1, ge=1, description="minimum frequency of a word")
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Count words."""
+        """Count the words. Returns the trained tokenizer."""
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.unknown_token))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer, frequency = trainers.WordLevelTrainer, self.min_frequency
@@ -33,7 +33,7 @@ class Whitespace(TokenizerConfig):
         return backend
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Other kinds for text without spaces."""
+        """Return advice to use another kind if most of the text is in a script without spaces."""
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
         if 2 * sum(map(is_unspaced, start)) < len(start):
             return ()

@@ -1,4 +1,4 @@
-"""WordPiece (Schuster and Nakajima 2012) in BERT's form: greedy longest match first."""
+"""WordPiece (Schuster and Nakajima 2012) as in BERT: greedy longest match first."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 
 class WordPiece(CharacterTokenizerConfig):
-    """Subwords with BERT's normalizer and splits (Devlin et al. 2018).
+    """WordPiece: subwords with BERT's normalizer and pre-tokenizer (Devlin et al. 2018).
 
-    The `tokenizers` library merges the most frequent pair, where the original WordPiece took the
-    pair that increases the likelihood most.
+    The `tokenizers` library merges the most frequent pair. The original WordPiece merged the pair
+    that increases the likelihood most.
     """
 
     kind: Literal["wordpiece"] = "wordpiece"
     component_types: ClassVar[tuple[str, ...]] = ("WordPiece",)
     special_tokens: SpecialTokens = BERT_SPECIALS
     lowercase: bool = Field(
-        True, description="lower-case the text and, unless normalize is false, strip accents"
+        True, description="lower-case the text, and strip accents unless normalize is false"
     )
-    min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
+    min_frequency: int = Field(2, ge=1, description="minimum frequency of a pair to be merged")
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn subwords."""
+        """Learn the subwords. Returns the trained tokenizer."""
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.unknown_token))
         backend.normalizer = normalizers.BertNormalizer(
             lowercase=self.lowercase, strip_accents=None if self.normalize else False
@@ -40,8 +40,8 @@ class WordPiece(CharacterTokenizerConfig):
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
         texts, alphabet = self.cover(texts, backend.normalizer)
-        # The library numbers ## characters at random, and decides ties between merges by these
-        # numbers; as special tokens they keep their order.
+        # The library assigns ids to ## characters in random order and breaks ties between merges by
+        # id. As special tokens, the characters keep their order.
         inner = [WORDPIECE_PREFIX + char for char in alphabet if not is_single_word(char)]
         self.run_trainer(
             backend,
@@ -53,28 +53,31 @@ class WordPiece(CharacterTokenizerConfig):
             continuing_subword_prefix=WORDPIECE_PREFIX,
             initial_alphabet=alphabet,
         )
-        return self._reorder(backend)
+        return self._reorder_ids(backend)
 
-    def _reorder(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Special tokens, characters, ## characters, then learned tokens."""
+    def _reorder_ids(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """Order the ids: special tokens, characters, characters with ##, then learned tokens."""
         content = json.loads(backend.to_str())
         count = len(self.special_tokens)
         content["added_tokens"] = content["added_tokens"][:count]
         ids = content["model"]["vocab"]
         learned = sorted(ids, key=lambda token: ids[token])[count:]
-        learned.sort(key=_character_order)
+        learned.sort(key=_compute_sort_key)
         order = [*self.special_tokens, *learned]
         content["model"]["vocab"] = {token: index for index, token in enumerate(order)}
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """BERT's `vocab.txt`, a token a line."""
+        """Return BERT's `vocab.txt`, which contains one token per line."""
         return {"vocab.txt": "".join(f"{token}\n" for token in tokenizer.tokens)}
 
 
-def _character_order(token: str) -> tuple[bool, bool, str]:
-    """Sorts characters, then ## characters, then longer tokens, which keep their order."""
+def _compute_sort_key(token: str) -> tuple[bool, bool, str]:
+    """Return a sort key that puts characters first, then characters with ##, then longer tokens.
+
+    Longer tokens have equal keys, so that a stable sort keeps their order.
+    """
     inner = token.startswith(WORDPIECE_PREFIX)
     if len(token.removeprefix(WORDPIECE_PREFIX)) != 1:
         return True, False, ""
