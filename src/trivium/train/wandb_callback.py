@@ -12,13 +12,14 @@ from trivium.train.trackers import measurements
 
 
 class WandbCallback(Callback):
-    """Send the numbers of log lines and evaluations of a run to Weights & Biases.
+    """Logs the metrics of a run to Weights & Biases.
 
-    It needs the extra `wandb`. Nothing else of the run is sent: no text, no weights.
+    It needs the extra `wandb`. Only the numbers of log lines and evaluations and the spec of the
+    model are sent: no text, no weights.
 
     Args:
         options: the arguments of `wandb.init`, such as `project`, `name` and `mode="offline"`. `id`
-            and `resume="allow"` continue the curves of a run that is resumed.
+            and `resume="allow"` continue the curves of a resumed run.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -30,7 +31,7 @@ class WandbCallback(Callback):
         self._wandb, self._options, self._run = wandb, options, None
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Start a run whose configuration is the spec of the model."""
+        """Start a W&B run with the spec of the model as its configuration."""
         self._run = self._wandb.init(**{"config": {"spec": lm.spec.to_dict()}, **self._options})
 
     def on_log(self, record: dict[str, Any]) -> None:
@@ -42,6 +43,6 @@ class WandbCallback(Callback):
         self.on_log(record)
 
     def on_end(self, error: BaseException | None) -> None:
-        """End the run: as failed, if an error or an interruption ended it."""
+        """Finish the W&B run, as failed if an error or an interruption ended training."""
         if self._run is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)

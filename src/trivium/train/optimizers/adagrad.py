@@ -15,20 +15,21 @@ from trivium.train.optimizers import Optimizer, Optimizers, trained
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al. 2011), PyTorch's `torch.optim.Adagrad`.
 
-    The step of a weight is lr g / (sqrt(s) + eps), where s is the sum of all its squared gradients.
+    The update of a weight with gradient g is lr g / (sqrt(s) + eps), where s is the sum of all its
+    squared gradients.
     """
 
     kind: Literal["adagrad"] = "adagrad"
-    initial_sum: float = Field(0.0, ge=0, description="first value of the sums of squares")
+    initial_sum: float = Field(0.0, ge=0, description="initial value of the sums of squares")
     fine_tuning: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, 0 by default; added to the gradient (L2)."""
+        """The weight decay, by default 0. It is added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adagrad for all parameters."""
+        """Return one Adagrad optimizer for all parameters."""
         assert self.lr is not None
         groups = self._groups(trained(model), set())
         first = self.initial_sum

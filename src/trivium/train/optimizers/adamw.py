@@ -11,10 +11,10 @@ from trivium.train.optimizers import Optimizer, Optimizers, trained
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
+    """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
 
     kind: Literal["adamw"] = "adamw"
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """One AdamW for everything."""
+        """Return one AdamW optimizer for all parameters."""
         return [self.adamw(model, trained(model))]
