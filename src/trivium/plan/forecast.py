@@ -130,14 +130,14 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     borders = trainer.planned_borders()
     batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # of the last part
     try:
-        rate = batch.num_tokens / _seconds_per_step(trainer, batch)
+        rate = batch.num_tokens / _measure_step_seconds(trainer, batch)
     except torch.cuda.OutOfMemoryError:
         trainer.train_step.zero_grad()
         raise RecipeError(
             f"out of GPU memory with micro-batches of {batch.micro_batch_tokens:,} tokens: set a "
             "smaller train.micro_batch_tokens."
         ) from None
-    tokens = budget_tokens(trainer, rate)
+    tokens = count_budget_tokens(trainer, rate)
     return Forecast(
         tokens_per_second=rate,
         tokens=tokens,
@@ -149,7 +149,7 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     )
 
 
-def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
+def count_budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
     """Return the number of tokens until the budget is used up.
 
     `rate` is the speed in tokens per second, which a budget in minutes needs.
@@ -182,7 +182,7 @@ def print_forecast(
     if parallel.is_main:
         minutes, peak = trainer.recipe.train.minutes, metadata["peak_flops"] or math.inf
         if minutes is None:
-            flops = metadata["flops_per_token"] * budget_tokens(trainer)
+            flops = metadata["flops_per_token"] * count_budget_tokens(trainer)
             seconds = flops / (peak * parallel.size)
         else:
             seconds = 60.0 * minutes
@@ -223,7 +223,7 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
     if preset is None or recipe.train.budget is None or not has_published_budget(recipe):
         return
     published, (name, size) = published_recipes()[preset], recipe.train.budget
-    epochs = budget_tokens(trainer) / (
+    epochs = count_budget_tokens(trainer) / (
         trainer.loader.steps_per_epoch() * trainer.loader.phases[-1].tokens_per_step
     )
     paper_epochs = published.data["epochs"].value if "epochs" in published.data else math.inf
@@ -319,18 +319,18 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         has_aux_loss=spec.has_aux_loss,
     )
 
-    def built(device: torch.device) -> Any:
+    def build_module(device: torch.device) -> Any:
         """Build the trained module on a device."""
         module = objective.build(spec, seed=recipe.seed, device=device)
         recipe.freeze_weights(objective.models(module)[""])
         return module
 
-    planned = built(torch.device("meta"))
+    planned = build_module(torch.device("meta"))
     precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
     memory = fit_memory(
         recipe, planned, [stream], SINGLE_PROCESS, precision=precision, device=device
     )
-    module = built(device)
+    module = build_module(device)
     if recipe.train.uses_flex(device):
         module.use_flex_attention()
     if recipe.train.compiles(device):
@@ -353,14 +353,14 @@ def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Voca
     all others. Its size is the one in the recipe, or else follows from the amount of text in
     `paths`, or else from the spec.
     """
-    spec, vocabulary = _planned_vocabulary(recipe, paths)
+    spec, vocabulary = _plan_vocabulary(recipe, paths)
     if recipe.labelled:
         return spec, vocabulary
     heads = {head.kind: head for one in recipe.objectives for head in one.heads(spec)}
     return spec.with_heads(tuple(heads.values())), vocabulary
 
 
-def _planned_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
+def _plan_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
     """Return the spec of a recipe with its vocabulary size, and the vocabulary."""
     if recipe.model.init_from is not None:
         base = load(str(recipe.model.init_from), device="meta")
@@ -387,15 +387,15 @@ def _planned_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Voc
     return spec, dataclasses.replace(special, size=spec.vocab_size, special_ids=specials)
 
 
-def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
+def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
     """Measure the seconds of a training step, from one micro-batch of it and the optimizer."""
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
     parallel, share = trainer.parallel, trainer.parallel.data_size
     # Start with few rows, unless each number of rows would be compiled separately.
     grows = trainer.device.type == "cpu" and not (trainer.recipe.train.compile or together)
-    rows, repeated = 1 if grows else part.num_rows, together  # a whole step takes long: run it once
+    rows, repeated = 1 if grows else part.num_rows, together  # a whole step is run only once
 
-    def run() -> None:
+    def run_micro_batch() -> None:
         """Run the first `rows` rows of the micro-batch, forward and backward."""
         some = (part.rows(0, rows),)  # the same rows on every process
         text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
@@ -406,7 +406,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
 
     trainer.train_step.train()
     while True:
-        [seconds] = parallel.all_reduce_max(_timed(run, trainer.device))
+        [seconds] = parallel.all_reduce_max(_measure_seconds(run_micro_batch, trainer.device))
         if repeated or (grows and seconds > _SECONDS):
             break
         repeated = rows == part.num_rows  # the first run compiles or chooses kernels
@@ -415,31 +415,31 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     mean_tokens = sum(each.input_ids.size for each in batch.micro_batches) / count
     in_turn = -(-count // share)  # the number of micro-batches per process
     products = in_turn * seconds * mean_tokens / (rows * part.input_ids[0].size)
-    return products + _optimizer_seconds(trainer)
+    return products + _measure_optimizer_seconds(trainer)
 
 
-def _optimizer_seconds(trainer: Trainer) -> float:
+def _measure_optimizer_seconds(trainer: Trainer) -> float:
     """Measure the seconds of gradient clipping and an optimizer step.
 
     The learning rate is 0, and the optimizer state is cleared afterwards, so that nothing changes.
     """
     set_learning_rate(trainer.optimizers, 0.0)
 
-    def run() -> None:
+    def run_optimizers() -> None:
         """Clip the gradients and run a step of all optimizers."""
         nn.utils.clip_grad_norm_(trainer.train_step.parameters(), 1.0)
         for optimizer in trainer.optimizers:
             optimizer.step()
 
-    _timed(run, trainer.device)  # creates the optimizer state
-    seconds = _timed(run, trainer.device)
+    _measure_seconds(run_optimizers, trainer.device)  # creates the optimizer state
+    seconds = _measure_seconds(run_optimizers, trainer.device)
     for optimizer in trainer.optimizers:
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
     return seconds
 
 
-def _timed(run: Callable[[], None], device: torch.device) -> float:
+def _measure_seconds(run: Callable[[], None], device: torch.device) -> float:
     """Return the seconds that a function takes on a device."""
     start = time.perf_counter()
     run()

@@ -141,12 +141,12 @@ class Step:
         It is the largest number that fits into memory and divides `rows` into nearly equal parts.
         """
 
-        def memory(rows: int) -> float:
+        def total_memory(rows: int) -> float:
             """Return the bytes per GPU for micro-batches of `rows` rows."""
-            return sum(self._memory_with(rows).values())
+            return sum(self._memory_for_rows(rows).values())
 
         usable = USABLE * self.work.gpu.memory
-        fitting = bisect_right(range(1, self.rows + 1), usable, key=memory)
+        fitting = bisect_right(range(1, self.rows + 1), usable, key=total_memory)
         return equal_parts(self.rows, fitting) if fitting else 1
 
     @property
@@ -157,7 +157,7 @@ class Step:
     @cached_property
     def memory(self) -> dict[str, float]:
         """The bytes per GPU, by use ("weights", "gradients", ...)."""
-        return self._memory_with(self.micro_rows)
+        return self._memory_for_rows(self.micro_rows)
 
     @property
     def memory_bytes(self) -> float:
@@ -238,7 +238,7 @@ class Step:
         """
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
-    def _memory_with(self, micro_rows: int) -> dict[str, float]:
+    def _memory_for_rows(self, micro_rows: int) -> dict[str, float]:
         """Return the bytes per GPU by use, for micro-batches of `micro_rows` rows."""
         work = self.work
         return training_memory(

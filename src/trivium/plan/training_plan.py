@@ -101,7 +101,7 @@ def plan_training(
     Raises RecipeError if no layout can run, or if the speed `measured` exceeds the GPU's peak.
     """
     steps = work.steps()
-    step = _best(steps)
+    step = _choose_step(steps)
     if step is None:
         least = min(steps, key=lambda step: step.memory_bytes)
         raise RecipeError(
@@ -127,7 +127,7 @@ def fewest_gpus(work: Workload) -> Workload:
     fitting: list[Workload] = []
     for exponent in range(_MOST_DOUBLINGS):
         work = replace(work, gpus=2**exponent)
-        step = _best(work.steps())
+        step = _choose_step(work.steps())
         if step is not None and not step.layout.activation_checkpointing:
             return work
         if step is not None:
@@ -140,7 +140,7 @@ def fewest_gpus(work: Workload) -> Workload:
     )
 
 
-def _best(steps: Sequence[Step]) -> Step | None:
+def _choose_step(steps: Sequence[Step]) -> Step | None:
     """Return the first step that is about as fast as the fastest; None if no step can run."""
     fitting = [step for step in steps if step.problem is None]
     best = max((step.tokens_per_second for step in fitting), default=0.0)

@@ -45,7 +45,7 @@ class CarriedState:
         With `is_prefill`, all text streams start with an empty state. If memory runs out during a
         step, a second call for the same step restores the state from before the step.
         """
-        kept = [*self._tensors().values()]
+        kept = [*self._named_tensors().values()]
         if is_prefill:
             for text_stream in range(self.cache.num_slots):
                 self.cache.free(text_stream)
@@ -66,22 +66,22 @@ class CarriedState:
         inputs = {**batch.inputs, "cache": self.cache, "slots": slots}
         return dataclasses.replace(batch, inputs=inputs)
 
-    def gathered(self, parallel: Parallel) -> dict[str, Tensor]:
+    def gather_tensors(self, parallel: Parallel) -> dict[str, Tensor]:
         """Return copies of the state tensors of all processes, by name; all must call it."""
         tensors = {}
-        for name, tensor in self._tensors().items():
+        for name, tensor in self._named_tensors().items():
             own = torch.zeros_like(tensor)
             own[self._own] = tensor[self._own]
             tensors[name] = parallel.all_reduce({name: own})[name].cpu()
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = SINGLE_PROCESS) -> None:
-        """Load state tensors that `gathered` returned, from any number of processes."""
-        for name, tensor in self._tensors().items():
+        """Load state tensors that `gather_tensors` returned, from any number of processes."""
+        for name, tensor in self._named_tensors().items():
             tensor.copy_(tensors[name])
         self._own.fill_(parallel.data_rank == 0)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _named_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the cache by name, each [text streams, ...]."""
         states = {
             f"layers.{layer}.{number}": tensor

@@ -108,7 +108,9 @@ def save_checkpoint(
     return saved.path(state)
 
 
-def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
+def find_checkpoint_to_resume(
+    folder: Path, warn: Callable[[str], None], *, verify: bool = True
+) -> Path:
     """Return the newest undamaged checkpoint in a folder.
 
     `warn` is called with a message for every newer, damaged checkpoint. Without `verify`, the
@@ -157,7 +159,7 @@ def restore(
     """
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
-        checkpoint = checkpoint_to_resume(checkpoint, warn, verify=verify)
+        checkpoint = find_checkpoint_to_resume(checkpoint, warn, verify=verify)
     elif verify and (problem := damage(checkpoint)):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
@@ -204,9 +206,9 @@ class Checkpoints:
         Raises:
             CheckpointError: the disk is full or not writable; earlier checkpoints stay.
         """
-        carried = None if self.carried is None else self.carried.gathered(self.parallel)
+        carried = None if self.carried is None else self.carried.gather_tensors(self.parallel)
         if self.parallel.size == 1:
-            with self._new(state, carried) as partial:
+            with self._create_checkpoint(state, carried) as partial:
                 write_safetensors(partial / WEIGHTS, model.state_dict())
                 write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
             return
@@ -232,7 +234,9 @@ class Checkpoints:
         )
         assert isinstance(written, Future)
         state = copy.deepcopy(state)  # training changes it
-        self._pending = self._thread.submit(self._complete, written, parts, state, carried, tables)
+        self._pending = self._thread.submit(
+            self._finish_checkpoint, written, parts, state, carried, tables
+        )
 
     def wait(self) -> None:
         """Wait until the pending checkpoint is complete. Raises CheckpointError if it failed."""
@@ -259,13 +263,13 @@ class Checkpoints:
             )
         step = -1
         if self.parallel.is_main:
-            newest = checkpoint_to_resume(self.folder, warn, verify=verify)
+            newest = find_checkpoint_to_resume(self.folder, warn, verify=verify)
             step = int(newest.name.removeprefix("step-"))
         [step] = self.parallel.all_reduce_max(step)
         checkpoint = self.folder / f"step-{int(step):08}"
         state, tensors = read_state(checkpoint), model.state_dict()
         try:
-            moments = _empty_moments(checkpoint / OPTIMIZER, model)
+            moments = _allocate_optimizer_state(checkpoint / OPTIMIZER, model)
             tensors |= moments
             reader = HuggingFaceStorageReader(str(checkpoint))
             load(tensors, storage_reader=reader, process_group=self.parallel.checkpoint_group)
@@ -279,7 +283,9 @@ class Checkpoints:
         return state
 
     @contextmanager
-    def _new(self, state: TrainState, carried: Mapping[str, Tensor] | None) -> Iterator[Path]:
+    def _create_checkpoint(
+        self, state: TrainState, carried: Mapping[str, Tensor] | None
+    ) -> Iterator[Path]:
         """Yield a temporary folder, to be filled with the weights and the optimizer state.
 
         When the block ends, the other files are added and the folder is renamed to the checkpoint.
@@ -299,10 +305,10 @@ class Checkpoints:
                         shutil.copyfile(file, partial / file.name)
                 write_checksums(partial, sorted(path.name for path in partial.iterdir()))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(_why_not_saved(error, final)) from error
-        _prune(self.folder, final, self.keep)
+            raise CheckpointError(_save_error_message(error, final)) from error
+        _delete_old_checkpoints(self.folder, final, self.keep)
 
-    def _complete(
+    def _finish_checkpoint(
         self,
         written: Future[Any],
         parts: Path,
@@ -322,14 +328,14 @@ class Checkpoints:
         try:
             written.result()
             if self.parallel.is_main:
-                with self._new(state, carried) as partial:
+                with self._create_checkpoint(state, carried) as partial:
                     for joined, name in _JOINED.items():
                         os.replace(parts / joined, partial / name)
                     if tables:
                         weights = read_safetensors(partial / WEIGHTS)
                         write_safetensors(partial / WEIGHTS, {**weights, **tables})
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(_why_not_saved(error, self.path(state))) from error
+            raise CheckpointError(_save_error_message(error, self.path(state))) from error
         finally:
             if self.parallel.is_main:
                 shutil.rmtree(parts, ignore_errors=True)
@@ -388,7 +394,7 @@ def read_state(checkpoint: Path) -> TrainState:
         raise CheckpointError(f"{checkpoint}: {STATE} is not the state of a run: {error}") from None
 
 
-def _prune(folder: Path, newest: Path, keep: int) -> None:
+def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
     """Delete all but the last `keep` undamaged checkpoints in a folder.
 
     Damaged checkpoints do not count. The checkpoint `newest` is undamaged.
@@ -401,7 +407,7 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
             good += 1
 
 
-def _why_not_saved(error: BaseException, target: Path) -> str:
+def _save_error_message(error: BaseException, target: Path) -> str:
     """Return the error message for the checkpoint `target`, which could not be written."""
     if is_disk_full(error):
         return (
@@ -411,7 +417,7 @@ def _why_not_saved(error: BaseException, target: Path) -> str:
     return f"{target}: not saved: {error}. What was saved before is untouched."
 
 
-def _empty_moments(file: Path, model: nn.Module) -> dict[str, Tensor]:
+def _allocate_optimizer_state(file: Path, model: nn.Module) -> dict[str, Tensor]:
     """Return empty tensors to load an optimizer's state from `file` into, by name.
 
     They are sharded like the parameters that they belong to.

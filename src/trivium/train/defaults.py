@@ -71,7 +71,7 @@ def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
 
 
-def embedding_rows(vocab_size: int) -> int:
+def padded_vocabulary_size(vocab_size: int) -> int:
     """Return the rows of the token embedding: `vocab_size`, padded to a multiple of 64."""
     return -(-vocab_size // 64) * 64
 
@@ -81,9 +81,9 @@ def with_vocabularies(spec: Spec, size: int, source_size: int | None = None) -> 
 
     If `source_size` is None, the source and the target share one vocabulary.
     """
-    changes: dict[str, int | None] = {"vocab_size": embedding_rows(size)}
+    changes: dict[str, int | None] = {"vocab_size": padded_vocabulary_size(size)}
     if hasattr(spec, "source_vocab_size"):
-        changes["source_vocab_size"] = source_size and embedding_rows(source_size)
+        changes["source_vocab_size"] = source_size and padded_vocabulary_size(source_size)
     return spec.replace(**changes)
 
 
@@ -94,7 +94,7 @@ def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
     return round(min(kind.model_fields["sample_bytes"].default, max(minutes, 1.0) * per_minute))
 
 
-def fastest_initialization(spec: TransformerSpec) -> Literal["published", "fast"]:
+def choose_initialization(spec: TransformerSpec) -> Literal["published", "fast"]:
     """Return "fast" if the model has a fast initialization, else "published"."""
     try:
         with_fast_initialization(spec)
@@ -103,7 +103,7 @@ def fastest_initialization(spec: TransformerSpec) -> Literal["published", "fast"
     return "fast"
 
 
-def optimizer_kind(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
+def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
     """Return the default optimizer for new weights; `fast` means that fast settings are used."""
     if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
         return "muon"
@@ -117,7 +117,7 @@ def pretraining_rate(spec: Spec) -> float:
         rate = 6e-3 * (256 / max(1, spec.d_model)) ** 0.5 * (0.5 if elman else 1.0)
         # The layers from characters to token vectors have no norms: higher rates let vectors grow.
         return rate * (0.25 if _reads_characters(spec) else 1.0)
-    return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
+    return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _has_post_norm(spec) else 1.0)
 
 
 def embedding_scale(spec: Spec) -> float:
@@ -132,7 +132,7 @@ def embedding_scale(spec: Spec) -> float:
     return (spec.d_model / 256) ** 0.75 if spec.stacks else 1.0
 
 
-def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
+def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     """Return AdamW's peak learning rate for training on labelled examples.
 
     `new_weights` is whether the weights are not pretrained, and `adapted` whether a LoRA adapter is
@@ -141,14 +141,14 @@ def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     if new_weights or not spec.stacks:
         trained = 0.4 if _reads_characters(spec) else 0.1
         return pretraining_rate(spec) * (0.5 if new_weights else trained)
-    if _is_post_norm(spec):
+    if _has_post_norm(spec):
         rate = 5e-5 * (768 / spec.d_model)
     else:
         rate = max(1e-3 * (256 / spec.d_model) ** 2, 2e-5)
     return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_rate(spec))
 
 
-def _task_rate(task: LabelledObjective, rate: float, *, adapted: bool) -> float:
+def _task_learning_rate(task: LabelledObjective, rate: float, *, adapted: bool) -> float:
     """Return the learning rate for a task, given the general rate of fine-tuning.
 
     `adapted` is whether a LoRA adapter is trained.
@@ -169,9 +169,9 @@ def batch_tokens(spec: Spec, length: int) -> int:
     return rows * length
 
 
-def example_length(recipe: Recipe, spec: Spec) -> int:
+def max_example_length(recipe: Recipe, spec: Spec) -> int:
     """Return the maximum number of tokens of an example, limited by the task and the model."""
-    longest = max(task.advice().longest for task in _tasks(recipe))
+    longest = max(task.advice().longest for task in _labelled_objectives(recipe))
     if spec.has_encoder_position_bias:
         longest = min(longest, _LONGEST_BIASED)
     longest = recipe.data.length or longest
@@ -195,15 +195,18 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         data = data.replace(length=length)
         train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, length)
     if labelled:
-        train |= _labelled_train(recipe, num_examples, new=new)
+        train |= _choose_labelled_settings(recipe, num_examples, new=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
         train |= {"epochs": 1.0} if spec.counts else {"steps": _STEPS}
     if labelled:
         adapted = recipe.adapter.rank > 0
-        rate = finetuning_rate(spec, new_weights=new, adapted=adapted)
-        rate = min(_task_rate(task, rate, adapted=adapted) for task in _tasks(recipe))
+        rate = finetuning_learning_rate(spec, new_weights=new, adapted=adapted)
+        rate = min(
+            _task_learning_rate(task, rate, adapted=adapted)
+            for task in _labelled_objectives(recipe)
+        )
     else:
         # Trained weights would forget at the learning rate of new weights.
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)
@@ -218,9 +221,9 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
     )
 
 
-def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
+def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
     """Return the values of `[train]` that depend on the number of labelled examples."""
-    task, section = _tasks(recipe)[0], recipe.train
+    task, section = _labelled_objectives(recipe)[0], recipe.train
     advice = task.advice()
     batch = section.batch_examples or max(1, min(advice.batch_examples, num_examples))
     longest = _POLICY_STEPS if task.rolls_out else _LONGEST_EPOCH
@@ -233,14 +236,14 @@ def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str
     return chosen
 
 
-def _tasks(recipe: Recipe) -> list[LabelledObjective]:
+def _labelled_objectives(recipe: Recipe) -> list[LabelledObjective]:
     """Return the objectives of a recipe that use labelled examples."""
     return [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
 
 
 def eval_examples(recipe: Recipe) -> int | None:
     """Return the number of validation examples per source and evaluation; None for all of them."""
-    generates = any(task.generates for task in _tasks(recipe))
+    generates = any(task.generates for task in _labelled_objectives(recipe))
     generated = _GENERATED_EXAMPLES if generates else None
     return recipe.train.eval_examples or generated
 
@@ -256,7 +259,7 @@ def dropout(recipe: Recipe) -> float:
         return recipe.model.dropout
     if decays_over_epochs(recipe):
         return 0.0
-    return min((task.advice().dropout for task in _tasks(recipe)), default=0.0)
+    return min((task.advice().dropout for task in _labelled_objectives(recipe)), default=0.0)
 
 
 def decays_over_epochs(recipe: Recipe) -> bool:
@@ -273,7 +276,7 @@ def decays_over_epochs(recipe: Recipe) -> bool:
     return own and decay_is_open and not recipe.mix and advised
 
 
-def _is_post_norm(spec: Spec) -> bool:
+def _has_post_norm(spec: Spec) -> bool:
     """Return whether any layer of the model has a post-norm."""
     return any("post_norm" in layer.norms for stack in spec.stacks for layer in stack.every_layer)
 

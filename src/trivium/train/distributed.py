@@ -105,7 +105,7 @@ class Parallel:
         """Return the sums of integers on the host over the processes along `data`."""
         if self.size == 1:
             return list(counts)
-        sums = self._on_host(counts, torch.int64, dist.ReduceOp.SUM)
+        sums = self._all_reduce_on_host(counts, torch.int64, dist.ReduceOp.SUM)
         return [total // (self.size // self.data_size) for total in sums]
 
     def all_reduce_max(self, *values: float) -> list[float]:
@@ -115,7 +115,7 @@ class Parallel:
         """
         if self.size == 1:
             return list(values)
-        return self._on_host(values, torch.float64, dist.ReduceOp.MAX)
+        return self._all_reduce_on_host(values, torch.float64, dist.ReduceOp.MAX)
 
     def map(self, function: Callable[[Sequence[T]], list[Any]], items: Sequence[T]) -> list[Any]:
         """Call a function on a list that is split among all processes. Returns all results.
@@ -129,14 +129,16 @@ class Parallel:
         if self.size == 1:
             return results
         parts: list[Any] = [None] * self.size
-        with _error_of_others():
+        with _raise_if_process_ended():
             dist.all_gather_object(parts, results, group=self.host_group)
         return [one for part in parts for one in part]
 
-    def _on_host(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
+    def _all_reduce_on_host(
+        self, values: Sequence[float], dtype: torch.dtype, operation: Any
+    ) -> list[Any]:
         """Return the values, reduced over all processes on the host with `operation`."""
         numbers = torch.tensor(values, dtype=dtype)
-        with _error_of_others():
+        with _raise_if_process_ended():
             dist.all_reduce(numbers, operation, self.host_group)
         return numbers.tolist()
 
@@ -161,7 +163,7 @@ SINGLE_PROCESS = Parallel()
 
 
 @contextmanager
-def _error_of_others() -> Iterator[None]:
+def _raise_if_process_ended() -> Iterator[None]:
     """Raise TrainingError if a process that this process waits for has ended."""
     try:
         yield
@@ -194,7 +196,7 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
         dist.init_process_group(
             backend,
             timeout=_TIMEOUT,
-            store=_store_of_restart(),
+            store=_create_restart_store(),
             rank=int(os.environ["RANK"]),
             world_size=size,
             device_id=device_id,
@@ -213,7 +215,7 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
     )
 
 
-def _store_of_restart() -> Store | None:
+def _create_restart_store() -> Store | None:
     """Return the store for workers that `torchrun` restarted; None for the default store.
 
     PyTorch 2.13 gives restarted workers the store of the earlier workers, and they would wait for

@@ -116,10 +116,12 @@ def choose_arithmetic(
         shapes = [p.shape for block in blocks for p in block.parameters() if p.ndim == 2]
         height, width = max(shapes, key=math.prod, default=(256, 256))
         if not _THREADS & os.environ.keys():
-            threads = min(threads, kept.get("threads") or _fastest_threads(height, width, threads))
+            threads = min(
+                threads, kept.get("threads") or _choose_num_threads(height, width, threads)
+            )
         fastest = "fp32"
         if precision == "auto":
-            speeds = measure_products(height, width, (("bf16", threads), ("fp32", threads)))
+            speeds = measure_matmuls(height, width, (("bf16", threads), ("fp32", threads)))
             gflops = {name: round(speed, 1) for (name, _), speed in speeds.items()}
             fastest = "bf16" if gflops["bf16"] > _CLEARLY * gflops["fp32"] else "fp32"
     return Arithmetic(PRECISIONS[fastest if precision == "auto" else precision], threads, gflops)
@@ -135,17 +137,17 @@ def precision_name(precision: torch.dtype) -> str:
     return next(name for name, dtype in PRECISIONS.items() if dtype is precision)
 
 
-def _fastest_threads(height: int, width: int, most: int) -> int:
-    """Return the number of threads, at most `most`, with which matmuls are fastest.
+def _choose_num_threads(height: int, width: int, max_threads: int) -> int:
+    """Return the number of threads, at most `max_threads`, with which matmuls are fastest.
 
     Fewer threads are faster if other programs use the cores: threads wait for each other in every
     operation, so that one busy core stops all of them. Therefore the mean wall-clock time decides,
     and more threads are chosen only if they are clearly faster.
     """
-    fewer, *more = [("fp32", n) for n in sorted({1, max(1, most // 2), most})]
+    fewer, *more = [("fp32", n) for n in sorted({1, max(1, max_threads // 2), max_threads})]
     if not more:
-        return most
-    speeds = measure_products(height, width, (fewer, *more), time.perf_counter, fmean)
+        return max_threads
+    speeds = measure_matmuls(height, width, (fewer, *more), time.perf_counter, fmean)
     for setting in more:
         if speeds[setting] > _CLEARLY * speeds[fewer]:
             fewer = setting
@@ -153,7 +155,7 @@ def _fastest_threads(height: int, width: int, most: int) -> int:
 
 
 @cache
-def measure_products(
+def measure_matmuls(
     height: int,
     width: int,
     settings: tuple[tuple[str, int], ...],
@@ -237,10 +239,10 @@ def free_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_available_memory(), _control_group_memory())
+    return min(_available_host_memory(), _free_cgroup_memory())
 
 
-def _available_memory() -> int:
+def _available_host_memory() -> int:
     """Return the available memory of the machine in bytes."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -250,7 +252,7 @@ def _available_memory() -> int:
     return _ASSUMED_MEMORY
 
 
-def _control_group_memory(
+def _free_cgroup_memory(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
     """Return the bytes that are left within the limits of a container or job (cgroups v2).
@@ -285,4 +287,4 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type != "cpu" or dtype is torch.float16:
         return None
     setting = (precision_name(dtype), torch.get_num_threads())
-    return 1e9 * measure_products(1024, 1024, (setting,), time.perf_counter)[setting]
+    return 1e9 * measure_matmuls(1024, 1024, (setting,), time.perf_counter)[setting]

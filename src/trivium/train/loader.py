@@ -35,7 +35,7 @@ _VALIDATION_ROWS, _VALIDATION_TOKENS = 32, 4096
 _VALIDATION_ROWS_TOGETHER = 1024
 
 
-class _Part(NamedTuple):
+class _MicroBatchIndex(NamedTuple):
     """A micro-batch of a step: its index, the positions of its rows in the step, and its weight.
 
     The weight is 1, or 0 if another process counts the micro-batch.
@@ -85,26 +85,26 @@ class BatchStream:
         """The number of steps per epoch if rows are read in contiguous text streams."""
         return -(-len(self.data) // self.rows_per_step)
 
-    def balanced_micro_batch(self, processes: int, most: int) -> int:
+    def max_balanced_micro_batch(self, num_processes: int, max_tokens: int) -> int:
         """Return the largest micro-batch size in tokens that gives all processes equal work.
 
-        The size is at most `most` tokens.
+        The size is at most `max_tokens` tokens.
         """
         if self.objective.rolls_out:  # the samples are sharded, not the prompts
-            return most
-        rows = -(-self.rows_per_step // processes)
+            return max_tokens
+        rows = -(-self.rows_per_step // num_processes)
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
-        return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
+        return max(1, int(equal_parts(rows, max(1, int(max_tokens / length))) * length))
 
     def step(
         self,
-        number: int,
+        step: int,
         micro_batch_tokens: int,
         parallel: Parallel = SINGLE_PROCESS,
         *,
         rows_before: int = 0,
     ) -> GlobalBatch:
-        """Return this process's part of the batch of step `number`, counted from 0.
+        """Return this process's part of the batch of a step, counted from 0.
 
         Steps read consecutive rows from an endless sequence of epochs, after skipping the first
         `rows_before` rows. Every epoch has its own random order. With an objective that carries
@@ -112,12 +112,14 @@ class BatchStream:
         """
         if self.objective.rolls_out:  # all processes read all prompts and shard the samples
             parallel = SINGLE_PROCESS
-        start = rows_before + number * self.rows_per_step
+        start = rows_before + step * self.rows_per_step
         if self.objective.carries_state:
-            number = start // self.rows_per_step
-            batch = self._contiguous_step(number, self.rows_per_step, micro_batch_tokens, parallel)
+            step = start // self.rows_per_step
+            batch = self._build_contiguous_step(
+                step, self.rows_per_step, micro_batch_tokens, parallel
+            )
             return dataclasses.replace(
-                batch, is_prefill=number % self.contiguous_steps_per_epoch == 0
+                batch, is_prefill=step % self.contiguous_steps_per_epoch == 0
             )
         indices, keys = rows_from(self.seed, start, self.rows_per_step, len(self.data))
         left = (self.num_taken or 0) - start
@@ -128,9 +130,9 @@ class BatchStream:
         elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
         else:
-            groups = self._equal_groups(len(indices), micro_batch_tokens)
-        parts = self._divide(groups, parallel)
-        return self._global_batch(indices, keys, parts, micro_batch_tokens)
+            groups = self._split_equally(len(indices), micro_batch_tokens)
+        parts = self._shard_micro_batches(groups, parallel)
+        return self._build_global_batch(indices, keys, parts, micro_batch_tokens)
 
     def validation_batches(
         self, tokens: int, limit: int | None = None, parallel: Parallel = SINGLE_PROCESS
@@ -147,56 +149,70 @@ class BatchStream:
         if self.objective.carries_state:
             text_streams = min(self.rows_per_step, count)
             for number in range(-(-count // text_streams)):
-                yield self._contiguous_step(number, text_streams, _VALIDATION_TOKENS, parallel)
+                yield self._build_contiguous_step(
+                    number, text_streams, _VALIDATION_TOKENS, parallel
+                )
             return
         if isinstance(self.data, Rows):
             indices = np.sort(permuted(0, 0, np.arange(count), size))
         else:
             indices = np.arange(count) * size // count
         if self.objective.needs_whole_step:
-            groups = _pieces(count, self.rows_per_step)
+            groups = _split_positions(count, self.rows_per_step)
         elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], _VALIDATION_TOKENS)
         else:
-            for piece in _pieces(count, _VALIDATION_ROWS_TOGETHER):
-                parts = self._divide(_pieces(len(piece), _VALIDATION_ROWS), parallel)
+            for piece in _split_positions(count, _VALIDATION_ROWS_TOGETHER):
+                parts = self._shard_micro_batches(
+                    _split_positions(len(piece), _VALIDATION_ROWS), parallel
+                )
                 rows = indices[piece]
-                yield self._global_batch(rows, rows, parts, _VALIDATION_TOKENS)
+                yield self._build_global_batch(rows, rows, parts, _VALIDATION_TOKENS)
             return
-        for part in self._divide(groups, parallel):
-            yield self._global_batch(indices, indices, [part], _VALIDATION_TOKENS)
+        for part in self._shard_micro_batches(groups, parallel):
+            yield self._build_global_batch(indices, indices, [part], _VALIDATION_TOKENS)
 
-    def _contiguous_step(
-        self, number: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
+    def _build_contiguous_step(
+        self, step: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Return this process's part of step `number` for an objective that carries state.
+        """Return this process's part of a step for an objective that carries state.
 
         The text is split into `text_streams` contiguous streams, and the step reads one row from
         each of them. A process always reads the same text streams.
         """
-        indices, keys = contiguous_rows(number, text_streams, len(self.data))
-        parts = self._divide(self._equal_groups(text_streams, micro_batch_tokens), parallel)
-        batch = self._global_batch(indices, keys, parts, micro_batch_tokens)
+        indices, keys = contiguous_rows(step, text_streams, len(self.data))
+        parts = self._shard_micro_batches(
+            self._split_equally(text_streams, micro_batch_tokens), parallel
+        )
+        batch = self._build_global_batch(indices, keys, parts, micro_batch_tokens)
         return dataclasses.replace(batch, text_streams=tuple(part.positions for part in parts))
 
-    def _equal_groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
-        """Split the positions of a step's `count` rows into micro-batches of nearly equal size."""
-        size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
-        return _pieces(count, size)
+    def _split_equally(self, num_rows: int, micro_batch_tokens: int) -> list[np.ndarray]:
+        """Split `num_rows` row positions of a step into micro-batches of nearly equal size."""
+        size = equal_parts(num_rows, max(1, micro_batch_tokens // self.longest))
+        return _split_positions(num_rows, size)
 
-    def _divide(self, groups: Sequence[np.ndarray], parallel: Parallel) -> list[_Part]:
+    def _shard_micro_batches(
+        self, groups: Sequence[np.ndarray], parallel: Parallel
+    ) -> list[_MicroBatchIndex]:
         """Return this process's micro-batches, given the row positions of all micro-batches.
 
         If the objective needs the whole step, all processes compute every micro-batch of the step
         together, and only one process counts it. Otherwise, see `Parallel.shard`.
         """
         if not self.objective.needs_whole_step:
-            return [_Part(*part) for part in parallel.shard(groups)]
+            return [_MicroBatchIndex(*part) for part in parallel.shard(groups)]
         size, rank = parallel.data_size, parallel.data_rank
-        return [_Part(n, group, float(n % size == rank)) for n, group in enumerate(groups)]
+        return [
+            _MicroBatchIndex(n, group, float(n % size == rank)) for n, group in enumerate(groups)
+        ]
 
-    def _global_batch(
-        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_Part], micro_batch_tokens: int
+    def _build_global_batch(
+        self,
+        indices: np.ndarray,
+        keys: np.ndarray,
+        parts: Sequence[_MicroBatchIndex],
+        micro_batch_tokens: int,
     ) -> GlobalBatch:
         """Prepare the micro-batches `parts` of a step and count their labels and tokens.
 
@@ -208,7 +224,9 @@ class BatchStream:
         """
         batches, num_tokens = [], 0
         label_counts: Counter[str] = Counter()
-        for part, (rows, batch) in zip(parts, self._prepared(indices, keys, parts), strict=True):
+        for part, (rows, batch) in zip(
+            parts, self._prepare_micro_batches(indices, keys, parts), strict=True
+        ):
             batches.append(batch)
             counted = int(part.weight)
             num_tokens += counted * rows.num_tokens
@@ -221,8 +239,8 @@ class BatchStream:
             self, tuple(batches), weights, micro_batch_tokens, dict(label_counts), num_tokens
         )
 
-    def _prepared(
-        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_Part]
+    def _prepare_micro_batches(
+        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_MicroBatchIndex]
     ) -> Iterator[tuple[RowBatch, Batch]]:
         """Yield the rows of every micro-batch and the batch that the objective prepares from them.
 
@@ -230,16 +248,16 @@ class BatchStream:
         """
         if not self.objective.prepares_steps:
             for part in parts:
-                rows = self._take(indices[part.positions])
+                rows = self._read_rows(indices[part.positions])
                 yield rows, self._prepare(rows, keys[part.positions])
             return
-        rows = self._take(indices)
+        rows = self._read_rows(indices)
         batch = self._prepare(rows, keys)
         for part in parts:
             ends = int(part.positions[0]), int(part.positions[-1]) + 1
             yield rows.rows(*ends), batch.rows(*ends)
 
-    def _take(self, indices: np.ndarray) -> RowBatch:
+    def _read_rows(self, indices: np.ndarray) -> RowBatch:
         """Read the rows or examples with these indices."""
         if isinstance(self.data, EncodedExamples):
             return self.data.take(indices, multiple=PAD_TO_MULTIPLE_OF)
@@ -264,9 +282,9 @@ class GlobalBatch:
             of micro-batches, so some are repeated with weight 0.
         micro_batch_tokens: the largest number of tokens in a micro-batch.
         label_counts: the number of labels per loss term, in these micro-batches or, after
-            `all_reduced`, in the whole step.
+            `all_reduce_counts`, in the whole step.
         num_tokens: the number of tokens without padding, in these micro-batches or, after
-            `all_reduced`, in the whole step.
+            `all_reduce_counts`, in the whole step.
         text_streams: for each micro-batch, the indices of the text streams that its rows continue;
             only for objectives that carry state.
         is_prefill: whether all text streams start at the beginning of their text.
@@ -291,7 +309,7 @@ class GlobalBatch:
         slices = [micro_batch_slices(one, self.micro_batch_tokens) for one in self.micro_batches]
         return [cut.stop - cut.start for each in slices for cut in each]
 
-    def all_reduced(self, parallel: Parallel) -> GlobalBatch:
+    def all_reduce_counts(self, parallel: Parallel) -> GlobalBatch:
         """Return the batch with its counts summed over all processes; all of them must call it."""
         num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
         label_counts = dict(zip(self.label_counts, counts, strict=True))
@@ -375,17 +393,20 @@ class Loader:
         self.sampling_probabilities = last.sampling_probabilities
         self._draws: dict[int, np.ndarray] = {}
 
-    def phase_of(self, number: int) -> int:
+    def phase_of(self, step: int) -> int:
         """Return the index of the phase that a step belongs to.
 
         A phase whose last step is not known yet continues indefinitely.
         """
-        return bisect.bisect_right(self.borders, number)
+        return bisect.bisect_right(self.borders, step)
 
-    def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
-        """Return this process's part of step `number`, or the part of the process `parallel`."""
-        phase = self.phase_of(number)
-        index, source_step = self._source_of_step(number, phase)
+    def step(self, step: int, parallel: Parallel | None = None) -> GlobalBatch:
+        """Return this process's part of the batch of a step.
+
+        If `parallel` is given, return the part of that process instead.
+        """
+        phase = self.phase_of(step)
+        index, source_step = self._draw_source(step, phase)
         return (
             self.phases[phase]
             .streams[index]
@@ -393,96 +414,98 @@ class Loader:
                 source_step,
                 self.micro_batch_tokens,
                 parallel or self.parallel,
-                rows_before=self._rows_before(phase, index),
+                rows_before=self._count_earlier_rows(phase, index),
             )
         )
 
-    def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """Reduce the size of micro-batches from now on. Returns the batch of step `number`.
+    def halve_micro_batches(self, step: int) -> GlobalBatch:
+        """Reduce the size of micro-batches from now on. Returns the batch of the current step.
 
-        `micro_batch_tokens` is halved until this step has more micro-batches than before, or one
-        row per micro-batch. A run that starts with the reduced size has the same micro-batches.
+        `micro_batch_tokens` is halved until the step has more micro-batches than before, or one row
+        per micro-batch. A run that starts with the reduced size has the same micro-batches.
         """
-        before = len(self.step(number).sizes)
+        before = len(self.step(step).sizes)
         while True:
             self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
-            batch = self.step(number)
+            batch = self.step(step)
             if len(batch.sizes) > before or max(batch.sizes) == 1:
                 return batch
 
-    def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of step `number` and all later steps, with prefetching.
+    def steps_from(self, step: int) -> Iterator[GlobalBatch]:
+        """Yield the batches of a step and of all later steps, with prefetching.
 
         Each batch is prepared in a thread during the step before. If a phase ends or micro-batches
         become smaller in the meantime, the batch is prepared again. The counts of each batch are
         those of the whole step. All processes must iterate together.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
-            ahead, phase = worker.submit(self.step, number), self.phase_of(number)
-            for following in itertools.count(number + 1):
+            ahead, phase = worker.submit(self.step, step), self.phase_of(step)
+            for following in itertools.count(step + 1):
                 batch = ahead.result()
                 is_smaller = batch.micro_batch_tokens != self.micro_batch_tokens
                 if is_smaller or phase != self.phase_of(following - 1):
                     batch = self.step(following - 1)
                 ahead, phase = worker.submit(self.step, following), self.phase_of(following)
-                yield batch.all_reduced(self.parallel)
+                yield batch.all_reduce_counts(self.parallel)
 
     def steps_per_epoch(self) -> float:
         """Return the number of steps per epoch in the last phase. See `LoaderPhase`."""
         return self.phases[-1].steps_per_epoch
 
-    def epochs_at(self, number: int) -> float:
-        """Return the number of epochs completed before step `number`."""
+    def epochs_at(self, step: int) -> float:
+        """Return the number of epochs completed before a step."""
         epochs = 0.0
-        for index, phase in enumerate(self.phases[: self.phase_of(number) + 1]):
-            end = min([number, *self.borders[index : index + 1]])
-            epochs += (end - self._phase_start(index)) / phase.steps_per_epoch
+        for index, phase in enumerate(self.phases[: self.phase_of(step) + 1]):
+            end = min([step, *self.borders[index : index + 1]])
+            epochs += (end - self._first_step_of_phase(index)) / phase.steps_per_epoch
         return epochs
 
-    def _phase_start(self, phase: int) -> int:
+    def _first_step_of_phase(self, phase: int) -> int:
         """Return the first step of a phase."""
         return self.borders[phase - 1] if phase else 0
 
-    def _source_of_step(self, number: int, phase: int) -> tuple[int, int]:
+    def _draw_source(self, step: int, phase: int) -> tuple[int, int]:
         """Return the index of a step's source, and how many steps of the phase used it before."""
-        start = self._phase_start(phase)
+        start = self._first_step_of_phase(phase)
         if len(self.streams) == 1:
-            return 0, number - start
+            return 0, step - start
         draws = self._draws.get(phase, np.empty(0, dtype=np.int64))
-        while len(draws) <= number:
+        while len(draws) <= step:
             steps = np.arange(len(draws), max(1024, 2 * len(draws)))
             uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
             bounds = np.cumsum(self.phases[phase].sampling_probabilities)
             more = np.searchsorted(bounds, uniform, side="right")
             draws = np.concatenate((draws, more.clip(max=len(self.streams) - 1)))
         self._draws[phase] = draws  # one assignment, since the prefetching thread draws them, too
-        index = int(draws[number])
-        return index, int((draws[start:number] == index).sum())
+        index = int(draws[step])
+        return index, int((draws[start:step] == index).sum())
 
-    def _rows_before(self, phase: int, index: int) -> int:
+    def _count_earlier_rows(self, phase: int, source_index: int) -> int:
         """Return the number of rows of a source that earlier phases read in the same row order."""
         rows = 0
         while phase and self.phases[phase].continues:
             phase -= 1
-            stop, start = self.borders[phase], self._phase_start(phase)
+            stop, start = self.borders[phase], self._first_step_of_phase(phase)
             count = stop - start
             if len(self.streams) > 1 and count:
-                self._source_of_step(stop, phase)
-                count = int((self._draws[phase][start:stop] == index).sum())
-            rows += count * self.phases[phase].streams[index].rows_per_step
+                self._draw_source(stop, phase)
+                count = int((self._draws[phase][start:stop] == source_index).sum())
+            rows += count * self.phases[phase].streams[source_index].rows_per_step
         return rows
 
 
-def equal_parts(rows: int, most: int) -> int:
-    """Return the part size that splits `rows` rows into nearly equal parts of at most `most` rows.
+def equal_parts(num_rows: int, max_rows: int) -> int:
+    """Return the part size that splits `num_rows` rows into nearly equal parts.
+
+    Each part has at most `max_rows` rows; the last part may be smaller.
 
     >>> equal_parts(10, 4), equal_parts(10, 64)
     (4, 10)
     """
-    return -(-rows // -(-rows // min(rows, most)))
+    return -(-num_rows // -(-num_rows // min(num_rows, max_rows)))
 
 
-def _pieces(count: int, size: int) -> list[np.ndarray]:
+def _split_positions(count: int, size: int) -> list[np.ndarray]:
     """Split the positions 0 to `count` - 1 into chunks of `size`; the last chunk may be smaller."""
     return np.split(np.arange(count), range(size, count, size))
 

@@ -76,7 +76,7 @@ class LossMeter:
             streams: the streams of all sources.
             probabilities: the weight of each source in the loss; None for its number of steps.
         """
-        sums = self._sums()
+        sums = self._sum_by_source()
         probabilities = probabilities or Counter(source for source, _ in self.steps)
         total_share = sum(probabilities[source] for source in sums)
         named = {f"{split}_loss": 0.0}
@@ -108,7 +108,7 @@ class LossMeter:
             for source, terms in self.steps
         ]
 
-    def _sums(self) -> dict[str, dict[str, Loss]]:
+    def _sum_by_source(self) -> dict[str, dict[str, Loss]]:
         """Return the sum of losses and the number of labels, by source and loss term."""
         sums: dict[str, dict[str, Loss]] = {}
         for source, terms in self.steps:

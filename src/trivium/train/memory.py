@@ -244,20 +244,20 @@ def fit_memory(
 
     Raises RecipeError if weights and optimizer, or a single row, do not fit.
     """
-    estimate = _Estimate.of(recipe, module, streams, parallel, precision, device)
+    estimate = _Estimate.from_recipe(recipe, module, streams, parallel, precision, device)
     data = recipe.parallel.data or _choose_layout(recipe, estimate, parallel)
     _require_space(recipe, estimate, data, device)
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
         micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
-    most, idle = _balanced(streams, parallel, 1 << 62), ""
+    most, idle = _max_balanced_micro_batch(streams, parallel, 1 << 62), ""
     if parallel.data_size > 1 and micro_batch_tokens > most:
         idle = (
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
             f"processes without work: leave it out, or set at most {most:,}."
         )
     rows = min(micro_batch_tokens // estimate.length, estimate.most_rows)
-    needed = estimate.total(max(1, rows), data)
+    needed = estimate.total_bytes(max(1, rows), data)
     return MemoryUse(data, micro_batch_tokens, needed, estimate.free, idle)
 
 
@@ -282,7 +282,7 @@ class _Estimate:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(
+    def from_recipe(
         cls,
         recipe: Recipe,
         module: Any,
@@ -300,7 +300,7 @@ class _Estimate:
         length = max(stream.longest for stream in streams)
         most_rows = max(stream.rows_per_step for stream in streams)
         state = trained_state(recipe, module)
-        labelled = max(map(_labelled, streams))
+        labelled = max(map(_labelled_fraction, streams))
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens
             labelled = objective.max_new_tokens / length
@@ -313,26 +313,26 @@ class _Estimate:
         layout = Layout("ddp", config.tensor, config.activation_checkpointing)
         return cls(specs, length, most_rows, free, layout, state)
 
-    def by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
+    def bytes_by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
         """Return the bytes that all models need together, by use ("weights", "gradients", ...)."""
         options = {**self.options, "rows": rows, "layout": replace(self.layout, data=data)}
         models = [training_memory(spec, length=self.length, **options) for spec in self.specs]
         return {name: sum(one[name] for one in models) for name in models[0]}
 
-    def total(self, rows: int, data: DataParallelism) -> float:
+    def total_bytes(self, rows: int, data: DataParallelism) -> float:
         """Return the total number of bytes for micro-batches of `rows` rows."""
-        return sum(self.by_use(rows, data).values())
+        return sum(self.bytes_by_use(rows, data).values())
 
-    def with_reserve(self, rows: int, data: DataParallelism) -> float:
+    def total_bytes_with_reserve(self, rows: int, data: DataParallelism) -> float:
         """Return the total number of bytes, plus a reserve proportional to the activations."""
-        reserve = (1 / _ACTIVATION_FRACTION - 1) * self.by_use(rows, data)["activations"]
-        return self.total(rows, data) + reserve
+        reserve = (1 / _ACTIVATION_FRACTION - 1) * self.bytes_by_use(rows, data)["activations"]
+        return self.total_bytes(rows, data) + reserve
 
 
 def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> DataParallelism:
     """Return "ddp" if the whole model fits into every process, else "fsdp"."""
     is_sharded = recipe.parallel.tensor > 1 or recipe.parallel.replicas > 1
-    too_large = estimate.total(0, "ddp") > _STATE_FRACTION * estimate.free
+    too_large = estimate.total_bytes(0, "ddp") > _STATE_FRACTION * estimate.free
     [sharded] = parallel.all_reduce_max(is_sharded or too_large)
     return "fsdp" if sharded else "ddp"
 
@@ -341,9 +341,9 @@ def _require_space(
     recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
 ) -> None:
     """Raise RecipeError if weights and optimizer, or a single row, do not fit into memory."""
-    least = estimate.with_reserve(1, data)
+    least = estimate.total_bytes_with_reserve(1, data)
     if recipe.train.micro_batch_tokens is not None:  # the user is responsible for activations
-        state = estimate.by_use(0, data)
+        state = estimate.bytes_by_use(0, data)
         least = sum(state[name] for name in ("weights", "gradients", "optimizer"))
     if least > estimate.free:
         raise RecipeError(
@@ -366,20 +366,29 @@ def _choose_micro_batch(
     on_cpu = estimate.options["device"] == "cpu"
     most_rows = max(1, (_CPU_TOKENS if on_cpu else _GPU_TOKENS) // estimate.length)
     rows = bisect_right(
-        range(1, most_rows + 1), estimate.free, key=lambda rows: estimate.with_reserve(rows, data)
+        range(1, most_rows + 1),
+        estimate.free,
+        key=lambda rows: estimate.total_bytes_with_reserve(rows, data),
     )
     fitting = -int(parallel.all_reduce_max(-rows * estimate.length)[0])
     if parallel.data_size > 1 or not recipe.labelled:
-        return _balanced(streams, parallel, fitting)
+        return _max_balanced_micro_batch(streams, parallel, fitting)
     return fitting
 
 
-def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:
-    """Return the largest micro-batch of at most `most` tokens with equal work for all processes."""
-    return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
+def _max_balanced_micro_batch(
+    streams: Sequence[BatchStream], parallel: Parallel, max_tokens: int
+) -> int:
+    """Return the largest micro-batch size in tokens that gives all processes equal work.
+
+    The size is at most `max_tokens` tokens.
+    """
+    return min(
+        stream.max_balanced_micro_batch(parallel.data_size, max_tokens) for stream in streams
+    )
 
 
-def _labelled(stream: BatchStream) -> float:
+def _labelled_fraction(stream: BatchStream) -> float:
     """Return the fraction of tokens with labels in a sample of examples.
 
     The fraction is 1 for text, and if the labels are created later.

@@ -60,7 +60,7 @@ class ModelConfig(Config):
     decoder: dict[str, Any] | None = Field(None, description="changes to the preset's decoder")
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check_origin(self) -> Self:
         """Raise ValueError unless exactly one of `preset`, `spec` and `init_from` is set."""
         if sum(getattr(self, origin) is not None for origin in ORIGINS) != 1:
             raise ValueError(
@@ -75,12 +75,12 @@ class ModelConfig(Config):
         """Whether training starts from trained weights."""
         return self.init_from is not None and not self.new_weights
 
-    def _changes(self) -> dict[str, Any]:
+    def _preset_changes(self) -> dict[str, Any]:
         """Return the keys that change parts of a preset or spec, with their values."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
 
-    def _resized_preset(self) -> dict[str, Any]:
+    def _resize_preset(self) -> dict[str, Any]:
         """Return the preset as a tree, resized to a changed width or number of heads.
 
         Other sizes that follow from them, such as the feed-forward width, change in proportion.
@@ -92,7 +92,7 @@ class ModelConfig(Config):
                 (heads, ("layers", "mixer", "num_heads")),
                 (layers, ("num_layers",)),
             ):
-                number = _value_at(stack, path)
+                number = _get_value(stack, path)
                 if isinstance(number, int) and 0 < number <= 1000:
                     sizes[slot] = number
         if not isinstance(spec, TransformerSpec) or not (heads or layers or self.d_model):
@@ -102,7 +102,7 @@ class ModelConfig(Config):
     @property
     def changes_preset(self) -> bool:
         """Whether the recipe changes parts of the preset."""
-        return self.preset is not None and bool(self._changes())
+        return self.preset is not None and bool(self._preset_changes())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
         """Return the preset's sizes that change because others were changed.
@@ -111,8 +111,8 @@ class ModelConfig(Config):
         """
         if self.preset is None:
             return []
-        given = {".".join(path) for path, _ in _leaves(self._changes())}
-        changed = changed_keys(presets[self.preset].to_dict(), self._resized_preset())
+        given = {".".join(path) for path, _ in _iter_leaves(self._preset_changes())}
+        changed = changed_keys(presets[self.preset].to_dict(), self._resize_preset())
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
     def build_spec(self) -> Spec | None:
@@ -122,8 +122,8 @@ class ModelConfig(Config):
         """
         if self.init_from is not None:
             return None
-        tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resized_preset()
-        changes = self._changes()
+        tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resize_preset()
+        changes = self._preset_changes()
         if _sets_relative_positions(changes) and "embedding" in tree:
             tree["embedding"].pop("positions", None)
         for stack in ("encoder", "decoder"):
@@ -165,7 +165,7 @@ class AdapterConfig(Config):
         return LoRA(rank=self.rank, alpha=self.alpha, dropout=self.dropout, targets=self.targets)
 
 
-def _value_at(tree: Any, path: Sequence[str]) -> Any:
+def _get_value(tree: Any, path: Sequence[str]) -> Any:
     """Return the value at a path of keys in nested dicts; None if there is none."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
@@ -187,7 +187,7 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
     layers, so that the validation of the spec reports the key.
     """
     parts = [Layer.model_validate(layer) for layer in layers]
-    for path, value in _leaves(changes):
+    for path, value in _iter_leaves(changes):
         takers = [number for number, layer in enumerate(parts) if _has_field(layer, path)]
         for number in takers or range(len(layers)):
             tree = value
@@ -196,14 +196,16 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
             merge_changes(layers[number], copy.deepcopy(tree))
 
 
-def _leaves(changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+def _iter_leaves(
+    changes: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[Any, Any]]:
     """Yield the paths and values of the leaves of a tree.
 
     A table with the key `kind` counts as one value.
     """
     for name, value in changes.items():
         if isinstance(value, Mapping) and "kind" not in value:
-            yield from _leaves(value, (*path, name))
+            yield from _iter_leaves(value, (*path, name))
         else:
             yield (*path, name), value
 

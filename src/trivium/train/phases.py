@@ -86,7 +86,7 @@ class PhaseConfig(Config):
         return ["data.length"] * length + ["train.batch_tokens"] * batch
 
     @model_validator(mode="after")
-    def _changes_something(self) -> Self:
+    def _check_changes(self) -> Self:
         """Raise ValueError for a phase without keys, or with another kind of objective."""
         if "kind" in (self.objective or {}):
             raise ValueError("a phase changes fields of the objective, not its kind")

@@ -60,7 +60,7 @@ class Recipe(Config):
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _one_way_to_name_sources(self) -> Self:
+    def _check_sources(self) -> Self:
         """Raise ValueError if the sources or their names contradict each other.
 
         An adapter that is combined with frozen or averaged weights is also an error.
@@ -84,7 +84,7 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _no_key_without_effect(self) -> Self:
+    def _check_keys_have_effect(self) -> Self:
         """Raise ValueError if a key of `[train]` or `[data]` has no effect on any source."""
         if all(objective.labelled for objective in self.objectives):
             kinds, unread = "text, but this run has labelled examples only", TEXT_KEYS
@@ -101,7 +101,7 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _objectives_fit(self) -> Self:
+    def _check_objectives(self) -> Self:
         """Check the objectives against the other sections, before any data is read."""
         for objective in self.objectives:
             data = self.data
@@ -111,7 +111,7 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _phases_fit(self) -> Self:
+    def _check_phases(self) -> Self:
         """Raise ValueError if phases are out of order or set keys that have no effect."""
         untils = [phase.until for phase in self.phases]
         if untils != sorted(set(untils)):
@@ -141,14 +141,14 @@ class Recipe(Config):
             self.in_phase(number)
         return self
 
-    def in_phase(self, number: int) -> Self:
-        """Return the recipe with the values of phase `number`, and without phases.
+    def in_phase(self, index: int) -> Self:
+        """Return the recipe with the values of the phase at this index, and without phases.
 
         The last part of the run has no table and uses the values of the recipe itself.
         """
-        if number >= len(self.phases):
+        if index >= len(self.phases):
             return self.model_copy(update={"phases": ()})
-        phase = self.phases[number]
+        phase = self.phases[index]
         tree = {**self.to_tree(), "phases": []}
         for name in ("data", "train", "optimizer"):
             changes = getattr(phase, name)
@@ -157,7 +157,7 @@ class Recipe(Config):
             tree["objective"] = {**tree["objective"], **phase.objective}
         for source in tree.get("mix", ()) if phase.mix else ():
             source["weight"] = (phase.mix or {})[source["name"]]
-        return type(self).from_tree(tree, where=f"phases[{number}]")
+        return type(self).from_tree(tree, where=f"phases[{index}]")
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:

@@ -53,7 +53,7 @@ def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
         _library_layer,
     )
     for make in layers:
-        _fill(tree, make(tree, spec), origins)
+        _fill_layer(tree, make(tree, spec), origins)
 
 
 def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
@@ -64,7 +64,7 @@ def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     """
     if tree.get("defaults") != "published":
         return None
-    return _complete_recipe(tree)
+    return _find_published_recipe(tree)
 
 
 def has_published_budget(recipe: Recipe) -> bool:
@@ -91,7 +91,7 @@ def compare_with_published(
             same.append(key)
         else:
             changed[key] = tree.get(key), one.value
-    phases = [_phase_tree(phase) for phase in published.phases]
+    phases = [_build_phase_tree(phase) for phase in published.phases]
     if phases and tree.get("phases") == phases:
         same.append("phases")
     elif phases:
@@ -99,7 +99,7 @@ def compare_with_published(
     return same, changed
 
 
-def _complete_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+def _find_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     """Return the complete published recipe of a tree's preset for its kind of data, or None."""
     recipe = published_recipes().get(tree.get("model", {}).get("preset") or "")
     if recipe is None or not recipe.is_complete or tree.get("mix"):
@@ -111,7 +111,7 @@ def _complete_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     return recipe if len(labelled) == 1 else None
 
 
-def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
+def _fill_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
     """Set the values of a layer in a recipe's tree, in place, unless they are already set.
 
     Keys that belong to another kind of component are skipped. A budget is skipped if another budget
@@ -123,7 +123,7 @@ def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
         section, _, name = key.rpartition(".")
         if has_budget and section == "train" and name in BUDGETS:
             continue
-        for prefix, root in _roots(tree, section):
+        for prefix, root in _iter_tables(tree, section):
             table = root
             for step in section.split(".") if section else ():
                 table = table.setdefault(step, {})
@@ -134,7 +134,7 @@ def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
                 origins[prefix + key] = origin
 
 
-def _roots(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
+def _iter_tables(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
     """Yield the tables that contain a section, each with the prefix of its keys.
 
     The section `objective` of a mix is in each of the sources. All other sections are in the tree.
@@ -146,7 +146,7 @@ def _roots(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
         yield "", tree
 
 
-def _objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
+def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
     """Yield the objective of each source as (kind, class), except for unknown kinds."""
     for table in tree.get("mix") or [tree]:
         kind = str(table.get("objective", {}).get("kind", ""))
@@ -161,7 +161,7 @@ def _has_new_weights(tree: Mapping[str, Any]) -> bool:
 
 def _is_labelled(tree: Mapping[str, Any]) -> bool:
     """Return whether any source in a recipe's tree has labelled examples."""
-    return any(objective.labelled for _, objective in _objectives(tree))
+    return any(objective.labelled for _, objective in _iter_objectives(tree))
 
 
 def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
@@ -170,7 +170,7 @@ def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     If the user sets another budget, the published warm-up keeps its fraction of the budget.
     Published phases are omitted if the user sets a key that they change.
     """
-    recipe, chosen = _complete_recipe(tree), tree.get("defaults")
+    recipe, chosen = _find_published_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
         return RecipeLayer({}, LIBRARY)
     values = {"defaults": Published("published", "the preset"), **recipe.values}
@@ -184,7 +184,7 @@ def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
         share = round(min(warmup.value / steps, 1.0), 6)
         source = f"{warmup.source}: {warmup.value:,} of {steps:,.0f} steps"
         values["schedule.warmup"] = Published(share, source)
-    phases = [_phase_tree(phase) for phase in recipe.phases]
+    phases = [_build_phase_tree(phase) for phase in recipe.phases]
     keys = {key for phase in recipe.phases for key in phase if key != "until"}
     if phases and not keys & set(flatten_keys(tree)):
         source = ", ".join(dict.fromkeys(one["until"].source for one in recipe.phases))
@@ -193,7 +193,7 @@ def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer({key: one.value for key, one in values.items()}, origins)
 
 
-def _phase_tree(phase: Mapping[str, Published]) -> Tree:
+def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
     """Return a published phase as a nested dict of its values."""
     tree: Tree = {}
     for key, one in phase.items():
@@ -207,7 +207,7 @@ def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
     It is the objective of the published recipe for text, or else the default for the architecture.
     """
-    if all("kind" in root.get("objective", {}) for _, root in _roots(tree, "objective")):
+    if all("kind" in root.get("objective", {}) for _, root in _iter_tables(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
     recipe = published_recipes().get(tree["model"].get("preset") or "")
     if recipe is not None and "objective.kind" in recipe.values and not tree.get("mix"):
@@ -236,24 +236,24 @@ def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     fast = tree.get("defaults", values.get("defaults")) == "fast"
     if fast and (not is_new or not isinstance(spec, TransformerSpec)):
         raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
-    kinds = [objective for _, objective in _objectives(tree)]
+    kinds = [objective for _, objective in _iter_objectives(tree)]
     if isinstance(spec, TransformerSpec) and "init_from" not in tree["model"]:
         translates = all(kind.supported_family == "encoder-decoder" for kind in kinds)
         # T5 (fan-in) learns no faster with copy heads (benchmarks/LOG.md).
         gains = translates and spec.initialization.kind != "fan-in"
         if fast or (own and gains and "defaults" not in tree):
-            values["model.initialization"] = defaults.fastest_initialization(spec)
+            values["model.initialization"] = defaults.choose_initialization(spec)
     if fast:
         for kind in kinds:
             values |= {f"objective.{key}": value for key, value in kind.advice().fast.items()}
     if is_new:
-        values["optimizer.kind"] = defaults.optimizer_kind(spec, fast=fast)
+        values["optimizer.kind"] = defaults.choose_optimizer(spec, fast=fast)
     return RecipeLayer(values, FAST if fast else LIBRARY)
 
 
 def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of labelled tasks: the schedule, the optimizer and its fields."""
-    tasks = [name for name, objective in _objectives(tree) if objective.labelled]
+    tasks = [name for name, objective in _iter_objectives(tree) if objective.labelled]
     if not tasks:
         return RecipeLayer({}, LIBRARY)
     kind = tree.get("optimizer", {}).get("kind", "adamw")
@@ -270,7 +270,7 @@ def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
         tokenizer = dict(tree.get("tokenizer", {}))
-        _choose_tokenizer(tokenizer, [objective for _, objective in _objectives(tree)], spec)
+        _choose_tokenizer(tokenizer, [objective for _, objective in _iter_objectives(tree)], spec)
         minutes = tree.get("train", {}).get("minutes")
         kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:

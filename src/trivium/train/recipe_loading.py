@@ -69,15 +69,15 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise RecipeError(f"{file}: not valid TOML: {error}") from None
 
 
-def changes_tree(changes: Changes) -> dict[str, Any]:
+def parse_changes(changes: Changes) -> dict[str, Any]:
     """Return changes as one tree. Later changes override earlier ones.
 
     A value is parsed as TOML, or used as a string if it is not valid TOML. Raises RecipeError if a
     change is not of the form `section.key=value`.
 
-    >>> changes_tree(["train.steps=500", "model.preset=gpt2-mini"])
+    >>> parse_changes(["train.steps=500", "model.preset=gpt2-mini"])
     {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
-    >>> changes_tree({"train.steps": 500, "model": {"preset": "gpt2-mini"}})
+    >>> parse_changes({"train.steps": 500, "model": {"preset": "gpt2-mini"}})
     {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
     """
     if isinstance(changes, str):
@@ -117,7 +117,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     A new budget replaces the recipe's budget, and a new origin of the model replaces the old
     origin. Sources in `mix` replace `[objective]` and `data.paths`, and vice versa.
     """
-    new = copy.deepcopy(changes_tree(changes))
+    new = copy.deepcopy(parse_changes(changes))
     check_tables(new, "changes of the recipe")
     for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
         if any(name in (new.get(section) or {}) for name in alternatives):
@@ -168,7 +168,7 @@ def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
         RecipeError: the recipe or preset does not exist, a key is unknown, or a value is not
             allowed.
     """
-    return build_recipe(recipe_tree(recipe), changes, where=recipe_name(recipe))
+    return build_recipe(load_recipe_tree(recipe), changes, where=recipe_name(recipe))
 
 
 def recipe_name(recipe: AnyRecipe) -> str:
@@ -177,10 +177,10 @@ def recipe_name(recipe: AnyRecipe) -> str:
     return str(recipe) if is_file else "recipe"
 
 
-def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
+def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     """Return the keys that a recipe sets; `recipe` is as in `load_recipe`."""
     if isinstance(recipe, Recipe):
-        return _without_default_tokenizer(recipe)
+        return _drop_default_tokenizer(recipe)
     if isinstance(recipe, Mapping):
         return copy.deepcopy(dict(recipe))
     name = os.fspath(recipe)
@@ -197,7 +197,7 @@ def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     )
 
 
-def _without_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
+def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
     """Return the tree of a recipe, without a default tokenizer, since the data may have its own."""
     tree = recipe.to_tree()
     if recipe.tokenizer is not None:
@@ -221,22 +221,22 @@ def map_paths(tree: Any, change: Callable[[Any], Any]) -> Any:
     }
 
 
-def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
+def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's tree with absolute paths, which are valid in every working directory.
 
     Names that are not paths, such as models on the Hugging Face Hub, stay unchanged.
     """
 
-    def absolute(value: Any) -> Any:
-        """Return a path or list of paths as absolute paths; names unchanged."""
+    def make_absolute(value: Any) -> Any:
+        """Return a path or a list of paths as absolute paths. Names stay unchanged."""
         if not isinstance(value, str):
-            return [absolute(one) for one in value]
+            return [make_absolute(one) for one in value]
         named = value == STDIN or value.startswith(("hf:", PYTHON)) or is_remote(value)
         file = value.rpartition(":")[0] or value  # file.py:function
         exists = glob.has_magic(value) or os.path.exists(value) or os.path.exists(file)
         return os.path.abspath(value) if exists and not named else value
 
-    return map_paths(tree, absolute)
+    return map_paths(tree, make_absolute)
 
 
 def recipe_file(recipe: Recipe) -> str:
@@ -244,8 +244,8 @@ def recipe_file(recipe: Recipe) -> str:
 
     A comment after each value states its origin.
     """
-    tree = Recipe.from_tree(absolute_paths(recipe.to_tree())).to_tree()
-    text = _with_origins(tomli_w.dumps({**version_entry(), **tree}), recipe)
+    tree = Recipe.from_tree(make_paths_absolute(recipe.to_tree())).to_tree()
+    text = _add_origin_comments(tomli_w.dumps({**version_entry(), **tree}), recipe)
     note = (
         "# The data was given from Python. The run has stored it; this file alone does not repeat "
         "the run.\n"
@@ -253,21 +253,21 @@ def recipe_file(recipe: Recipe) -> str:
     return note + text if f'"{PYTHON}' in text else text
 
 
-def recipe_with_origins(recipe: Recipe) -> str:
+def format_recipe_with_origins(recipe: Recipe) -> str:
     """Return a recipe as TOML text, with the origin of each value in a comment."""
-    return _with_origins(tomli_w.dumps(recipe.to_tree()), recipe)
+    return _add_origin_comments(tomli_w.dumps(recipe.to_tree()), recipe)
 
 
-def _with_origins(text: str, recipe: Recipe) -> str:
+def _add_origin_comments(text: str, recipe: Recipe) -> str:
     """Add the origin of each value to the TOML text of a recipe, as comments."""
     tree, lines = tomllib.loads(text), text.splitlines()
-    for number, key in _toml_lines(text):
+    for number, key in _iter_toml_keys(text):
         if key not in version_entry():
-            lines[number] += f"  # {_origin(recipe, key, tree)}"
+            lines[number] += f"  # {_find_origin(recipe, key, tree)}"
     return "\n".join(lines) + "\n"
 
 
-def _toml_lines(text: str) -> Iterator[tuple[int, str]]:
+def _iter_toml_keys(text: str) -> Iterator[tuple[int, str]]:
     """Yield the index and the dotted key of each line that sets a value.
 
     A key in a list of tables contains the index, such as `mix[0].objective.kind`.
@@ -284,7 +284,7 @@ def _toml_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, section + assignment[1]
 
 
-def _origin(recipe: Recipe, key: str, tree: Any) -> str:
+def _find_origin(recipe: Recipe, key: str, tree: Any) -> str:
     """Return the origin of the value of a dotted key in a recipe's tree.
 
     The origin is a layer, "default", or a choice for this run.
@@ -295,11 +295,11 @@ def _origin(recipe: Recipe, key: str, tree: Any) -> str:
     for name, index in re.findall(r"([\w-]+)(?:\[(\d+)\])?", key):
         value = value[name] if not index else value[name][int(index)]
     known = [one.default for one in iter_keys(Recipe) if one.name == re.sub(r"\[\d+\]", "", key)]
-    is_default = any(_plain(default) == value for default in known)
+    is_default = any(_to_toml_value(default) == value for default in known)
     return "default" if is_default or not known else "chosen for this model and data"
 
 
-def _plain(default: Any) -> Any:
+def _to_toml_value(default: Any) -> Any:
     """Return a default value in the form that TOML returns: tuples as lists."""
     return list(default) if isinstance(default, tuple) else default
 
@@ -307,7 +307,7 @@ def _plain(default: Any) -> Any:
 def read_origins(text: str) -> dict[str, str]:
     """Return the origins of values by dotted key, parsed from the comments of a `recipe.toml`."""
     lines = text.splitlines()
-    found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _toml_lines(text))
+    found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _iter_toml_keys(text))
     return {key: comment[1] for key, comment in found if comment}
 
 
@@ -319,7 +319,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     tree = copy.deepcopy(tree)
     check_tables(tree, where)
     apply_changes(tree, changes)
-    changed, given = flatten_keys(changes_tree(changes)), "given" if where == "recipe" else where
+    changed, given = flatten_keys(parse_changes(changes)), "given" if where == "recipe" else where
     origins = {key: "--set" if key in changed else given for key in flatten_keys(tree)}
     of_mix = origins.pop("mix", "")
     for number, source in enumerate(tree.get("mix") or ()):
@@ -329,7 +329,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
         raise problems_to_error(where, Recipe.problems(tree, partial=True)) from None
-    _refuse_second_tokenizer(tree, model)
+    _reject_second_tokenizer(tree, model)
     spec = model.build_spec()
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
@@ -339,7 +339,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     return recipe
 
 
-def _refuse_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
+def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
     """Raise RecipeError if a recipe sets a tokenizer and the model or the shards have their own."""
     keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
     tables = tree.get("mix") or [tree.get("data") or {}]

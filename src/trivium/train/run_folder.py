@@ -73,12 +73,12 @@ class RunFolder:
         if resume is True and not self.recipe.is_file():
             raise RecipeError(
                 f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
-                f"{self._where_replaced()}{files.did_you_mean_folder(self.path)}"
+                f"{self._describe_replaced_run()}{files.did_you_mean_folder(self.path)}"
             )
-        return resume is True or (resume == "auto" and self.begun) or self._restarted
+        return resume is True or (resume == "auto" and self.begun) or self._is_restarted
 
     @property
-    def _restarted(self) -> bool:
+    def _is_restarted(self) -> bool:
         """Whether this is a restart: by `torchrun`, or of a launch with the same --rdzv-id."""
         lock = self.path / _LOCK
         if not self.recipe.is_file() or not lock.is_file():
@@ -111,42 +111,42 @@ class RunFolder:
             RecipeError: another process trains here, or the folder contains a run or other files
                 that may not be replaced.
         """
-        if self._replaced.is_dir() and not self.resumable and not (resume and self.begun):
-            with self._locked() as lock:
+        if self._replaced_folder.is_dir() and not self.resumable and not (resume and self.begun):
+            with self._acquire_lock() as lock:
                 if overwrite or lock.read() != "":  # else the user made the folder
                     self.remove_preparation()
-                self._bring_back()
-            if not overwrite or self._replaced.is_dir():
-                where = self._where_replaced() or " The run is back as it was."
+                self._restore_replaced_run()
+            if not overwrite or self._replaced_folder.is_dir():
+                where = self._describe_replaced_run() or " The run is back as it was."
                 raise RecipeError(
                     f"{self.path}: a start with --overwrite was killed before its first checkpoint."
                     f"{where} Continue that run (--resume), choose another --out, or replace it "
                     "(--overwrite)."
                 )
         if overwrite and not resume and self.recipe.is_file():
-            with self._locked():
-                shutil.rmtree(self._replaced, ignore_errors=True)
-                self.path.rename(self._replaced)
-        with self._locked() as lock:
+            with self._acquire_lock():
+                shutil.rmtree(self._replaced_folder, ignore_errors=True)
+                self.path.rename(self._replaced_folder)
+        with self._acquire_lock() as lock:
             known = lock.read() != ""  # a run has used this folder
             try:
                 if not resume:
-                    self._check_free(known=known)
+                    self._check_unused(known=known)
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n{_torchrun_id()}")
                 lock.flush()
                 for left in [*self.path.rglob(_TEMPORARY)]:  # left by killed processes
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-                with nullcontext() if resume else self._leaving_no_trace():
+                with nullcontext() if resume else self._remove_failed_start():
                     yield self
             finally:
-                with handle_signals(_ignore):
+                with handle_signals(_ignore_signal):
                     if resume and not known:
                         lock.truncate(0)  # the user made the folder: no later start may use it
-                    self._release()
+                    self._release_replaced_run()
 
     @contextmanager
-    def _leaving_no_trace(self) -> Iterator[None]:
+    def _remove_failed_start(self) -> Iterator[None]:
         """Remove the files of a start that fails before its first step, unless text is encoded.
 
         A start that replaces another run is removed if it fails before its first checkpoint.
@@ -155,10 +155,10 @@ class RunFolder:
             yield
         except BaseException:
             is_encoded = any(self.path.glob("shards*"))
-            replaces = self._replaced.is_dir()
+            replaces = self._replaced_folder.is_dir()
             if not (self.resumable if replaces else self.training or is_encoded):
                 self.kept = False
-                with handle_signals(_ignore):
+                with handle_signals(_ignore_signal):
                     self.remove_preparation()
             raise
 
@@ -197,7 +197,7 @@ class RunFolder:
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Append a record to `metrics.jsonl`, without values that are not finite."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(_json_line(record))
+            file.write(_format_record(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the records of `metrics.jsonl`, up to the first damaged record."""
@@ -207,10 +207,10 @@ class RunFolder:
     def rewind_metrics(self, step: int) -> None:
         """Remove the records after `step`, since a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        files.write_file(self.metrics_file, "".join(map(_json_line, kept)))
+        files.write_file(self.metrics_file, "".join(map(_format_record, kept)))
 
     @contextmanager
-    def _locked(self) -> Iterator[TextIO]:
+    def _acquire_lock(self) -> Iterator[TextIO]:
         """Acquire the lock of the folder for the duration of the block. Yields the lock file.
 
         The file contains the id of the process that trains here. Raises RecipeError if another
@@ -229,7 +229,7 @@ class RunFolder:
             lock.seek(0)
             yield lock
 
-    def _check_free(self, *, known: bool) -> None:
+    def _check_unused(self, *, known: bool) -> None:
         """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
         A run that stopped before its first step may be overwritten. `known` is whether a run has
@@ -247,39 +247,39 @@ class RunFolder:
             )
 
     @property
-    def _replaced(self) -> Path:
+    def _replaced_folder(self) -> Path:
         """The folder of the old run until the run that replaces it has a checkpoint."""
         return self.path.with_name(f".{self.path.name}.replaced")
 
-    def _where_replaced(self) -> str:
+    def _describe_replaced_run(self) -> str:
         """Return a sentence for error messages on where the replaced run is, or ""."""
-        if not self._replaced.is_dir():
+        if not self._replaced_folder.is_dir():
             return ""
         return (
-            f" The run that a start with --overwrite was to replace is in {self._replaced}: rename "
-            f"it to {self.path}."
+            " The run that a start with --overwrite was to replace is in "
+            f"{self._replaced_folder}: rename it to {self.path}."
         )
 
-    def _release(self) -> None:
+    def _release_replaced_run(self) -> None:
         """Delete the replaced run, or restore it if the new run left nothing."""
         if self.resumable:
-            shutil.rmtree(self._replaced, ignore_errors=True)
+            shutil.rmtree(self._replaced_folder, ignore_errors=True)
         elif not self.recipe.is_file():
-            self._bring_back()
+            self._restore_replaced_run()
 
-    def _bring_back(self) -> None:
+    def _restore_replaced_run(self) -> None:
         """Restore the replaced run: rename its folder back, if the new folder is empty."""
         (self.path / _LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or another process begins
             self.path.rmdir()
-            self._replaced.rename(self.path)
+            self._replaced_folder.rename(self.path)
 
 
-def _ignore(number: int, frame: Any) -> None:
+def _ignore_signal(signum: int, frame: Any) -> None:
     """Ignore a second signal, so that the cleanup can finish."""
 
 
-def _json_line(record: dict[str, Any]) -> str:
+def _format_record(record: dict[str, Any]) -> str:
     """Return a record as one line of JSON, without values that are not finite."""
     known = {name: value for name, value in files.nan_to_none(record).items() if value is not None}
     return json.dumps(known, allow_nan=False) + "\n"

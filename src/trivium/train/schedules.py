@@ -47,10 +47,10 @@ class Schedule(Choice, Config, ABC):
                 # rate must not be 0.
                 return min(max(progress + step_share, 1e-3) / warmup, 1.0)
             end = warmup
-        return self.decayed(progress, end)
+        return self.decay_factor(progress, end)
 
     @abstractmethod
-    def decayed(self, progress: float, warmup_end: float) -> float:
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
         """Return the factor after the warm-up, which ended at progress `warmup_end`."""
 
 
@@ -59,8 +59,8 @@ class Constant(Schedule):
 
     kind: Literal["constant"] = "constant"
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Return 1."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return 1: the learning rate stays at its peak."""
         return 1.0
 
 
@@ -70,12 +70,12 @@ class Linear(Schedule):
     kind: Literal["linear"] = "linear"
     final: Fraction = Field(0.0, description="last factor, a fraction of the peak")
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Return final + (1 - final) (1 - p).
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor of a linear decay, final + (1 - final) (1 - p).
 
         p is the progress since the warm-up, 0 to 1.
         """
-        return self.final + (1.0 - self.final) * (1.0 - _since(progress, warmup_end))
+        return self.final + (1.0 - self.final) * (1.0 - _progress_since(progress, warmup_end))
 
 
 class Cosine(Schedule):
@@ -84,12 +84,12 @@ class Cosine(Schedule):
     kind: Literal["cosine"] = "cosine"
     final: Fraction = Field(0.05, description="last factor, a fraction of the peak")
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Return final + (1 - final) (1 + cos(pi p)) / 2.
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor of a cosine decay, final + (1 - final) (1 + cos(pi p)) / 2.
 
         p is the progress since the warm-up, 0 to 1.
         """
-        p = _since(progress, warmup_end)
+        p = _progress_since(progress, warmup_end)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * p))
 
 
@@ -107,16 +107,16 @@ class SlantedTriangle(Schedule):
     ratio: float = Field(32.0, gt=1, description="the peak divided by the lowest rate")
 
     def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
-        """Return (1 + p (ratio - 1)) / ratio.
+        """Return the factor (1 + p (ratio - 1)) / ratio.
 
-        p is the factor of a linear schedule that decays to 0.
+        p is the factor of a linear warm-up to 1 and a linear decay to 0.
         """
         p = super().factor(step, progress, step_share)
         return (1.0 + p * (self.ratio - 1.0)) / self.ratio
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Return p, which decays linearly from 1 to 0."""
-        return 1.0 - _since(progress, warmup_end)
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor p of a linear decay from 1 to 0."""
+        return 1.0 - _progress_since(progress, warmup_end)
 
 
 class InverseSqrt(Schedule):
@@ -127,8 +127,11 @@ class InverseSqrt(Schedule):
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Return sqrt(warmup_end / progress), since progress is proportional to steps."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the inverse square root factor, sqrt(warmup_end / progress).
+
+        Progress is used in place of steps, since they are proportional.
+        """
         return math.sqrt(warmup_end / progress) if progress > 0.0 and warmup_end > 0.0 else 1.0
 
 
@@ -142,13 +145,16 @@ class StableDecay(Schedule):
     decay: Fraction = Field(0.4, description="final fraction of the run, in which the rate falls")
     final: Fraction = Field(0.05, description="last factor, a fraction of the peak")
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Return final + (1 - final) min(1, (1 - progress) / decay)."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return 1 until the final decay, then a linear decay to `final`.
+
+        The factor is final + (1 - final) min(1, (1 - progress) / decay).
+        """
         decay = min(self.decay, 1.0 - warmup_end)
         left = 1.0 if decay <= 0.0 else min(1.0, (1.0 - progress) / decay)
         return self.final + (1.0 - self.final) * left
 
 
-def _since(progress: float, warmup_end: float) -> float:
+def _progress_since(progress: float, warmup_end: float) -> float:
     """Return the fraction of the run after the warm-up that is complete, 0 to 1."""
     return (progress - warmup_end) / (1.0 - warmup_end) if warmup_end < 1.0 else 1.0

@@ -66,20 +66,20 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool =
         _parallelize_stack(stack, mesh, Shard(1) if sequence_parallel else Replicate())
     for table in (model.tokens, model.source_tokens):
         if table is not None:
-            _distribute(table, _Activations(mesh), Shard(0))
+            _distribute_module(table, _Activations(mesh), Shard(0))
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
             _distribute_parameters(head, mesh, Shard(0))
     model.linear_cross_entropy = vocabulary_parallel_cross_entropy
     for module in model.modules():  # all other modules: norms, positions, layers of heads
         if any(not isinstance(p, DTensor) for p in module.parameters(recurse=False)):
-            _distribute(module, _Activations(mesh), Replicate())
+            _distribute_module(module, _Activations(mesh), Replicate())
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(partial(_redistribute, parameter.placements))  # type: ignore
+            parameter.register_hook(partial(_redistribute_gradient, parameter.placements))  # type: ignore
 
 
-def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
+def _redistribute_gradient(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
     """Return a gradient with the placements of its parameter.
 
     Gradients of norms that saw only some positions are summed, and gradients of embeddings are
@@ -88,15 +88,15 @@ def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTens
     return gradient.redistribute(placements=placements)
 
 
-def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool) -> None:
-    """Raise RecipeError if tensor parallelism cannot divide a model among the processes."""
+def _check_sizes(model: Transformer, num_processes: int, *, sequence_parallel: bool) -> None:
+    """Raise RecipeError if tensor parallelism cannot split a model among the processes."""
     for stack in model.spec.stacks:
         if not stack.sharded_fields:
             positions = [each.positions for each in stack.attentions if each.positions]
             parts = [part for layer in stack.every_layer for part in (*layer.parts, layer.block)]
             kinds = sorted({part.kind for part in (*parts, *positions)})
             raise RecipeError(
-                f"parallel.tensor = {processes} cannot divide a model that is made of "
+                f"parallel.tensor = {num_processes} cannot divide a model that is made of "
                 f"{', '.join(kinds)}: set parallel.tensor = 1."
             )
         if sequence_parallel and stack.num_layer_groups:
@@ -107,21 +107,21 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
             )
     if model.spec.mask_decoder_positions:
         raise RecipeError(
-            f"parallel.tensor = {processes} cannot divide a model with a mask decoder "
+            f"parallel.tensor = {num_processes} cannot divide a model with a mask decoder "
             "(mask_decoder_positions): set parallel.tensor = 1."
         )
     for name, size in (each for stack in model.spec.stacks for each in stack.sharded_fields):
-        if size % processes:
+        if size % num_processes:
             divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise RecipeError(
-                f"parallel.tensor = {processes} does not divide {name} = {size} of this model: "
+                f"parallel.tensor = {num_processes} does not divide {name} = {size} of this model: "
                 f"set parallel.tensor to one of {divisors}."
             )
     vocab_sizes = [model.spec.vocab_size, model.spec.input_vocab_size]
-    if min(vocab_sizes) < processes**2:  # else every process has rows
+    if min(vocab_sizes) < num_processes**2:  # else every process has rows
         raise RecipeError(
-            f"parallel.tensor = {processes} is too much for a vocabulary of {min(vocab_sizes)} "
-            f"entries, which must be at least {processes**2}: set a smaller parallel.tensor."
+            f"parallel.tensor = {num_processes} is too much for a vocabulary of {min(vocab_sizes)} "
+            f"entries, which must be at least {num_processes**2}: set a smaller parallel.tensor."
         )
 
 
@@ -132,9 +132,9 @@ def _parallelize_stack(stack: TransformerStack, mesh: DeviceMesh, placement: Pla
     """
     stream = _Activations(mesh, placement)
     if isinstance(placement, Shard):
-        stack.embedding.register_forward_hook(stream.divide_output)
+        stack.embedding.register_forward_hook(stream.shard_output)
     for table in stack.tables:  # tables of position biases, whose last axis is the heads
-        _distribute(table, _Activations(mesh), Shard(1), outputs=Shard(1))
+        _distribute_module(table, _Activations(mesh), Shard(1), outputs=Shard(1))
     for block in stack.layers:
         assert isinstance(block, Block)
         _parallelize_block(block, stream, is_last=block is stack.layers[-1])
@@ -169,12 +169,12 @@ def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Act
     sublayer.register_forward_pre_hook(stream.gather_input)
     for part in sublayer.modules():
         if isinstance(part, PositionsModule):
-            part.heads = _own_part(part.attention.num_heads, stream.mesh)
+            part.heads = _local_slice(part.attention.num_heads, stream.mesh)
     for norm in (residual.pre_norm, residual.post_sublayer_norm, residual.post_norm):
-        _distribute(norm, stream, Replicate())
+        _distribute_module(norm, stream, Replicate())
 
 
-def _own_part(size: int, mesh: DeviceMesh) -> slice:
+def _local_slice(size: int, mesh: DeviceMesh) -> slice:
     """Return the slice of `size` items that belongs to this process."""
     part = size // mesh.size()
     return slice(mesh.get_local_rank() * part, (mesh.get_local_rank() + 1) * part)
@@ -190,7 +190,7 @@ class _Activations:
         self.mesh, self.placement = mesh, placement or Replicate()
         self.length = self.seed = 0
 
-    def divide_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
+    def shard_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
         """Shard a module's output [B, T, D] along T. Dropout then differs between the processes."""
         self.length = x.shape[1]
         if module.training:
@@ -216,22 +216,22 @@ class _Activations:
             stride=torch.empty(shape, device="meta").stride(),
         )
 
-    def gathered(self, x: Tensor) -> DTensor:
+    def gather(self, x: Tensor) -> DTensor:
         """Return `x`, gathered and replicated on every process."""
         return self.to_dtensor(x).redistribute(placements=[Replicate()])
 
     def gather_input(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gather the first input of a module."""
-        return self.gathered(inputs[0]), *inputs[1:]
+        return self.gather(inputs[0]), *inputs[1:]
 
     def gather_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
         """Gather the output of a module. Dropout is the same on every process from here on."""
         if module.training:
             torch.manual_seed(self.seed)
-        return self.gathered(x).to_local()
+        return self.gather(x).to_local()
 
 
-def _distribute(
+def _distribute_module(
     module: nn.Module,
     inputs: _Activations,
     parameters: Placement,

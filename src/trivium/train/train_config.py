@@ -95,8 +95,8 @@ class TrainConfig(Config):
     )
     save_every: PositiveInt | None = Field(
         None,
-        description="steps between checkpoints (default: 500, for labelled examples eval_every); "
-        "if steps are slow, also after half a minute and every two minutes, unless average is set or "
+        description="steps between checkpoints (default: 500, labelled examples: eval_every); if "
+        "steps are slow, also after half a minute and every two minutes, unless average is set or "
         "all are kept",
     )
     keep_checkpoints: PositiveInt | Literal["all"] = Field(
@@ -152,14 +152,14 @@ class TrainConfig(Config):
 
     @field_validator("precision", mode="before")
     @classmethod
-    def _no_fp8(cls, value: Any) -> Any:
+    def _reject_fp8(cls, value: Any) -> Any:
         """Raise ValueError for fp8, which is not supported."""
         if value in ("fp8", "float8"):
             raise ValueError('training in fp8 is not supported: set "bf16" or leave it out')
         return value
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         """Raise ValueError for several budgets, or for patience without the best weights."""
         if len(names := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
             one = f"set exactly one budget of {', '.join(BUDGETS)}"
@@ -193,7 +193,7 @@ class ParallelConfig(Config):
     )
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         """Raise ValueError if keys that need FSDP or tensor parallelism are set without it."""
         if self.data == "ddp" and max(self.tensor, self.replicas) > 1:
             raise ValueError('tensor or replicas > 1 goes with data = "fsdp": leave data out')

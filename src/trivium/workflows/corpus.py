@@ -110,7 +110,7 @@ class ExampleSource:
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
-    def note_truncations(self, split: str, truncations: Ints, length: int | None) -> None:
+    def store_truncations(self, split: str, truncations: Ints, length: int | None) -> None:
         """Store the truncations of a split, and drop validation examples without a target token.
 
         Objectives that measure truncated answers keep all validation examples. `length` is the
@@ -287,7 +287,7 @@ class Corpus:
         return {side: unknown[side] / count for side, count in total.items() if count}
 
 
-def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
+def remove_outdated_preparation(run: RunFolder, recipe: Recipe) -> bool:
     """Remove data that an earlier start prepared from another recipe or text.
 
     The earlier start stopped before its first step. Labelled examples and standard input cannot be
@@ -298,13 +298,13 @@ def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
         return False
     before, now = read_recipe(run.recipe), tomllib.loads(recipe_file(recipe))
     same = all(before.get(name) == now.get(name) for name in _PREPARED_BY)
-    if same and not any(_may_differ(source, run) for source in recipe.sources):
+    if same and not any(_data_may_differ(source, run) for source in recipe.sources):
         return False
     run.remove_preparation()
     return True
 
 
-def _may_differ(source: MixConfig, run: RunFolder) -> bool:
+def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
     """Return whether the data of a source may differ from the data that the run has prepared."""
     if source.objective.labelled or STDIN in source.paths or source.paths[0].startswith(PYTHON):
         return True
@@ -329,16 +329,18 @@ def load_corpus(
     for config in recipe.sources:
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
-    _refuse_keys_beside_shards(recipe)
+    _reject_reading_keys(recipe)
     sources = [_open_source(recipe, config, run, line) for config in recipe.sources]
     _remove_validation_examples([one for one in sources if isinstance(one, ExampleSource)], line)
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
-    tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
+    tokenizer, source_tokenizer = _load_tokenizers(recipe, spec, base, sources, run, line)
     for objective in recipe.objectives:
         objective.check_tokens(tokenizer.vocabulary)
     encoded = [
-        _encode(source, sources, tokenizer, run, line) if isinstance(source, RawText) else source
+        _encode_source(source, sources, tokenizer, run, line)
+        if isinstance(source, RawText)
+        else source
         for source in sources
     ]
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
@@ -369,7 +371,7 @@ def load_corpus(
 
 def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: ProgressLine) -> _Source:
     """Return a source of the recipe: labelled examples, shards, or text that is not encoded yet."""
-    config = _with_own_files(config, run)
+    config = _use_stored_files(config, run)
     if isinstance(config.objective, LabelledObjective):
         return _read_examples(config, config.objective, recipe, line)
     if are_shards(config.paths):
@@ -383,7 +385,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
     return RawText(config, options, recipe.data.keep_text)
 
 
-def _refuse_keys_beside_shards(recipe: Recipe) -> None:
+def _reject_reading_keys(recipe: Recipe) -> None:
     """Raise RecipeError for keys about reading text if the text is already encoded to shards."""
     shards = [one for one in recipe.sources if not one.objective.labelled and are_shards(one.paths)]
     keys = [
@@ -403,7 +405,7 @@ def _refuse_keys_beside_shards(recipe: Recipe) -> None:
         )
 
 
-def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
+def _use_stored_files(config: MixConfig, run: RunFolder) -> MixConfig:
     """Return the source with files of the run instead of standard input and data from Python.
 
     Standard input is copied to a file of the run, since the tokenizer and the shards both read it;
@@ -412,7 +414,7 @@ def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
     """
     stdin = run.standard_input.with_suffix(".jsonl" if config.objective.labelled else ".txt")
 
-    def own(path: str) -> str:
+    def find_stored_file(path: str) -> str:
         """Return the file of the run in place of a path to standard input or data from Python."""
         if path == STDIN:
             return str(stdin)
@@ -432,10 +434,10 @@ def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
     if STDIN in given and not stdin.is_file():
         with replace_file(stdin) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    paths = tuple(map(own, config.paths))
+    paths = tuple(map(find_stored_file, config.paths))
     held_out = config.validation
     if isinstance(held_out, tuple):
-        held_out = tuple(map(own, held_out))
+        held_out = tuple(map(find_stored_file, held_out))
     return config.model_copy(update={"paths": paths, "validation": held_out})
 
 
@@ -499,16 +501,16 @@ def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]
     shards = any(isinstance(source, TextSource) for source in sources)
     if not isinstance(config, TokenizerConfig) or config.vocab_size or shards:
         return recipe
-    size = defaults.vocabulary_size(spec, _num_bytes(sources))
+    size = defaults.vocabulary_size(spec, _count_text_bytes(sources))
     return recipe.replace(tokenizer=config.replace(vocab_size=size))
 
 
-def _num_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
+def _count_text_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
     """Return the approximate number of bytes of text that a tokenizer can be trained on."""
     return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
-def _tokenizers(
+def _load_tokenizers(
     recipe: Recipe,
     spec: Spec,
     base: LanguageModel | None,
@@ -532,7 +534,7 @@ def _tokenizers(
         if isinstance(source, TextSource):
             return Tokenizer.load(source.shards.tokenizer_path), None
 
-    def trained(file: Path, side: str) -> Tokenizer:
+    def load_or_train(file: Path, side: str) -> Tokenizer:
         """Load the tokenizer from a file of the run. Train and save it first if it is missing."""
         if not file.is_file():
             _train_tokenizer(recipe, sources, side, line).save(file)
@@ -541,8 +543,8 @@ def _tokenizers(
     if isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     else:
-        tokenizer = trained(run.tokenizer, "target_texts" if separate else "texts")
-    return tokenizer, trained(run.source_tokenizer, "source_texts") if separate else None
+        tokenizer = load_or_train(run.tokenizer, "target_texts" if separate else "texts")
+    return tokenizer, load_or_train(run.source_tokenizer, "source_texts") if separate else None
 
 
 def _train_tokenizer(
@@ -551,7 +553,7 @@ def _train_tokenizer(
     """Train a tokenizer on one side of all sources, with progress lines."""
     config = recipe.tokenizer
     assert isinstance(config, TokenizerConfig)
-    size = min(_num_bytes(sources, side), config.sample_bytes)
+    size = min(_count_text_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     raw = [source for source in sources if not isinstance(source, TextSource)]
     line.print_message(
@@ -569,7 +571,7 @@ def _train_tokenizer(
     return tokenizer
 
 
-def _encode(
+def _encode_source(
     source: RawText,
     sources: Sequence[_Source],
     tokenizer: Tokenizer,
@@ -582,7 +584,7 @@ def _encode(
     training.
     """
 
-    def show(progress: PrepareProgress) -> None:
+    def show_progress(progress: PrepareProgress) -> None:
         """Print the progress of encoding."""
         if progress.note:
             line.print_line(progress.note)
@@ -608,7 +610,7 @@ def _encode(
             tokenizer,
             out,
             options=source.options,
-            progress=show,
+            progress=show_progress,
             not_in_training=set().union(*elsewhere),
         )
         if source.keep:

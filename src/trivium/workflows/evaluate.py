@@ -23,7 +23,7 @@ from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
 from trivium.train.data_config import as_list
-from trivium.train.recipe_loading import Changes, changes_tree, check_tables, read_recipe
+from trivium.train.recipe_loading import Changes, check_tables, parse_changes, read_recipe
 from trivium.workflows.text_options import TextOptions
 
 PERPLEXITY = "perplexity"
@@ -78,13 +78,13 @@ def evaluate(
     lm = model
     if not isinstance(lm, LanguageModel):
         lm = load(lm, device=device, quantize=quantize)
-    recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
-    task = task or task_of(lm)
+    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
+    task = task or infer_task(lm)
     names = path_names(data)
     changes, read_keys = data_changes(changes)
     bad = BadRecords() if read_keys.pop("bad_records", "stop") == "skip" else None
     text = dataclasses.replace(text, **read_keys)
-    seen = _training_data(names, recipe)
+    seen = _note_training_data(names, recipe)
     if task == PERPLEXITY and changes:
         raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
     if task != PERPLEXITY and dataclasses.replace(text, errors="strict", encoding="utf-8") != _TEXT:
@@ -113,7 +113,7 @@ def evaluate(
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:
         lm.require(capability)
-    objective = objective_of(lm, task, recipe, changes)
+    objective = build_task_objective(lm, task, recipe, changes)
     objective.check_metrics()
     report = ReadReport()
     records = RecordOptions(errors=text.errors, encoding=text.encoding, bad=bad, report=report)
@@ -132,7 +132,7 @@ def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
     Returns the other changes and the keys of `data`. Raises RecipeError for keys of `data` that do
     not affect how files are read.
     """
-    tree = changes_tree(changes)
+    tree = parse_changes(changes)
     read_keys = tree.pop("data", {})
     known = [*(field.name for field in dataclasses.fields(ReadOptions)), "bad_records"]
     for key in read_keys:
@@ -157,27 +157,29 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
         )
 
 
-def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
+def _note_training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
     """Return a note if a run was trained on one of these paths, according to its recipe.
 
     Validation files of the run do not count, even if they are among its data.
     """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
-    trained, validation = (_files(tables, key) for key in ("paths", "validation"))
-    known = [path for path in paths if _is_in(path, trained) and not _is_in(path, validation)]
+    trained, validation = (_expand_paths(tables, key) for key in ("paths", "validation"))
+    known = [
+        path for path in paths if _is_path_in(path, trained) and not _is_path_in(path, validation)
+    ]
     if not known:
         return ()
     return (english("note.trained_on_it", paths=", ".join(known)),)
 
 
-def _files(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
+def _expand_paths(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
     """Return the files and folders under a key in several tables of a recipe."""
     listed = [as_list(table.get(key)) for table in tables]
     patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
     return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
 
 
-def _is_in(path: str, files: Sequence[str]) -> bool:
+def _is_path_in(path: str, files: Sequence[str]) -> bool:
     """Return whether a path is among the files, is a link to a file, or is inside a folder.
 
     `files` contains files and folders.
@@ -190,7 +192,7 @@ def _is_in(path: str, files: Sequence[str]) -> bool:
     )
 
 
-def task_of(lm: LanguageModel) -> str:
+def infer_task(lm: LanguageModel) -> str:
     """Return the task of a model from its settings or capabilities, by default "perplexity"."""
     if lm.settings.task in LabelledObjective.kinds:
         return str(lm.settings.task)
@@ -198,7 +200,7 @@ def task_of(lm: LanguageModel) -> str:
     return next(tasks, PERPLEXITY)
 
 
-def objective_of(
+def build_task_objective(
     lm: LanguageModel, task: str, recipe: dict[str, Any], changes: Changes = ()
 ) -> LabelledObjective:
     """Return the objective of a task with the keys of the run's recipe or the model's settings.
@@ -217,7 +219,7 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
 
     Raises RecipeError if a change is not a key of the objective.
     """
-    changed = changes_tree(changes)
+    changed = parse_changes(changes)
     others = [name for name in changed if name != "objective"]
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
@@ -227,7 +229,7 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
     return objective
 
 
-def run_recipe(path: Path) -> dict[str, Any]:
+def read_run_recipe(path: Path) -> dict[str, Any]:
     """Return the recipe of a run as a tree, given the run or a checkpoint; {} for other models.
 
     Raises RecipeError if the recipe cannot be read.

@@ -58,7 +58,7 @@ class KnownLabels:
             yield translated("labels.unseen", labels=listing(unseen))
 
 
-def over_labels(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:
+def has_label_rows(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:
     """Return whether a head has one row per label."""
     return isinstance(head, ClassifierHead | TaggerHead)
 
@@ -75,8 +75,8 @@ def known_labels(
     """
     if base is None or settings.label_kind != base.settings.label_kind:
         return KnownLabels()
-    kinds = {head.kind for head in heads if over_labels(head)}
-    own = [one.num_labels for one in base.spec.heads if over_labels(one) and one.kind in kinds]
+    kinds = {head.kind for head in heads if has_label_rows(head)}
+    own = [one.num_labels for one in base.spec.heads if has_label_rows(one) and one.kind in kinds]
     before = base.label_names(own[0]) if own else ()
     if base.generates_labels and settings.task == base.settings.task:
         before = base.settings.labels
@@ -88,10 +88,10 @@ def known_labels(
     return KnownLabels(before, settings.labels)
 
 
-def copied_rows(weight: Tensor, new: Tensor, rows: int) -> Tensor:
+def copy_known_rows(weight: Tensor, new: Tensor, num_rows: int) -> Tensor:
     """Return the weight of a head over labels in which known labels keep their rows.
 
-    The first `rows` rows are those of `weight`, and the others those of `new`. If both have the
+    The first `num_rows` rows are copied from `weight`, and all others from `new`. If both have the
     same shape, `weight` is returned.
     """
-    return weight if weight.shape == new.shape else torch.cat([weight[:rows], new[rows:]])
+    return weight if weight.shape == new.shape else torch.cat([weight[:num_rows], new[num_rows:]])

@@ -31,7 +31,12 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource
-from trivium.workflows.known_labels import KnownLabels, copied_rows, known_labels, over_labels
+from trivium.workflows.known_labels import (
+    KnownLabels,
+    copy_known_rows,
+    has_label_rows,
+    known_labels,
+)
 
 
 @dataclass
@@ -84,10 +89,10 @@ def set_up_model(
         examples = [*source.train, *source.valid]
         source.objective = source.objective.continuing(settings, examples).resolve(spec, examples)
     objectives = [source.objective for source in corpus.sources]
-    vocabulary = _vocabulary(corpus.tokenizer, settings)
+    vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     if spec.family == "encoder-decoder":
         settings = _with_generation_ids(settings, objectives, vocabulary)
-        vocabulary = _vocabulary(corpus.tokenizer, settings)
+        vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     _check_labels(corpus)
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
@@ -104,7 +109,7 @@ def set_up_model(
     objectives = [source.objective for source in corpus.sources]
     recipe = corpus.recipe.with_objectives(objectives)
     settings = _with_prefixes(settings, objectives)
-    final = _final_spec(recipe, spec, settings, corpus, new=base is None)
+    final = _build_final_spec(recipe, spec, settings, corpus, new=base is None)
     answers = final.family == "decoder-only" and any(head.kind == "lm" for head in final.heads)
     if corpus.examples and answers:
         settings = _with_end_of_turn(settings, corpus.tokenizer)
@@ -156,13 +161,13 @@ def copy_weights(
         head.kind for head in model.spec.heads if not _has_head(base.spec, head, labels)
     )
     new = tuple(f"heads.{kind}." for kind in new_heads)
-    partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if over_labels(head))
+    partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if has_label_rows(head))
     taken = {}
     for name, weight in model.state_dict().items():
         if name.startswith(new):
             continue
         if name in trained and name.startswith(partly):
-            trained[name] = copied_rows(trained[name], weight, rows)
+            trained[name] = copy_known_rows(trained[name], weight, rows)
         if name not in trained or trained[name].shape != weight.shape:
             raise RecipeError(
                 f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
@@ -175,9 +180,9 @@ def copy_weights(
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
     """Return whether a base model has a head. For a head over labels, some kept labels suffice."""
-    if labels is None or not over_labels(head):
+    if labels is None or not has_label_rows(head):
         return head in spec.heads
-    same = (one for one in spec.heads if over_labels(one) and one.kind == head.kind)
+    same = (one for one in spec.heads if has_label_rows(one) and one.kind == head.kind)
     return labels.kept and any(one.replace(num_labels=head.num_labels) == head for one in same)
 
 
@@ -212,7 +217,7 @@ def _warn_of_unseen_labels(source: ExampleSource) -> None:
         )
 
 
-def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
+def _build_vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
     """Return the vocabulary of a tokenizer, with the decoder's start token from the settings."""
     start = next(iter(settings.decoder_start), None)
     return dataclasses.replace(tokenizer.vocabulary, decoder_start_id=start)
@@ -278,7 +283,7 @@ def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
     return dataclasses.replace(settings, generation={**settings.generation, **ends})
 
 
-def _final_spec(
+def _build_final_spec(
     recipe: Recipe, spec: Spec, settings: Settings, corpus: Corpus, *, new: bool
 ) -> Spec:
     """Return the spec with its vocabulary size, the heads of all objectives, and dropout.
@@ -299,12 +304,12 @@ def _final_spec(
         source = corpus.source_tokenizer
         sizes = corpus.tokenizer.vocab_size, source.vocab_size if source else None
         spec = defaults.with_vocabularies(spec, *sizes)
-        spec = spec.replace(**_with_padding(spec, corpus.tokenizer))
+        spec = spec.replace(**_padding_offset_changes(spec, corpus.tokenizer))
     final = spec.with_heads(tuple(heads[kind] for kind in ordered))
     return final.with_dropout(defaults.dropout(recipe))
 
 
-def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
+def _padding_offset_changes(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return changes to a spec whose position indices skip padding; {} for other specs.
 
     Such positions recognize padding by its id. Their offset is the padding id plus one.
@@ -337,7 +342,7 @@ def _with_lengths(
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []
     if corpus.examples:
-        length = defaults.example_length(recipe, spec)
+        length = defaults.max_example_length(recipe, spec)
         if longest is None:
             options["model_max_length"] = length
         else:

@@ -21,7 +21,13 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective
 from trivium.train.recipe_loading import Changes
-from trivium.workflows.evaluate import Model, data_changes, objective_of, run_recipe, task_of
+from trivium.workflows.evaluate import (
+    Model,
+    build_task_objective,
+    data_changes,
+    infer_task,
+    read_run_recipe,
+)
 
 _ROWS = 256  # the number of rows that the model predicts at a time
 _GROUP = 4096  # the number of rows per row group of Parquet
@@ -86,7 +92,7 @@ def predict(
         TriviumError: the task has no labels, or does not support the threshold.
     """
     out, names = Path(out), path_names(data)
-    line = _line_writer(out, names)
+    line = _choose_line_format(out, names)
     if (threshold is None) != (below is None) or not 0 < (threshold or 1) <= 1:
         raise TriviumError("give a threshold from 0 to 1 and the label below it, or neither.")
     changes, keys = data_changes(changes)
@@ -94,21 +100,21 @@ def predict(
         raise RecipeError("predict uses data.encoding and data.errors, and no other key of data.")
     reading = replace(reading, **keys)
     options = RecordOptions(errors=reading.errors, encoding=reading.encoding)
-    recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
+    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
-    task = task_of(lm)
+    task = infer_task(lm)
     known = [name for name, kind in LabelledObjective.kinds.items() if getattr(kind, "inputs", ())]
     if task not in known:
         raise TriviumError(
             f"predict is for tasks with labels ({', '.join(known)}), and this model is for {task}."
         )
-    objective = objective_of(lm, task, recipe, changes)
+    objective = build_task_objective(lm, task, recipe, changes)
     added = [prefix + name for name in objective.predicted_columns(lm)]
     if threshold is not None and (len(added) < 4 or lm.settings.label_kind != "classes"):
         raise TriviumError("a threshold is for one class per text: leave it out.")
     report, columns, num_rows, num_below = ReadReport(), dict.fromkeys(()), 0, 0
 
-    def records(report: ReadReport | None = None) -> Iterator[Record]:
+    def read_records(report: ReadReport | None = None) -> Iterator[Record]:
         """Yield the records of all files. Raises DataError for files with one word per line."""
         schema = objective.input_schema
         for record in objective.records(names, options):
@@ -120,14 +126,16 @@ def predict(
             schema.resolve(record, report)
             yield record
 
-    def answered() -> Iterator[Row]:
+    def predict_rows() -> Iterator[Row]:
         """Yield the records with the added columns, predicted in batches."""
         nonlocal num_below
-        rest, done = records(), 0
+        rest, done = read_records(), 0
         while batch := list(islice(rest, _ROWS)):
             answers = objective.predict(lm, [objective.unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
-                values = objective.predicted(answer, in_cell=line in (_csv_line, _tsv_line))
+                values = objective.predicted(
+                    answer, in_cell=line in (_format_csv_line, _format_tsv_line)
+                )
                 if threshold is not None and values[1] < threshold:
                     values, num_below = (below, *values[1:]), num_below + 1
                 yield {**record, **dict(zip(added, values, strict=True))}
@@ -135,7 +143,7 @@ def predict(
             if progress:
                 progress(done, num_rows)
 
-    for record in records(report):
+    for record in read_records(report):
         num_rows += 1
         objective.unlabelled(record, lm)
         _check_writable(record, added, line)
@@ -144,15 +152,15 @@ def predict(
     out.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(out) as file:
         if line is None:
-            _write_parquet(file, answered(), [*columns], names)
+            _write_parquet(file, predict_rows(), [*columns], names)
         else:
-            header = [dict(zip(columns, columns))] if line is not _json_line else []
-            rows = chain(header, answered())
+            header = [dict(zip(columns, columns))] if line is not _format_json_line else []
+            rows = chain(header, predict_rows())
             file.writelines(line(row, [*columns]).encode() for row in rows)
     return Predicted(num_rows, num_below, report.lines)
 
 
-def _line_writer(out: Path, names: Sequence[str]) -> Line | None:
+def _choose_line_format(out: Path, names: Sequence[str]) -> Line | None:
     """Return the function that formats a row as a line of the output; None for Parquet.
 
     Raises DataError if data cannot be read twice, or if the output is not a new table.
@@ -182,39 +190,46 @@ def _check_writable(record: Record, added: Sequence[str], line: Line | None) -> 
         raise DataError(f"{record.where}: {error}") from error
 
 
-def _csv_line(row: Row, columns: Sequence[str]) -> str:
+def _format_csv_line(row: Row, columns: Sequence[str]) -> str:
     """Return a row as a line of CSV. Cells with commas, quotes or line breaks are quoted."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow([_cell(row.get(name)) for name in columns])
+    csv.writer(text, lineterminator="\n").writerow(
+        [_format_cell(row.get(name)) for name in columns]
+    )
     return text.getvalue()
 
 
-def _tsv_line(row: Row, columns: Sequence[str]) -> str:
+def _format_tsv_line(row: Row, columns: Sequence[str]) -> str:
     """Return a row as a line of TSV. Raises DataError if a cell contains a tab or a line break."""
-    cells = [_cell(row.get(name)) for name in columns]
+    cells = [_format_cell(row.get(name)) for name in columns]
     if any(mark in cell for mark in "\t\n\r" for cell in cells):
         raise DataError("a cell has a tab or a line break, which .tsv cannot hold: write .csv.")
     return "\t".join(cells) + "\n"
 
 
-def _json_line(row: Row, _: Sequence[str]) -> str:
+def _format_json_line(row: Row, _: Sequence[str]) -> str:
     """Return a row as a line of JSON. Numbers that are not finite become null."""
-    return json.dumps(nan_to_none(row), ensure_ascii=False, default=_plain) + "\n"
+    return json.dumps(nan_to_none(row), ensure_ascii=False, default=_to_json_value) + "\n"
 
 
-_LINES: dict[str, Line] = {".csv": _csv_line, ".tsv": _tsv_line, ".jsonl": _json_line}
+_LINES: dict[str, Line] = {
+    ".csv": _format_csv_line,
+    ".tsv": _format_tsv_line,
+    ".jsonl": _format_json_line,
+}
 FORMATS = (*_LINES, ".parquet")
 """The file name extensions that `predict` can write."""
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     """Return a value as the text of a cell: strings unchanged, lists and objects as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
-    return json.dumps(value, ensure_ascii=False, default=_plain).strip('"')  # a date has marks
+    text = json.dumps(value, ensure_ascii=False, default=_to_json_value)
+    return text.strip('"')  # a date is quoted
 
 
-def _plain(value: Any) -> str:
+def _to_json_value(value: Any) -> str:
     """Return a value that JSON does not support, such as a date or a decimal, as a string.
 
     Raises DataError for bytes.

@@ -12,9 +12,9 @@ from trivium.train.recipe_loading import (
     Changes,
     apply_changes,
     build_recipe,
+    format_recipe_with_origins,
+    load_recipe_tree,
     recipe_name,
-    recipe_tree,
-    recipe_with_origins,
 )
 
 
@@ -34,11 +34,11 @@ def show_recipe(recipe: AnyRecipe, data: Sequence[str] = (), changes: Changes = 
     """
     if not recipe:
         raise RecipeError("which recipe? Name a preset, a recipe file or a model.")
-    tree = recipe_tree(recipe)
+    tree = load_recipe_tree(recipe)
     if data:
         apply_changes(tree, {"data": {"paths": list(data)}})
     chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     if chosen.labelled:
-        return recipe_with_origins(chosen)
+        return format_recipe_with_origins(chosen)
     spec = chosen.model.build_spec() or load(str(chosen.model.init_from), device="meta").spec
-    return recipe_with_origins(defaults.complete(chosen, spec))
+    return format_recipe_with_origins(defaults.complete(chosen, spec))

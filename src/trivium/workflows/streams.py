@@ -60,11 +60,11 @@ def build_streams(
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
                 check_example_ids(data, spec)
-                source.note_truncations(split, data.truncations, setup.lm.max_length)
+                source.store_truncations(split, data.truncations, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
-            data = _rows(source, recipe, setup, split)
-            text = _rows(source, recipe, setup, TRAIN)
+            data = _open_rows(source, recipe, setup, split)
+            text = _open_rows(source, recipe, setup, TRAIN)
             assert text is not None
             if data is not None:
                 seen = np.flatnonzero(source.shards.split(split).counts())
@@ -84,7 +84,7 @@ def build_streams(
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
                 has_aux_loss=setup.lm.spec.has_aux_loss,
-                num_taken=_num_taken(recipe, len(data)) if split == TRAIN else None,
+                num_taken=_count_rows_taken(recipe, len(data)) if split == TRAIN else None,
             )
             if (
                 split == TRAIN
@@ -120,7 +120,7 @@ def build_phases(
             data, objective = stream.data, stream.objective.model_copy(update=values)
             rows_per_step = stream.rows_per_step
             if isinstance(source, TextSource):
-                rows = _rows(source, current, setup, TRAIN)
+                rows = _open_rows(source, current, setup, TRAIN)
                 assert rows is not None
                 data = rows
                 rows_per_step = _rows_per_step(current)
@@ -141,14 +141,14 @@ def _rows_per_step(recipe: Recipe) -> int:
     return max(1, (recipe.train.batch_tokens or 0) // defaults.row_length(recipe))
 
 
-def _num_taken(recipe: Recipe, size: int) -> int | None:
+def _count_rows_taken(recipe: Recipe, num_rows: int) -> int | None:
     """Return the total number of rows that a run reads if its budget is in epochs, else None.
 
     It is also None for a mix and for a run with phases.
     """
     if recipe.mix or recipe.phases or recipe.train.epochs is None:
         return None
-    return max(1, math.ceil(recipe.train.epochs * size - 1e-6))
+    return max(1, math.ceil(recipe.train.epochs * num_rows - 1e-6))
 
 
 def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
@@ -162,7 +162,7 @@ def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> di
     return {name: weight / total for name, weight in sampling_weights.items()}
 
 
-def _rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:
+def _open_rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:
     """Return the rows of a text source in a split; None if the source does not have the split."""
     if split != TRAIN and split not in source.shards.names:
         return None

@@ -40,20 +40,20 @@ from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import (
     AnyRecipe,
     Changes,
-    absolute_paths,
     apply_changes,
     build_recipe,
-    changes_tree,
+    load_recipe_tree,
+    make_paths_absolute,
     map_paths,
+    parse_changes,
     read_origins,
     read_recipe,
     recipe_file,
     recipe_name,
-    recipe_tree,
 )
 from trivium.train.run_folder import Resume
 from trivium.train.trainer import Interrupted
-from trivium.workflows.corpus import load_corpus, remove_other_preparation
+from trivium.workflows.corpus import load_corpus, remove_outdated_preparation
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.run import Run
@@ -120,8 +120,8 @@ def pretrain(
     held_out = None
     if not isinstance(validation, float | int | None):
         validation, held_out = named_data(validation, "validation")
-    recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
-    _check_needs(run, recipe, resume=resume)
+    recipe = _load_run_recipe(run, recipe, data, validation, changes, line, resume=resume)
+    _check_requirements(run, recipe, resume=resume)
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have their own
     origin = recipe.model.init_from
@@ -146,7 +146,7 @@ def pretrain(
             _check_parallel(recipe, spec, parallel)
             with parallel.main_first():
                 if parallel.is_main:
-                    if not resume and remove_other_preparation(run, recipe):
+                    if not resume and remove_outdated_preparation(run, recipe):
                         line.print_message("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
@@ -168,7 +168,7 @@ def pretrain(
     except KeyboardInterrupt:
         if not parallel.is_main:
             raise
-        raise _interrupted(run, recipe) from None
+        raise _interrupted_error(run, recipe) from None
     except (OSError, SafetensorError) as error:
         if not is_disk_full(error):
             raise
@@ -240,7 +240,7 @@ def finetune(
     )
 
 
-def _interrupted(run: Run, recipe: Recipe) -> Interrupted:
+def _interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
     """Return the error for an interrupted run. Its message states how to resume."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
@@ -254,7 +254,7 @@ def _interrupted(run: Run, recipe: Recipe) -> Interrupted:
     return Interrupted(step, f"interrupted; {saved}. To resume:\n  {resume}")
 
 
-def _chosen_recipe(
+def _load_run_recipe(
     run: Run,
     recipe: AnyRecipe,
     data: PathList,
@@ -269,8 +269,8 @@ def _chosen_recipe(
     Raises RecipeError or DataError; the message also lists all paths that do not exist.
     """
     try:
-        tree = recipe_tree(recipe) if recipe else {}
-        if data and (tree.get("mix") or changes_tree(changes).get("mix")):
+        tree = load_recipe_tree(recipe) if recipe else {}
+        if data and (tree.get("mix") or parse_changes(changes).get("mix")):
             raise RecipeError(
                 "this recipe names its sources in [[mix]]: leave --data out, or set mix."
             )
@@ -283,22 +283,22 @@ def _chosen_recipe(
         if validation is not None:
             apply_changes(tree, {"data": {"validation": validation}})
         if resume:
-            return _resumed_recipe(run, tree, changes, line)
+            return _load_resumed_recipe(run, tree, changes, line)
         chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     except TriviumError as error:
-        problems = [] if resume else _missing_data(data, validation)
+        problems = [] if resume else _find_missing_data(data, validation)
         if not problems:
             raise
         raise RecipeError("\n".join([str(error), *problems])) from None
     problems = [
-        one for each in chosen.sources for one in _missing_data(each.paths, each.validation)
+        one for each in chosen.sources for one in _find_missing_data(each.paths, each.validation)
     ]
     if problems:
         raise DataError("\n".join(problems))
     return chosen
 
 
-def _check_needs(run: Run, recipe: Recipe, *, resume: bool) -> None:
+def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
     """Check the output folder and the required libraries of a run, before any data is read.
 
     A resumed run has its own copy of the data, so libraries for reading data are not required.
@@ -314,7 +314,9 @@ def _check_needs(run: Run, recipe: Recipe, *, resume: bool) -> None:
         check_libraries((*source.paths, *held_out))
 
 
-def _missing_data(data: tuple[str, ...], validation: float | tuple[str, ...] | None) -> list[str]:
+def _find_missing_data(
+    data: tuple[str, ...], validation: float | tuple[str, ...] | None
+) -> list[str]:
     """Return a message for each path of the data or validation data that does not exist."""
     return missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
@@ -375,7 +377,9 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
             )
 
 
-def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: ProgressLine) -> Recipe:
+def _load_resumed_recipe(
+    run: Run, tree: dict[str, Any], changes: Changes, line: ProgressLine
+) -> Recipe:
     """Return the recipe of a resumed run, with changes that do not affect completed steps.
 
     `tree` contains the keys that were also given: preset, recipe, task or data. Raises RecipeError
@@ -389,43 +393,43 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
         ) from None
     if tree.get("data", {}).get("paths") == []:  # from a Recipe without data
         del tree["data"]["paths"]
-    tree, changes = absolute_paths(tree), absolute_paths(changes_tree(changes))
-    after, edited = recipe_tree(before), before.to_tree()
+    tree, changes = make_paths_absolute(tree), make_paths_absolute(parse_changes(changes))
+    after, edited = load_recipe_tree(before), before.to_tree()
     # Keys that the user edited in recipe.toml. Files may have moved; their contents are compared.
     trained = run.read_metadata().get("recipe", edited)
     if "tokenizer" not in trained:  # the run uses the tokenizer of its shards
         edited.pop("tokenizer", None)
-    edits = [*_differences(_without_paths(trained), _without_paths(edited))]
+    edits = [*_iter_differences(_mask_paths(trained), _mask_paths(edited))]
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
         # Checked before the recipes are merged: keys of one model may not be valid for another.
         if tree["model"][origin] != after["model"].get(origin):
             was = before.model.preset or before.model.init_from or "a spec of its own"
-            _refuse_change(run, "model", was, tree["model"][origin])
+            _reject_change(run, "model", was, tree["model"][origin])
     if before.objective is not None and "kind" in tree.get("objective", {}):
         was, kind = before.objective.kind, tree["objective"]["kind"]
         if kind != was:
-            _refuse_change(run, "objective", was, kind)
+            _reject_change(run, "objective", was, kind)
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
     if run.metadata_file.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
         line.print_message("resuming", "run.resumed_from_start", where=where)
-    _refuse_other_texts(run, before, recipe)
-    both = (_without_paths(one.to_tree()) for one in (before, recipe))
-    for key, old, new in (*edits, *_differences(*both)):
+    _reject_changed_texts(run, before, recipe)
+    both = (_mask_paths(one.to_tree()) for one in (before, recipe))
+    for key, old, new in (*edits, *_iter_differences(*both)):
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
-            _refuse_change(run, key, old, new)
+            _reject_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # None: the old budget, replaced by another kind of budget
             old = translated("run.unset") if old is None else old
             line.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
-    changed = dict.fromkeys(flatten_keys(changes_tree(changes)), "--set")
+    changed = dict.fromkeys(flatten_keys(parse_changes(changes)), "--set")
     recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe
 
 
-def _refuse_other_texts(run: Run, before: Recipe, after: Recipe) -> None:
+def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
     """Raise RecipeError if the raw text differs from the text that the run has encoded.
 
     Moved files with the same size and modification time count as the same text. Labelled files and
@@ -437,15 +441,15 @@ def _refuse_other_texts(run: Run, before: Recipe, after: Recipe) -> None:
         if is_other and holds_shards(shards):
             is_missing = missing_paths(new.paths) != []
             if is_missing or texts_changed(Shards.open(shards), new.paths, held_out):
-                _refuse_change(run, "data.paths", list(old.paths), list(new.paths))
+                _reject_change(run, "data.paths", list(old.paths), list(new.paths))
 
 
-def _without_paths(tree: Any) -> Any:
+def _mask_paths(tree: Any) -> Any:
     """Return a recipe's tree in which all paths are replaced by the same placeholder."""
     return map_paths(tree, lambda _: "a path")
 
 
-def _refuse_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
+def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
     """Raise RecipeError, since a resumed run cannot change `key` from `old` to `new`."""
     raise RecipeError(
         f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
@@ -453,7 +457,7 @@ def _refuse_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
     )
 
 
-def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+def _iter_differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (dotted key, old value, new value) for all keys that differ; None means unset."""
     old, new = flatten_keys(before), flatten_keys(after)
     for key in {**old, **new}:

@@ -79,7 +79,7 @@ class Optimizer(Choice, Config, ABC):
                 optimizer.param_groups[:] = [
                     part
                     for group in optimizer.param_groups
-                    for part in _by_layer(group, depths, self.layer_decay)
+                    for part in _split_group_by_layer(group, depths, self.layer_decay)
                 ]
         return optimizers
 
@@ -111,7 +111,7 @@ class Optimizer(Choice, Config, ABC):
         """
         return 2 * sum(weight.numel() for weight in trained(model).values())
 
-    def _groups(
+    def _parameter_groups(
         self, parameters: Mapping[str, nn.Parameter], non_matrices: set[int]
     ) -> list[dict[str, Any]]:
         """Return the parameter groups of a PyTorch optimizer.
@@ -144,7 +144,7 @@ class Optimizer(Choice, Config, ABC):
         """Return a fused AdamW for these parameters of the model."""
         assert self.lr is not None
         return torch.optim.AdamW(
-            self._groups(parameters, _vectors(model)),
+            self._parameter_groups(parameters, _non_matrix_ids(model)),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -152,7 +152,7 @@ class Optimizer(Choice, Config, ABC):
         )
 
 
-def _by_layer(
+def _split_group_by_layer(
     group: dict[str, Any], depths: Mapping[nn.Parameter, int], decay: float
 ) -> list[dict[str, Any]]:
     """Split a parameter group into one group per layer, with the learning rate lr decay^depth.
@@ -244,11 +244,11 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained matrices of the blocks by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
-    blocks -= _vectors(model)
+    blocks -= _non_matrix_ids(model)
     return {n: p for n, p in trained(model).items() if id(p) in blocks and p.ndim == 2}
 
 
-def _vectors(model: nn.Module) -> set[int]:
+def _non_matrix_ids(model: nn.Module) -> set[int]:
     """Return the ids of parameters that are stored as matrices but count as vectors.
 
     Modules name these parameters in `PartModule.non_matrices`.

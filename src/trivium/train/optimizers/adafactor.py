@@ -43,7 +43,7 @@ class Adafactor(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one Adafactor optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained(model), set())
         return [torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay)]
 
     def state_size(self, model: nn.Module) -> int:

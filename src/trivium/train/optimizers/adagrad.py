@@ -31,7 +31,7 @@ class Adagrad(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one Adagrad optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained(model), set())
         first = self.initial_sum
         return [
             torch.optim.Adagrad(groups, lr=self.lr, eps=self.eps, initial_accumulator_value=first)

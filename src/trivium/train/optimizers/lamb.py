@@ -30,7 +30,7 @@ class LAMB(Optimizer):
         # With adam_debias, the library does not correct the bias. It would count the steps for this
         # outside of the state.
         options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained(model), set())
         return [Lamb(groups, lr=self.lr, **options)]
 
     def state_size(self, model: nn.Module) -> int:

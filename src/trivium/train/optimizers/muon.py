@@ -52,7 +52,7 @@ class Muon(Optimizer):
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
             return [self.adamw(model, rest)]
-        scales = _query_scales(model)
+        scales = _query_rate_factors(model)
         by_scale: dict[float, list[nn.Parameter]] = {}
         for name, weight in matrices.items():
             by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
@@ -109,9 +109,9 @@ class MatrixMuon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.precision = precision
-        self.orthogonalize = orthogonalized
+        self.orthogonalize = orthogonalize
         if compiled:
-            self.orthogonalize = torch.compile(orthogonalized, dynamic=True)
+            self.orthogonalize = torch.compile(orthogonalize, dynamic=True)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -122,23 +122,23 @@ class MatrixMuon(torch.optim.Optimizer):
                 if weight.grad is not None:
                     by_shape[tuple(weight.shape)].append((weight, group))
         for shape, weights in by_shape.items():
-            most = max(1, _STACKED // (shape[0] * shape[1])) * _processes()[1]
+            most = max(1, _STACKED // (shape[0] * shape[1])) * _rank_and_world_size()[1]
             count = -(-len(weights) // -(-len(weights) // most))  # stacks of nearly equal size
             for first in range(0, len(weights), count):
-                self._step_together(weights[first : first + count])
+                self._update_matrices(weights[first : first + count])
 
-    def _step_together(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
+    def _update_matrices(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
         """Update matrices of the same shape, given as pairs of a weight and its parameter group."""
-        rank, size = _processes()
+        rank, size = _rank_and_world_size()
         own: list[Tensor] = []
-        updates = self._nesterov_momenta([weight for weight, _ in weights])
+        updates = self._update_momenta([weight for weight, _ in weights])
         for number, ((weight, _), update) in enumerate(zip(weights, updates, strict=True)):
-            whole = _whole(weight, update)  # a collective: all processes call it
+            whole = _gather_tensor(weight, update)  # a collective: all processes call it
             if number % size == rank:
                 own.append(whole)
-        steps = iter(self._orthogonal_steps(torch.stack(own)) if own else ())
+        steps = iter(self._orthogonalize_momenta(torch.stack(own)) if own else ())
         decays = [1 - group["lr"] * group["weight_decay"] for _, group in weights]
-        torch._foreach_mul_([_local(weight) for weight, _ in weights], decays)  # type: ignore
+        torch._foreach_mul_([_to_local(weight) for weight, _ in weights], decays)  # type: ignore
         for number, (weight, group) in enumerate(weights):
             height, width = weight.shape
             if number % size == rank:
@@ -148,15 +148,15 @@ class MatrixMuon(torch.optim.Optimizer):
             if size > 1:
                 dist.broadcast(step, number % size)
             rate = group["lr"] * max(1, height / width) ** 0.5
-            weight.add_(_sharded_like(weight, step), alpha=-rate)
+            weight.add_(_shard_like(weight, step), alpha=-rate)
 
-    def _orthogonal_steps(self, momenta: Tensor) -> Tensor:
+    def _orthogonalize_momenta(self, momenta: Tensor) -> Tensor:
         """Return orthogonalized updates [n, height, width], in the dtype of matmuls."""
         if self.precision is torch.float16:  # gradients would underflow
             momenta = momenta / momenta.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
         return self.orthogonalize(momenta.to(self.precision))
 
-    def _nesterov_momenta(self, weights: list[Tensor]) -> list[Tensor]:
+    def _update_momenta(self, weights: list[Tensor]) -> list[Tensor]:
         """Update the momentum of the weights. Returns their Nesterov momenta.
 
         The Nesterov momentum of a weight is its gradient, interpolated with the updated momentum.
@@ -166,13 +166,13 @@ class MatrixMuon(torch.optim.Optimizer):
             if "momentum_buffer" not in self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         momentum = self.defaults["momentum"]
-        means = [_local(self.state[weight]["momentum_buffer"]) for weight in weights]
-        gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        means = [_to_local(self.state[weight]["momentum_buffer"]) for weight in weights]
+        gradients = [_to_local(weight.grad) for weight in weights if weight.grad is not None]
         torch._foreach_lerp_(means, gradients, 1 - momentum)  # type: ignore
         return list(torch._foreach_lerp(gradients, means, momentum))  # type: ignore
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Return approximately U V^T for each matrix U S V^T, by Newton-Schulz iteration.
 
     `matrices` and the result are [n, height, width]. The singular values of the result are between
@@ -188,7 +188,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-def _processes() -> tuple[int, int]:
+def _rank_and_world_size() -> tuple[int, int]:
     """Return the rank of this process and the number of processes."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
@@ -198,12 +198,12 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     """Return the local shard of a tensor; tensors that are not sharded are returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _whole(weight: Tensor, part: Tensor) -> Tensor:
+def _gather_tensor(weight: Tensor, part: Tensor) -> Tensor:
     """Gather a tensor that is sharded like `weight`; `part` is the local shard."""
     if not isinstance(weight, DTensor):
         return part
@@ -213,7 +213,7 @@ def _whole(weight: Tensor, part: Tensor) -> Tensor:
     ).full_tensor()
 
 
-def _sharded_like(weight: Tensor, whole: Tensor) -> Tensor:
+def _shard_like(weight: Tensor, whole: Tensor) -> Tensor:
     """Return the shard of a replicated tensor, with the placements of `weight`."""
     if not isinstance(weight, DTensor):
         return whole
@@ -222,7 +222,7 @@ def _sharded_like(weight: Tensor, whole: Tensor) -> Tensor:
     return copies.redistribute(placements=weight.placements)
 
 
-def _query_scales(model: nn.Module) -> dict[str, float]:
+def _query_rate_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
     They are below 1 if attention scores are not divided by sqrt(head_dim) (T5): Muon's updates have

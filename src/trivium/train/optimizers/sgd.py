@@ -37,7 +37,7 @@ class SGD(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one SGD optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained(model), set())
         return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
 
     def state_size(self, model: nn.Module) -> int:
