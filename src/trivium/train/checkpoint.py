@@ -117,7 +117,9 @@ def find_checkpoint_to_resume(
     newest checkpoint is returned unchecked. Raises CheckpointError if there is no usable
     checkpoint.
     """
-    checkpoint = last_good_checkpoint(folder, lambda one: damage(one) if verify else None, warn)
+    checkpoint = last_good_checkpoint(
+        folder, lambda one: find_checkpoint_damage(one) if verify else None, warn
+    )
     if checkpoint is not None:
         return checkpoint
     damaged = any(checkpoints(folder))
@@ -128,7 +130,7 @@ def find_checkpoint_to_resume(
     )
 
 
-def damage(checkpoint: Path) -> str | None:
+def find_checkpoint_damage(checkpoint: Path) -> str | None:
     """Return the first problem with a checkpoint's files, or None if all checksums match."""
     return find_damage(checkpoint, names=(), required=(WEIGHTS, OPTIMIZER, STATE))
 
@@ -160,7 +162,7 @@ def restore(
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
         checkpoint = find_checkpoint_to_resume(checkpoint, warn, verify=verify)
-    elif verify and (problem := damage(checkpoint)):
+    elif verify and (problem := find_checkpoint_damage(checkpoint)):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
     try:
@@ -403,7 +405,7 @@ def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
     for checkpoint in checkpoints(folder):
         if good >= keep:
             shutil.rmtree(checkpoint, ignore_errors=True)
-        elif checkpoint == newest or damage(checkpoint) is None:
+        elif checkpoint == newest or find_checkpoint_damage(checkpoint) is None:
             good += 1
 
 

@@ -72,7 +72,7 @@ def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
 
 
 def padded_vocabulary_size(vocab_size: int) -> int:
-    """Return the rows of the token embedding: `vocab_size`, padded to a multiple of 64."""
+    """Return the number of rows of the token embedding: a multiple of 64."""
     return -(-vocab_size // 64) * 64
 
 

@@ -21,7 +21,7 @@ from trivium.interop.tensor_files import read_safetensors
 from trivium.model_folder import WEIGHTS, checkpoints
 from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
-from trivium.train.checkpoint import Checkpoints, damage
+from trivium.train.checkpoint import Checkpoints, find_checkpoint_damage
 from trivium.train.distributed import Parallel
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
@@ -109,10 +109,9 @@ class KeptWeights(Callback):
 def drop_abandoned_best(
     run: RunFolder, state: TrainState, line: ProgressLine, parallel: Parallel
 ) -> None:
-    """Delete saved best weights that a resumed run does not need.
+    """Delete saved best weights of steps after the checkpoint that a run is resumed from.
 
-    These are the weights of steps after the checkpoint. If the best weights of the state are
-    missing, warn and forget their score.
+    If the best weights at the checkpoint are missing, warn and forget their score.
     """
     if state.best_step and not run.best(state.best_step).is_file():
         line.warn(
@@ -131,7 +130,7 @@ def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
     Source: Vaswani et al. 2017, section 6.1.
     """
     total: dict[str, Tensor] = {}
-    good = [path for path in checkpoints(folder) if damage(path) is None][:count]
+    good = [path for path in checkpoints(folder) if find_checkpoint_damage(path) is None][:count]
     for checkpoint in good:
         for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
             if not weight.is_floating_point():  # a table that is not trained

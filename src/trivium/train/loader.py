@@ -104,11 +104,11 @@ class BatchStream:
         *,
         rows_before: int = 0,
     ) -> GlobalBatch:
-        """Return this process's part of the batch of a step, counted from 0.
+        """Return this process's part of the batch of a step.
 
-        Steps read consecutive rows from an endless sequence of epochs, after skipping the first
-        `rows_before` rows. Every epoch has its own random order. With an objective that carries
-        state, every epoch follows the order of the text.
+        `step` is counted from 0. Steps read consecutive rows from an endless sequence of epochs,
+        after skipping the first `rows_before` rows. Every epoch has its own random order. With an
+        objective that carries state, every epoch follows the order of the text.
         """
         if self.objective.rolls_out:  # all processes read all prompts and shard the samples
             parallel = SINGLE_PROCESS
@@ -249,10 +249,10 @@ class BatchStream:
         if not self.objective.prepares_steps:
             for part in parts:
                 rows = self._read_rows(indices[part.positions])
-                yield rows, self._prepare(rows, keys[part.positions])
+                yield rows, self._prepare_batch(rows, keys[part.positions])
             return
         rows = self._read_rows(indices)
-        batch = self._prepare(rows, keys)
+        batch = self._prepare_batch(rows, keys)
         for part in parts:
             ends = int(part.positions[0]), int(part.positions[-1]) + 1
             yield rows.rows(*ends), batch.rows(*ends)
@@ -264,7 +264,7 @@ class BatchStream:
         with_documents = self.separate_documents or self.objective.needs_documents
         return self.data.take(indices, with_documents=with_documents)
 
-    def _prepare(self, rows: RowBatch, keys: np.ndarray) -> Batch:
+    def _prepare_batch(self, rows: RowBatch, keys: np.ndarray) -> Batch:
         """Prepare a batch from rows, with noise determined by `keys`."""
         return self.objective.prepare(rows, RowRandom(self.seed, keys), self.vocabulary)
 

@@ -246,7 +246,7 @@ def fit_memory(
     """
     estimate = _Estimate.from_recipe(recipe, module, streams, parallel, precision, device)
     data = recipe.parallel.data or _choose_layout(recipe, estimate, parallel)
-    _require_space(recipe, estimate, data, device)
+    _check_memory(recipe, estimate, data, device)
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
         micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
@@ -337,7 +337,7 @@ def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> D
     return "fsdp" if sharded else "ddp"
 
 
-def _require_space(
+def _check_memory(
     recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
 ) -> None:
     """Raise RecipeError if weights and optimizer, or a single row, do not fit into memory."""

@@ -102,7 +102,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
-        """Check the objectives against the other sections, before any data is read."""
+        """Raise an error if an objective does not fit the other sections, before data is read."""
         for objective in self.objectives:
             data = self.data
             objective.check_rows(data.packing, data.separate_documents, is_mixed=bool(self.mix))

@@ -203,7 +203,7 @@ def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
 
 
 def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the default kind of objective.
+    """Return the default kind of objective for a recipe's preset or architecture.
 
     It is the objective of the published recipe for text, or else the default for the architecture.
     """

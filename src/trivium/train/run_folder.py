@@ -147,9 +147,10 @@ class RunFolder:
 
     @contextmanager
     def _remove_failed_start(self) -> Iterator[None]:
-        """Remove the files of a start that fails before its first step, unless text is encoded.
+        """Remove the files of a start if the block fails before the first step.
 
-        A start that replaces another run is removed if it fails before its first checkpoint.
+        The files are kept if text is encoded. A start that replaces another run is removed if it
+        fails before its first checkpoint.
         """
         try:
             yield

@@ -75,7 +75,7 @@ class Linear(Schedule):
 
         p is the progress since the warm-up, 0 to 1.
         """
-        return self.final + (1.0 - self.final) * (1.0 - _progress_since(progress, warmup_end))
+        return self.final + (1.0 - self.final) * (1.0 - _decay_progress(progress, warmup_end))
 
 
 class Cosine(Schedule):
@@ -89,7 +89,7 @@ class Cosine(Schedule):
 
         p is the progress since the warm-up, 0 to 1.
         """
-        p = _progress_since(progress, warmup_end)
+        p = _decay_progress(progress, warmup_end)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * p))
 
 
@@ -116,7 +116,7 @@ class SlantedTriangle(Schedule):
 
     def decay_factor(self, progress: float, warmup_end: float) -> float:
         """Return the factor p of a linear decay from 1 to 0."""
-        return 1.0 - _progress_since(progress, warmup_end)
+        return 1.0 - _decay_progress(progress, warmup_end)
 
 
 class InverseSqrt(Schedule):
@@ -155,6 +155,6 @@ class StableDecay(Schedule):
         return self.final + (1.0 - self.final) * left
 
 
-def _progress_since(progress: float, warmup_end: float) -> float:
+def _decay_progress(progress: float, warmup_end: float) -> float:
     """Return the fraction of the run after the warm-up that is complete, 0 to 1."""
     return (progress - warmup_end) / (1.0 - warmup_end) if warmup_end < 1.0 else 1.0

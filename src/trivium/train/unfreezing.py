@@ -6,7 +6,7 @@ from itertools import chain
 
 from torch import nn
 
-from trivium.train.optimizers import trained
+from trivium.train.optimizers import trained_parameters
 
 
 class GradualUnfreezing:
@@ -28,7 +28,7 @@ class GradualUnfreezing:
 
     def __init__(self, model: nn.Module, share: float) -> None:
         depths: dict[nn.Parameter, int] = model.layer_depths()  # type: ignore[operator]
-        weights = trained(model).values()
+        weights = trained_parameters(model).values()
         stages = sorted({max(1, depths[weight]) for weight in weights})
         """The weights of each stage, in the order in which they are unfrozen."""
         self.share = share

@@ -386,7 +386,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
 
 
 def _reject_reading_keys(recipe: Recipe) -> None:
-    """Raise RecipeError for keys about reading text if the text is already encoded to shards."""
+    """Raise RecipeError for keys that affect how text is read, if it is already in shards."""
     shards = [one for one in recipe.sources if not one.objective.labelled and are_shards(one.paths)]
     keys = [
         f"validation of the source {one.name}"

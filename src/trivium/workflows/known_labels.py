@@ -63,7 +63,7 @@ def has_label_rows(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:
     return isinstance(head, ClassifierHead | TaggerHead)
 
 
-def known_labels(
+def compare_labels(
     base: LanguageModel | None, settings: Settings, heads: Iterable[Head]
 ) -> KnownLabels:
     """Compare the labels of a base model with those in the settings of a new task.

@@ -33,9 +33,9 @@ from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.known_labels import (
     KnownLabels,
+    compare_labels,
     copy_known_rows,
     has_label_rows,
-    known_labels,
 )
 
 
@@ -100,7 +100,7 @@ def set_up_model(
         _warn_of_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
     keeps = base is not None and not corpus.recipe.model.new_weights
-    labels = known_labels(base if keeps else None, settings, heads)
+    labels = compare_labels(base if keeps else None, settings, heads)
     if labels.before:
         settings = settings.with_labels(labels.after, settings.label_kind)
     for source in corpus.examples:
@@ -179,7 +179,10 @@ def copy_weights(
 
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
-    """Return whether a base model has a head. For a head over labels, some kept labels suffice."""
+    """Return whether the spec of a base model has a head of the new model.
+
+    A head with one row per label also counts if only some of its labels are kept.
+    """
     if labels is None or not has_label_rows(head):
         return head in spec.heads
     same = (one for one in spec.heads if has_label_rows(one) and one.kind == head.kind)

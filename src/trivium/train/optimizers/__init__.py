@@ -109,7 +109,7 @@ class Optimizer(Choice, Config, ABC):
 
         AdamW stores two moments of each trained weight.
         """
-        return 2 * sum(weight.numel() for weight in trained(model).values())
+        return 2 * sum(weight.numel() for weight in trained_parameters(model).values())
 
     def _parameter_groups(
         self, parameters: Mapping[str, nn.Parameter], non_matrices: set[int]
@@ -236,7 +236,7 @@ def load_state_tensors(
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained parameters (with `requires_grad`) by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
@@ -245,7 +245,7 @@ def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained matrices of the blocks by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
     blocks -= _non_matrix_ids(model)
-    return {n: p for n, p in trained(model).items() if id(p) in blocks and p.ndim == 2}
+    return {n: p for n, p in trained_parameters(model).items() if id(p) in blocks and p.ndim == 2}
 
 
 def _non_matrix_ids(model: nn.Module) -> set[int]:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adadelta(Optimizer):
@@ -36,5 +36,5 @@ class Adadelta(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one Adadelta optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._parameter_groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adadelta(groups, lr=self.lr, rho=self.rho, eps=self.eps)]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class AdamW(Optimizer):
@@ -17,4 +17,4 @@ class AdamW(Optimizer):
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one AdamW optimizer for all parameters."""
-        return [self.adamw(model, trained(model))]
+        return [self.adamw(model, trained_parameters(model))]

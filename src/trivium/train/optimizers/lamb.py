@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trivium.errors import require_extra
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class LAMB(Optimizer):
@@ -30,9 +30,9 @@ class LAMB(Optimizer):
         # With adam_debias, the library does not correct the bias. It would count the steps for this
         # outside of the state.
         options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
-        groups = self._parameter_groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         return [Lamb(groups, lr=self.lr, **options)]
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements of two moments, plus three numbers per parameter tensor."""
-        return super().state_size(model) + 3 * len(trained(model))
+        return super().state_size(model) + 3 * len(trained_parameters(model))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from trivium.nn.mixers.attention import AttentionModule
-from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained
+from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained_parameters
 
 # With Muon, the learning rate of token embeddings is AdamW's rate times this factor and
 # `embedding_scale`.
@@ -47,7 +47,7 @@ class Muon(Optimizer):
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return Muon and AdamW; only AdamW if no matrix of a block is trained."""
-        parameters = trained(model)
+        parameters = trained_parameters(model)
         matrices = block_matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
