@@ -195,7 +195,7 @@ def print_forecast(
     try:
         forecast = forecast_run(trainer, memory)
     except RecipeError:
-        if parallel.size > 1:  # the others wait for this one inside the step
+        if parallel.size > 1:  # the other processes wait for this one
             raise
         return {}  # the run itself will use smaller micro-batches
     [seconds] = parallel.all_reduce_max(forecast.seconds)
@@ -390,7 +390,7 @@ def _plan_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabu
 def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
     """Measure the seconds of a training step, from one micro-batch of it and the optimizer."""
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
-    parallel, share = trainer.parallel, trainer.parallel.data_size
+    parallel, num_groups = trainer.parallel, trainer.parallel.data_size
     # Start with few rows, unless each number of rows would be compiled separately.
     grows = trainer.device.type == "cpu" and not (trainer.recipe.train.compile or together)
     rows, repeated = 1 if grows else part.num_rows, together  # a whole step is run only once
@@ -413,7 +413,7 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
         rows = min(2 * rows, part.num_rows)
     count = len(batch.micro_batches)
     mean_tokens = sum(each.input_ids.size for each in batch.micro_batches) / count
-    in_turn = -(-count // share)  # the number of micro-batches per process
+    in_turn = -(-count // num_groups)  # the number of micro-batches per process
     products = in_turn * seconds * mean_tokens / (rows * part.input_ids[0].size)
     return products + _measure_optimizer_seconds(trainer)
 

@@ -235,7 +235,7 @@ class Checkpoints:
             process_group=self.parallel.checkpoint_group,
         )
         assert isinstance(written, Future)
-        state = copy.deepcopy(state)  # training changes it
+        state = copy.deepcopy(state)  # training updates the original
         self._pending = self._thread.submit(
             self._finish_checkpoint, written, parts, state, carried, tables
         )

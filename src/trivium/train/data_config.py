@@ -50,7 +50,8 @@ class DataConfig(Config):
         False, description="packed documents do not attend to each other"
     )
     separator: str = Field(
-        "blank", description='between documents of plain text: "blank", "line", "file", or a string'
+        "blank",
+        description='separator of documents in plain text: "blank", "line", "file", or a string',
     )
     text_field: str = Field("text", description="column of a record that contains the text")
     encoding: Annotated[str, AfterValidator(check_encoding)] = Field(

@@ -23,7 +23,7 @@ from trivium.gpus import GPUS
 from trivium.model_loading import find_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""The dtypes of activations by name. If processes differ, all use the last one of theirs."""
+"""The dtypes of activations by name. If processes choose different ones, the last one is used."""
 
 # The minimum speedup with which bfloat16, or more threads, are chosen.
 _CLEARLY = 1.1

@@ -119,7 +119,7 @@ def drop_abandoned_best(
             "chosen among the evaluations from here on."
         )
         state.best, state.best_step, state.evals_since_best = None, 0, 0
-    parallel.barrier()  # all have looked
+    parallel.barrier()  # all processes have checked the file
     if parallel.is_main:
         run.keep_best(state.best_step)
 

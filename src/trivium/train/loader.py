@@ -345,7 +345,8 @@ class LoaderPhase:
         )
         sizes = (one.rows_per_step * mean for one, mean in zip(self.streams, means, strict=True))
         return sum(
-            share * size for share, size in zip(self.sampling_probabilities, sizes, strict=True)
+            probability * size
+            for probability, size in zip(self.sampling_probabilities, sizes, strict=True)
         )
 
     @property

@@ -46,7 +46,7 @@ class ModelConfig(Config):
         None, ge=0, lt=1, description="default: 0 for text and small new translators, else by task"
     )
     freeze: str = Field(
-        "none", description='weights that are frozen: "embeddings", "encoder", "layers:N", ...'
+        "none", description='frozen weights: "embeddings", "encoder", "layers:N", ...'
     )
     separate_vocabularies: bool = Field(
         False,
@@ -81,9 +81,9 @@ class ModelConfig(Config):
         return self.model_dump(include=parts, exclude_none=True)
 
     def _resize_preset(self) -> dict[str, Any]:
-        """Return the preset as a tree, resized to a changed width or number of heads.
+        """Return the preset as a tree, resized to a changed width or number of heads or layers.
 
-        Other sizes that follow from them, such as the feed-forward width, change in proportion.
+        Sizes that depend on them, such as the feed-forward width, are recomputed.
         """
         spec = presets[str(self.preset)]
         heads, layers = dict[str, int](), dict[str, int]()

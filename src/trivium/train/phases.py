@@ -115,13 +115,13 @@ def phase_borders(
         steps: the budget in steps.
         tokens: the budget in tokens, if it is not in steps.
     """
-    shares = [*untils, 1.0]
+    fractions = [*untils, 1.0]
     if steps is not None:
-        return [max(1, round(share * steps)) for share in shares]
+        return [max(1, round(fraction * steps)) for fraction in fractions]
     assert tokens is not None
     borders, step, done = [], 0, 0.0
-    for share, size in zip(shares, tokens_per_step, strict=True):
-        count = max(0, math.ceil((share * tokens - done) / size - 1e-9))
+    for fraction, size in zip(fractions, tokens_per_step, strict=True):
+        count = max(0, math.ceil((fraction * tokens - done) / size - 1e-9))
         step, done = step + count, done + count * size
         borders.append(step)
     return borders

@@ -359,7 +359,8 @@ def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
     names = {"loss", *(str(table.get("name")) for table in tables)}
     for table in tables:
         paths = as_list(table.get("paths"))
-        if "name" not in table and paths and isinstance(paths, list | tuple):  # else refused later
+        # Paths of other types are rejected later.
+        if "name" not in table and paths and isinstance(paths, list | tuple):
             first = str(paths[0]).removeprefix("hf:")
             stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(first).name.split(".")[0]).strip("-")
             name, number = stem or "text", 2

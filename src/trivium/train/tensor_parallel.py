@@ -118,7 +118,7 @@ def _check_sizes(model: Transformer, num_processes: int, *, sequence_parallel: b
                 f"set parallel.tensor to one of {divisors}."
             )
     vocab_sizes = [model.spec.vocab_size, model.spec.input_vocab_size]
-    if min(vocab_sizes) < num_processes**2:  # else every process has rows
+    if min(vocab_sizes) < num_processes**2:  # otherwise every process has rows
         raise RecipeError(
             f"parallel.tensor = {num_processes} is too much for a vocabulary of {min(vocab_sizes)} "
             f"entries, which must be at least {num_processes**2}: set a smaller parallel.tensor."

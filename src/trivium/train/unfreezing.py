@@ -30,10 +30,9 @@ class GradualUnfreezing:
         depths: dict[nn.Parameter, int] = model.layer_depths()  # type: ignore[operator]
         weights = trained_parameters(model).values()
         stages = sorted({max(1, depths[weight]) for weight in weights})
-        """The weights of each stage, in the order in which they are unfrozen."""
         self.share = share
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
-        """The weights of each stage, in the order in which their training begins."""
+        """The weights of each stage, in the order in which they are unfrozen."""
 
     def drop_gradients(self, progress: float) -> None:
         """Drop the gradients of all weights that are still frozen at this progress (0 to 1)."""

@@ -218,7 +218,8 @@ class Corpus:
         if self.examples or None in offsets:
             return None
         offset = sum(
-            share * (one or 0.0) for share, one in zip(probabilities, offsets, strict=True)
+            probability * (offset or 0.0)
+            for probability, offset in zip(probabilities, offsets, strict=True)
         )
         return offset + unigram_loss([source.shards for source in self.texts], probabilities)
 
@@ -475,7 +476,7 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], line: Progress
     left.
     """
     if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
-        return  # a fraction of the examples: no group is on both sides
+        return  # a fraction of the examples: no group is in both splits
     held_out = {group_of(one) for source in sources for one in source.valid}
     for source in sources:
         train = [one for one in source.train if group_of(one) not in held_out]

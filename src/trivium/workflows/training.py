@@ -114,8 +114,8 @@ def pretrain(
     started, threads = time.monotonic(), torch.get_num_threads()
     run = Run(out)
     resume = run.is_resumed(resume)
-    speaks = os.environ.get("RANK", "0") == "0"  # the first process of several
-    line = ProgressLine(console if speaks else Console(quiet=True, force_terminal=False))
+    is_main = os.environ.get("RANK", "0") == "0"
+    line = ProgressLine(console if is_main else Console(quiet=True, force_terminal=False))
     data, rows = named_data(data, "data")
     held_out = None
     if not isinstance(validation, float | int | None):

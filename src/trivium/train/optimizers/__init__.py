@@ -59,7 +59,7 @@ class Optimizer(Choice, Config, ABC):
     eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
 
     fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
-    """Fields whose default differs on labelled examples, with this default."""
+    """The fields with another default on labelled examples, and that default."""
 
     supports_sharding: ClassVar[bool] = True
     """Whether the optimizer supports sharded weights (FSDP, tensor parallelism)."""
