@@ -23,20 +23,20 @@ class GradualUnfreezing:
 
     Args:
         model: the trained model; weights with `requires_grad` False stay frozen.
-        share: the fraction of the budget in which layers are unfrozen.
+        fraction: the fraction of the budget in which layers are unfrozen.
     """
 
-    def __init__(self, model: nn.Module, share: float) -> None:
+    def __init__(self, model: nn.Module, fraction: float) -> None:
         depths: dict[nn.Parameter, int] = model.layer_depths()  # type: ignore[operator]
         weights = trained_parameters(model).values()
         stages = sorted({max(1, depths[weight]) for weight in weights})
-        self.share = share
+        self.fraction = fraction
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
         """The weights of each stage, in the order in which they are unfrozen."""
 
     def drop_gradients(self, progress: float) -> None:
         """Drop the gradients of all weights that are still frozen at this progress (0 to 1)."""
         # Quotients such as 0.3 / 0.1 may be slightly below the exact integer.
-        more = int(progress / self.share * (len(self.stages) - 1) + 1e-9)
+        more = int(progress / self.fraction * (len(self.stages) - 1) + 1e-9)
         for weight in chain.from_iterable(self.stages[1 + more :]):
             weight.grad = None
