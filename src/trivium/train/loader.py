@@ -419,29 +419,29 @@ class Loader:
             )
         )
 
-    def halve_micro_batches(self, step: int) -> GlobalBatch:
-        """Reduce the size of micro-batches from now on. Returns the batch of the current step.
+    def halve_micro_batches(self, number: int) -> GlobalBatch:
+        """Reduce the size of micro-batches from now on. Returns the batch of step `number`.
 
         `micro_batch_tokens` is halved until the step has more micro-batches than before, or one row
         per micro-batch. A run that starts with the reduced size has the same micro-batches.
         """
-        before = len(self.step(step).sizes)
+        before = len(self.step(number).sizes)
         while True:
             self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
-            batch = self.step(step)
+            batch = self.step(number)
             if len(batch.sizes) > before or max(batch.sizes) == 1:
                 return batch
 
-    def steps_from(self, step: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of a step and of all later steps, with prefetching.
+    def steps_from(self, number: int) -> Iterator[GlobalBatch]:
+        """Yield the batches of step `number` and of all later steps, with prefetching.
 
         Each batch is prepared in a thread during the step before. If a phase ends or micro-batches
         become smaller in the meantime, the batch is prepared again. The counts of each batch are
         those of the whole step. All processes must iterate together.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
-            ahead, phase = worker.submit(self.step, step), self.phase_of(step)
-            for following in itertools.count(step + 1):
+            ahead, phase = worker.submit(self.step, number), self.phase_of(number)
+            for following in itertools.count(number + 1):
                 batch = ahead.result()
                 is_smaller = batch.micro_batch_tokens != self.micro_batch_tokens
                 if is_smaller or phase != self.phase_of(following - 1):
