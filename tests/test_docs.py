@@ -345,7 +345,7 @@ def test_numbers_of_examples_on_pages_are_those_of_the_split(
 ) -> None:
     """The data is read and split as in the command, with a new small model; then the run ends."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(corpus, "_tokenizers", _stop)
+    monkeypatch.setattr(corpus, "_load_tokenizers", _stop)
     assert main(["samples", "samples"]) == 0
     earlier = ["tutorials/alignment.md"] if name == "book/en/alignment.md" else []
     for page in (*earlier, name):

@@ -26,10 +26,10 @@ from trivium.objectives.task_metrics import (
 from trivium.presets import presets
 from trivium.workflows.evaluate import (
     TextOptions,
+    build_task_objective,
     evaluate,
     evaluation_tasks,
-    objective_of,
-    task_of,
+    infer_task,
 )
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -103,23 +103,23 @@ def test_options_of_another_task_and_models_that_cannot_do_it_are_refused(classi
 
 
 def test_the_task_follows_from_settings_or_heads(classifier):
-    assert task_of(classifier) == "classification"
-    assert task_of(LanguageModel(classifier.spec, classifier.module)) == "classification"
+    assert infer_task(classifier) == "classification"
+    assert infer_task(LanguageModel(classifier.spec, classifier.module)) == "classification"
     bare = presets["gpt2-tiny"].replace(vocab_size=11)
-    assert task_of(LanguageModel(bare, build(bare))) == "perplexity"
+    assert infer_task(LanguageModel(bare, build(bare))) == "perplexity"
     pairs = [SourceTarget("a b", ("b a",), "x")]
     objective, lm = untrained(TextToText(prefix="q: "), pairs, "t5")
-    assert objective_of(lm, task_of(lm), {}) == objective
+    assert build_task_objective(lm, infer_task(lm), {}) == objective
     mix = {
         "mix": [
             {"objective": {"kind": "masked"}},
             {"objective": {"kind": "text-to-text", "prefix": "z"}},
         ]
     }
-    assert objective_of(lm, "text-to-text", mix).prefix == "z"
-    assert objective_of(lm, "text-to-text", mix, ["objective.prefix=y"]).prefix == "y"
+    assert build_task_objective(lm, "text-to-text", mix).prefix == "z"
+    assert build_task_objective(lm, "text-to-text", mix, ["objective.prefix=y"]).prefix == "y"
     with pytest.raises(RecipeError, match=r"unknown key \"prefiks\". Did you mean prefix"):
-        objective_of(lm, "text-to-text", mix, ["objective.prefiks=y"])
+        build_task_objective(lm, "text-to-text", mix, ["objective.prefiks=y"])
 
 
 def test_metrics_are_written_for_the_report(tmp_path):

@@ -47,7 +47,7 @@ from trivium.train import TrainState, load_recipe, restore, save_checkpoint
 from trivium.train.checkpoint import Checkpoints
 from trivium.train.recipe_loading import shipped_recipes
 from trivium.train.run_folder import RunFolder
-from trivium.workflows.evaluate import objective_of, run_recipe
+from trivium.workflows.evaluate import build_task_objective, read_run_recipe
 
 
 def _sentencepiece(kind: str) -> bytes:
@@ -418,8 +418,8 @@ def _write_run(folder: Path) -> None:
 
 @reader("run", made(_write_run))
 def _report(folder: Path) -> None:
-    recipe = run_recipe(folder / "run")
-    objective_of(_model("bert", "wordpiece"), "classification", recipe)
+    recipe = read_run_recipe(folder / "run")
+    build_task_objective(_model("bert", "wordpiece"), "classification", recipe)
     first_prediction(str(folder / "run"))
     text_report([folder / "run"])
     write_report(folder / "run", folder / "report.html")

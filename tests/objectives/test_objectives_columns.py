@@ -96,13 +96,13 @@ def record_of(names: str) -> Record:
     return Record(columns, "a.jsonl, line 1")
 
 
-def objective_of(task: str, **keys) -> LabelledObjective:
+def build_task_objective(task: str, **keys) -> LabelledObjective:
     return LabelledObjective.kinds[task].from_tree({"kind": task, **keys})
 
 
 def line_of(task: str, names: str, **keys) -> str:
     report = ReadReport()
-    objective_of(task, **keys).record_schema.resolve(record_of(names), report)
+    build_task_objective(task, **keys).record_schema.resolve(record_of(names), report)
     return next(iter(report.layouts))
 
 
@@ -160,7 +160,9 @@ RECORDS = [
 @pytest.mark.parametrize(("task", "row"), RECORDS)
 def test_a_missing_number_is_no_text(tmp_path, task, row):
     """NaN, which pandas writes for a missing value, is an error in every column that is read."""
-    objective = objective_of(task, **({"rewards": [{"kind": "exact"}]} if task == "policy" else {}))
+    objective = build_task_objective(
+        task, **({"rewards": [{"kind": "exact"}]} if task == "policy" else {})
+    )
     assert len(read(objective, tmp_path, row)[0]) == 1
     for name in row:
         with pytest.raises(DataError, match=r"(?i)nan|is blank: nothing equals it"):
@@ -176,9 +178,9 @@ def test_a_column_that_no_key_chooses():
 
 
 def test_columns_that_a_user_names():
-    schema = objective_of("classification", text_field="body, review").record_schema
+    schema = build_task_objective("classification", text_field="body, review").record_schema
     assert schema.resolve(record_of("review label"))["text"] == "review"
-    comma = objective_of("classification", text_field="a,b").record_schema
+    comma = build_task_objective("classification", text_field="a,b").record_schema
     assert comma.resolve(record_of("a,b label"))["text"] == "a,b"
     assert "pair" not in line_of("classification", "premise hypothesis label", text_field="premise")
     for task, keys, message in (
@@ -431,7 +433,7 @@ def test_class_names_of_the_hub_are_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", module)
     assert [one.label for one in TextClassification().read(["hf:a"])] == ["good"]
     assert [one.tags for one in Tagging().read(["hf:a"])] == [("B-PER",)]
-    sentences = objective_of("text-to-text", source_field="text", target_field="label")
+    sentences = build_task_objective("text-to-text", source_field="text", target_field="label")
     assert [one.targets for one in sentences.read(["hf:a"])] == [("good",)]
 
 

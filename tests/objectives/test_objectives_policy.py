@@ -277,7 +277,7 @@ def test_defaults_and_what_is_refused(tmp_path):
     tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "policy"}}
     recipe = build_recipe(tree | {"data": {"paths": ["a"]}})
     complete = defaults.complete(recipe, presets["gpt2-tiny"], num_examples=64)
-    rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
+    rate = defaults.finetuning_learning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
     with pytest.raises(RecipeError, match=r'whole model in every process.*"ddp"'):

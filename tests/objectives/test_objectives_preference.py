@@ -244,7 +244,7 @@ def test_preferences_need_a_model_that_generates_and_have_defaults():
     tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "preference"}}
     recipe = build_recipe(tree | {"data": {"paths": ["a"]}})
     complete = defaults.complete(recipe, presets["gpt2-tiny"], num_examples=64)
-    rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
+    rate = defaults.finetuning_learning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 10, rel=0.01)
 

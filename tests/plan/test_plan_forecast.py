@@ -109,7 +109,7 @@ def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
-    monkeypatch.setattr(forecast, "_seconds_per_step", fail)
+    monkeypatch.setattr(forecast, "_measure_step_seconds", fail)
     (tmp_path / "text.txt").write_text(TEXT)
     changes = settings(steps=2, eval_tokens=64)
     run = pretrain(

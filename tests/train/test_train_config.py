@@ -344,8 +344,10 @@ def test_learning_rates_follow_the_published_tables():
     assert defaults.pretraining_rate(presets["gpt2-mini"]) == pytest.approx(2e-3)
     assert defaults.pretraining_rate(presets["llama-7b"]) == pytest.approx(2.5e-4, rel=0.01)
     bert = presets["bert-base"]
-    assert defaults.finetuning_rate(bert, new_weights=False, adapted=False) == 5e-5
-    assert defaults.finetuning_rate(bert, new_weights=False, adapted=True) < 10 * 5e-5 + 1e-9
+    assert defaults.finetuning_learning_rate(bert, new_weights=False, adapted=False) == 5e-5
+    assert (
+        defaults.finetuning_learning_rate(bert, new_weights=False, adapted=True) < 10 * 5e-5 + 1e-9
+    )
     assert defaults.batch_tokens(presets["gpt2-mini"], 128) == 2048
     assert defaults.vocabulary_size(presets["gpt2"], 10_000_000) == 8192
     assert defaults.vocabulary_size(presets["gpt2"], 10**10) == 32_768

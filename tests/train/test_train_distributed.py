@@ -145,7 +145,7 @@ def records_of(
     """The log of three steps; one that `unfreezes` trains a layer more in each of them."""
     streams = [row_stream(Causal(), name="a"), example_stream(Causal())]
     loader = Loader(streams, [1.0, 1.0], seed=1, micro_batch_tokens=33, parallel=parallel)
-    assert {loader._source_of_step(n, 0)[0] for n in range(3)} == {0, 1}
+    assert {loader._draw_source(n, 0)[0] for n in range(3)} == {0, 1}
     step = parallelize_step(TrainStep(model), parallel, config, precision=precision, device=CPU)
     train = {"steps": 3, "log_every": 1, "eval_every": 9, "save_every": 9, "clip": 0.7}
     schedule = {"kind": "constant", "warmup": 0}

@@ -13,7 +13,7 @@ from trivium.errors import TrainingError
 from trivium.plan.forecast import trainer_without_data
 from trivium.train import trainer as trainer_module
 from trivium.train.optimizers import set_learning_rate
-from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
+from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalize
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import StepNumbers, TrainState
 
@@ -118,7 +118,7 @@ def test_muon_takes_the_steps_of_a_cpu():
 def test_orthogonal_steps_are_those_of_a_cpu(precision):
     for shape in ((3, 64, 192), (2, 192, 64), (5, 128, 128)):
         matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        exact = orthogonalized(matrices.double())
-        found = orthogonalized(matrices.to("cuda", precision)).double().cpu()
+        exact = orthogonalize(matrices.double())
+        found = orthogonalize(matrices.to("cuda", precision)).double().cpu()
         error = (found - exact).norm() / exact.norm()
         assert error < (0.1 if precision is torch.bfloat16 else 1e-3)

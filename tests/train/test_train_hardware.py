@@ -13,7 +13,7 @@ from trivium.train.hardware import (
     PRECISIONS,
     choose_arithmetic,
     describe_device,
-    measure_products,
+    measure_matmuls,
     peak_flops,
     precision_name,
 )
@@ -29,7 +29,7 @@ def speeds(monkeypatch):
     def measure(height, width, settings, *_):
         return {one: table[one] for one in settings}
 
-    monkeypatch.setattr(hardware, "measure_products", measure)
+    monkeypatch.setattr(hardware, "measure_matmuls", measure)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
@@ -89,7 +89,7 @@ def test_float16_on_a_cpu_is_said_to_be_slow_and_has_no_measured_peak():
 
 def test_products_are_measured_in_every_setting():
     threads = torch.get_num_threads()
-    speeds = measure_products(7, 11, (("bf16", 1), ("fp32", 1), ("fp32", 2)))
+    speeds = measure_matmuls(7, 11, (("bf16", 1), ("fp32", 1), ("fp32", 2)))
     assert all(speed > 0 for speed in speeds.values())
     assert torch.get_num_threads() == threads
 
@@ -102,7 +102,7 @@ def test_a_precision_that_a_cpu_only_emulates_is_given_up_after_some_rows():
         calls.append(1)
         return next(ticks)
 
-    speeds = measure_products(4096, 4096, (("bf16", 1), ("fp32", 1)), clock)
+    speeds = measure_matmuls(4096, 4096, (("bf16", 1), ("fp32", 1)), clock)
     assert speeds["fp32", 1] == pytest.approx(100 * speeds["bf16", 1])
     assert len(calls) == 8  # two rounds
 

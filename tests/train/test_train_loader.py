@@ -33,7 +33,7 @@ from trivium.presets import presets
 from trivium.spec import Experts
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
-from trivium.train.hardware import _control_group_memory, free_memory
+from trivium.train.hardware import _free_cgroup_memory, free_memory
 from trivium.train.loader import Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import fit_memory, resumed_micro_batch
@@ -289,7 +289,7 @@ def test_micro_batches_that_leave_processes_idle_are_warned_of():
 def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
     streams = [row_stream(Causal(), name="a"), example_stream(LabelledCausal())]
     loader = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
-    drawn = [loader._source_of_step(n, 0) for n in range(2000)]
+    drawn = [loader._draw_source(n, 0) for n in range(2000)]
     # An epoch is one of the labelled examples, which a quarter of the steps are made of.
     assert loader.steps_per_epoch() == pytest.approx(4 * 41 / 13)
     share = np.mean([source == 0 for source, _ in drawn])
@@ -299,7 +299,7 @@ def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
             *range(len([1 for s, _ in drawn if s == source]))
         ]
     late = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
-    assert late._source_of_step(1500, 0) == drawn[1500]
+    assert late._draw_source(1500, 0) == drawn[1500]
 
 
 def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
@@ -368,7 +368,7 @@ def test_processes_get_equal_parts_of_a_step():
         (4, 22, 2),
         (20, 44, 1),
     ):
-        assert stream.balanced_micro_batch(processes, most) == rows * 11, (processes, most)
+        assert stream.max_balanced_micro_batch(processes, most) == rows * 11, (processes, most)
 
 
 class Together(LabelledCausal):
@@ -472,13 +472,13 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
         (group / "memory.stat").write_text("anon 800\ninactive_file 200\n")
 
     own.write_text("1:cpu:/\n0::/slurm/job\n")
-    assert _control_group_memory(tmp_path, own) == 2**62
+    assert _free_cgroup_memory(tmp_path, own) == 2**62
     limit(tmp_path, "max")
     limit(job.parent, 3000)
     limit(job, 7000)
-    assert _control_group_memory(tmp_path, own) == 2200  # the cache of files can be given up
+    assert _free_cgroup_memory(tmp_path, own) == 2200  # the cache of files can be given up
     limit(tmp_path, 2000)
-    assert _control_group_memory(tmp_path, tmp_path / "none") == 1200
+    assert _free_cgroup_memory(tmp_path, tmp_path / "none") == 1200
     assert free_memory(CPU) > 0
     # Eager attention keeps the scores of every layer, in float32.
     bert = presets["bert-base"]

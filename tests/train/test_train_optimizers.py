@@ -30,7 +30,7 @@ from trivium.train.optimizers.adafactor import Adafactor
 from trivium.train.optimizers.adagrad import Adagrad
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.lamb import LAMB
-from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
+from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalize
 from trivium.train.optimizers.sgd import SGD
 from trivium.train.schedules import (
     Cosine,
@@ -226,10 +226,10 @@ def test_muon_makes_steps_orthogonal():
     for shape in ((3, 5, 11), (2, 11, 5), (1, 7, 7)):
         matrices = torch.randn(shape, dtype=torch.float64)
         left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-        singular = torch.linalg.svdvals(orthogonalized(matrices))
+        singular = torch.linalg.svdvals(orthogonalize(matrices))
         assert ((singular > 0.6) & (singular < 1.3)).all()
         # The same singular vectors, of which only the values change.
-        turned = left.mT @ orthogonalized(matrices) @ right.mT
+        turned = left.mT @ orthogonalize(matrices) @ right.mT
         assert torch.allclose(turned, torch.diag_embed(turned.diagonal(dim1=1, dim2=2)), atol=1e-9)
 
 

@@ -142,14 +142,14 @@ def test_a_document_that_is_cut_has_no_end_in_a_decoder_and_is_counted(text, tmp
         changes["data"] = {**changes.get("data", {}), "packing": "truncate", "length": 16}
         rows: list[np.ndarray] = []
         console = quiet()
-        prepare = BatchStream._prepare
+        prepare = BatchStream._prepare_batch
 
         def noted(stream, taken, keys, prepare=prepare, rows=rows):
             rows.append(taken.input_ids[taken.lengths == 16][:, -1])
             return prepare(stream, taken, keys)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(BatchStream, "_prepare", noted)
+            patch.setattr(BatchStream, "_prepare_batch", noted)
             done = pretrain(
                 preset, data=text, out=tmp_path / preset, changes=changes, console=console
             )

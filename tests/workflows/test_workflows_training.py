@@ -336,7 +336,7 @@ def test_examples_that_are_encoded_are_freed():
 
     freed = corpus()
     [source] = freed.examples
-    source.note_truncations(TRAIN, np.tile([0, 1, 0], (5000, 1)), None)
+    source.store_truncations(TRAIN, np.tile([0, 1, 0], (5000, 1)), None)
     freed.free_examples()
     assert (len(source.train), source.num_train) == (1000, 5000)
     assert freed.digests == corpus().digests

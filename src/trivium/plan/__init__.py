@@ -1,1 +1,1 @@
-"""What a training run needs, before it starts: on many GPUs on paper, on this machine measured."""
+"""Estimates of a training run before it starts: calculated for many GPUs, or measured here."""

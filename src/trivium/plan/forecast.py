@@ -1,8 +1,9 @@
-"""How fast a run will be on this machine: some rows of its first step are timed.
+"""Forecasts of the speed of a run on this machine: some rows of its first step are timed.
 
-The time of matrix products alone would not do: on a CPU small models spend as long on everything
-else. So the model itself is run, forward and backward, and its optimizer with learning rate 0,
-which changes no weight; what the optimizer then remembers is dropped.
+The time of matmuls would not be enough for an estimate, since small models on a CPU spend as long
+on other operations. Therefore the model itself is run, forward and backward, and its optimizer
+takes a step with learning rate 0, which changes no weight. The resulting optimizer state is
+dropped.
 """
 
 from __future__ import annotations
@@ -39,25 +40,26 @@ from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import has_published_budget
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
-# On a CPU more rows are timed until they take so long.
+# On a CPU, the number of timed rows is doubled until they take this many seconds.
 _SECONDS = 1.0
-# Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
-# than so many days with a warning, and those in minutes for fewer than so many steps.
+# A run starts with a forecast if it takes at least this many seconds at the peak speed of the
+# device. There is a warning above this many days, and for a budget in minutes with too few steps.
 _WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
 _DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will do on this machine.
+    """The speed, duration and memory of a run on this machine.
 
     Args:
-        tokens_per_second: while it trains; evaluations and checkpoints come on top.
-        tokens: of the whole run; `steps`: they are so many.
-        micro_batch_tokens: tokens that pass through the model together.
-        memory_bytes: of its tensors, at their peak.
-        free_bytes: memory that is free now.
-        minutes: the budget, where it is one in minutes.
+        tokens_per_second: the speed of training, without evaluations and checkpoints.
+        tokens: the number of tokens of the whole run.
+        steps: the number of steps of the whole run.
+        micro_batch_tokens: the number of tokens per forward pass.
+        memory_bytes: the peak memory of the run's tensors.
+        free_bytes: the memory that is free now.
+        minutes: the budget in minutes; None for other budgets.
     """
 
     tokens_per_second: float
@@ -70,12 +72,12 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of training."""
+        """The duration of training in seconds."""
         return self.tokens / self.tokens_per_second
 
     @property
     def line(self) -> str:
-        """The forecast in one line, its numbers in three digits."""
+        """The forecast as one line of text, with numbers rounded to three digits."""
         numbers = self.tokens_per_second, self.tokens, self.steps
         end = time.localtime(time.time() + self.seconds)
         until = time.strftime("%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d", end)
@@ -93,7 +95,7 @@ class Forecast:
 
     @property
     def warning(self) -> str | None:
-        """What to know before it starts, or None."""
+        """A warning if the memory, the duration or the number of steps is unsuitable, or None."""
         if self.memory_bytes > self.free_bytes:
             return (
                 "the memory may not suffice: set a smaller train.micro_batch_tokens, a shorter "
@@ -113,28 +115,29 @@ class Forecast:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `trivium plan --this-machine --json` prints it."""
+        """Return the forecast as plain values, for `trivium plan --this-machine --json`."""
         return {**dataclasses.asdict(self), "seconds": self.seconds, "warning": self.warning}
 
 
 def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
-    """Measure a run that has not begun; weights, optimizers and order of rows stay as they are.
+    """Measure the speed of a run before it starts.
 
-    All processes of a run take part.
+    Weights, optimizers and the order of rows do not change. All processes of a run must call this
+    function.
 
-    Raises RecipeError where the GPU's memory does not suffice.
+    Raises RecipeError if the GPU runs out of memory.
     """
     borders = trainer.planned_borders()
-    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # of the last phase
+    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # of the last part
     try:
-        rate = batch.num_tokens / _seconds_per_step(trainer, batch)
+        rate = batch.num_tokens / _measure_step_seconds(trainer, batch)
     except torch.cuda.OutOfMemoryError:
         trainer.train_step.zero_grad()
         raise RecipeError(
             f"out of GPU memory with micro-batches of {batch.micro_batch_tokens:,} tokens: set a "
             "smaller train.micro_batch_tokens."
         ) from None
-    tokens = budget_tokens(trainer, rate)
+    tokens = count_budget_tokens(trainer, rate)
     return Forecast(
         tokens_per_second=rate,
         tokens=tokens,
@@ -146,8 +149,11 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     )
 
 
-def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
-    """Tokens until the budget is used up; of one in minutes at `rate` tokens per second."""
+def count_budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
+    """Return the number of tokens until the budget is used up.
+
+    `rate` is the speed in tokens per second, which a budget in minutes needs.
+    """
     train = trainer.recipe.train
     if train.minutes is not None:
         return 60.0 * train.minutes * rate
@@ -165,30 +171,33 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
 def print_forecast(
     trainer: Trainer, memory: MemoryUse, metadata: Mapping[str, Any], line: ProgressLine
 ) -> dict[str, Any]:
-    """Show the forecast of a run that takes longer than seconds; what `run.json` keeps of it.
+    """Print the forecast of a run that takes longer than some seconds.
 
-    `metadata` are those of `run.json` so far, which the first process has; all take part.
+    Returns the entries to add to the metadata in `run.json`. `metadata` is the metadata so far,
+    which only the main process has. All processes must call this function.
+
+    Raises RecipeError if the budget of a published recipe does not suit this machine or text.
     """
     parallel, seconds = trainer.parallel, 0.0
     if parallel.is_main:
         minutes, peak = trainer.recipe.train.minutes, metadata["peak_flops"] or math.inf
         if minutes is None:
-            flops = metadata["flops_per_token"] * budget_tokens(trainer)
+            flops = metadata["flops_per_token"] * count_budget_tokens(trainer)
             seconds = flops / (peak * parallel.size)
         else:
             seconds = 60.0 * minutes
     [seconds] = parallel.all_reduce_max(seconds)
     _check_published_budget(trainer, seconds, at_least=True)
     drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
-    if seconds <= _WORTH_SECONDS or drawn:  # the tokens of samples are not known
+    if seconds <= _WORTH_SECONDS or drawn:  # the number of sampled tokens is not known
         return {}
     line.update(translated("run.measuring_speed"))
     try:
         forecast = forecast_run(trainer, memory)
     except RecipeError:
-        if parallel.size > 1:  # the others wait for this one inside the step
+        if parallel.size > 1:  # the other processes wait for this one
             raise
-        return {}  # the run itself then takes smaller micro-batches
+        return {}  # the run itself will use smaller micro-batches
     [seconds] = parallel.all_reduce_max(forecast.seconds)
     line.print_line(labelled("forecast", forecast.line))
     _check_published_budget(trainer, seconds)
@@ -200,21 +209,21 @@ def print_forecast(
 
 
 def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool = False) -> None:
-    """Check whether a budget that a paper sets, and not the user, fits this machine and this text.
+    """Check that a budget from a published recipe, not from the user, suits this machine and text.
 
     Args:
-        trainer: the run.
-        seconds: its duration here.
+        trainer: the trainer of the run.
+        seconds: the duration of the run on this machine.
         at_least: whether `seconds` is a lower bound.
 
-    Raises RecipeError if the run takes longer than a day, or reads its text more often than the
-    paper.
+    Raises:
+        RecipeError: the run takes longer than a day, or repeats its text more often than the paper.
     """
     recipe, preset = trainer.recipe, trainer.recipe.model.preset
     if preset is None or recipe.train.budget is None or not has_published_budget(recipe):
         return
     published, (name, size) = published_recipes()[preset], recipe.train.budget
-    epochs = budget_tokens(trainer) / (
+    epochs = count_budget_tokens(trainer) / (
         trainer.loader.steps_per_epoch() * trainer.loader.phases[-1].tokens_per_step
     )
     paper_epochs = published.data["epochs"].value if "epochs" in published.data else math.inf
@@ -238,8 +247,11 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
 def _print_epochs(
     trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine
 ) -> None:
-    """How often a run reads its text, where it reads it again, and how often helps."""
-    # The last step of an epoch may be smaller: a budget in epochs is the number of passes itself.
+    """Print the number of epochs if the text is repeated.
+
+    If more epochs than are useful are planned, print the useful number, too.
+    """
+    # The last step of an epoch may be smaller, so a budget in epochs is used as it is.
     steps_per_epoch = trainer.loader.steps_per_epoch()
     passes = trainer.recipe.train.epochs or forecast.steps / steps_per_epoch
     if passes < 1.05:
@@ -258,21 +270,23 @@ def _print_epochs(
 
 
 def useful_epochs(tokens: float, parameters: int) -> int:
-    """Passes over a text, 1 to 16, after which more do not help a small causal model.
+    """Return the number of epochs (1 to 16) after which more do not help a small causal model.
 
-    25 sqrt(tokens / parameters): fitted to `llama-tiny` and `llama-mini` (2.5 and 7 million
-    parameters, byte-level BPE of 8,192 tokens) on 0.25 and 1 MB of text. Their lowest losses were
-    after 2 to 8 passes, and longer runs ended worse (benchmarks/LOG.md). The limit of 16 is where
-    larger models gain little from more (Muennighoff et al. 2023).
+    `tokens` is the number of tokens per epoch, and `parameters` the number of parameters of the
+    model. The formula 25 sqrt(tokens / parameters) was fitted to `llama-tiny` and `llama-mini` (2.5
+    and 7 million parameters, byte-level BPE with 8,192 tokens) on 0.25 and 1 MB of text. They
+    reached their lowest losses after 2 to 8 epochs, and longer runs had higher losses
+    (benchmarks/LOG.md). From 16 epochs on, larger models gain little, too (Muennighoff et al.
+    2023).
     """
     return max(1, min(16, round(25.0 * math.sqrt(tokens / parameters))))
 
 
 def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
-    """The trainer of a recipe with random weights, on random tokens, and its memory.
+    """Return a trainer for a recipe with random weights and random tokens, and its memory use.
 
-    Raises RecipeError for labelled examples, several sources, a budget in epochs, and a model that
-    does not fit.
+    Raises RecipeError for labelled examples, several sources, a budget in epochs, or a model that
+    does not fit into memory.
     """
     reasons = {
         "labelled examples, whose lengths only the data shows": recipe.labelled,
@@ -305,17 +319,18 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         has_aux_loss=spec.has_aux_loss,
     )
 
-    def built(device: torch.device) -> Any:
+    def build_module(device: torch.device) -> Any:
+        """Build the trained module on a device."""
         module = objective.build(spec, seed=recipe.seed, device=device)
         recipe.freeze_weights(objective.models(module)[""])
         return module
 
-    planned = built(torch.device("meta"))
+    planned = build_module(torch.device("meta"))
     precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
     memory = fit_memory(
         recipe, planned, [stream], SINGLE_PROCESS, precision=precision, device=device
     )
-    module = built(device)
+    module = build_module(device)
     if recipe.train.uses_flex(device):
         module.use_flex_attention()
     if recipe.train.compiles(device):
@@ -331,21 +346,22 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
 
 
 def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
-    """Return the spec that a recipe trains, and the vocabulary of its tokenizer.
+    """Return the spec that a recipe trains and the vocabulary of its tokenizer.
 
-    Unless only labelled examples decide on the heads, the spec has those of the objectives. A
-    tokenizer that is not trained yet has its special tokens and any others. Unless their number is
-    set, it follows from the amount of text in `paths`, else from the spec.
+    The spec has the heads of the objectives, unless these depend on labelled examples. If the
+    tokenizer is not trained yet, its vocabulary contains the special tokens and placeholders for
+    all others. Its size is the one in the recipe, or else follows from the amount of text in
+    `paths`, or else from the spec.
     """
-    spec, vocabulary = _planned_vocabulary(recipe, paths)
+    spec, vocabulary = _plan_vocabulary(recipe, paths)
     if recipe.labelled:
         return spec, vocabulary
     heads = {head.kind: head for one in recipe.objectives for head in one.heads(spec)}
     return spec.with_heads(tuple(heads.values())), vocabulary
 
 
-def _planned_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
-    """Return the spec of a recipe with the size of its vocabulary, and that vocabulary."""
+def _plan_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
+    """Return the spec of a recipe with its vocabulary size, and the vocabulary."""
     if recipe.model.init_from is not None:
         base = load(str(recipe.model.init_from), device="meta")
         known = None if base.tokenizer is None else base.tokenizer.vocabulary
@@ -359,7 +375,7 @@ def _planned_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Voc
     size = tokenizer.vocab_size
     if size is None and paths:
         data = recipe.data
-        # What cannot be read is an error now, not in the run.
+        # Raise an error now, not during the run, if the text cannot be read.
         reading = ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
         next(read_documents(paths, reading))
         size = defaults.vocabulary_size(spec, text_bytes(paths))
@@ -371,15 +387,17 @@ def _planned_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Voc
     return spec, dataclasses.replace(special, size=spec.vocab_size, special_ids=specials)
 
 
-def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
+def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
+    """Measure the seconds of a training step, from one micro-batch of it and the optimizer."""
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
-    parallel, share = trainer.parallel, trainer.parallel.data_size
-    # Fewer rows at first, but where each number of them would be compiled anew.
+    parallel, num_groups = trainer.parallel, trainer.parallel.data_size
+    # Start with few rows, unless each number of rows would be compiled separately.
     grows = trainer.device.type == "cpu" and not (trainer.recipe.train.compile or together)
-    rows, repeated = 1 if grows else part.num_rows, together  # a whole step takes long
+    rows, repeated = 1 if grows else part.num_rows, together  # a whole step is run only once
 
-    def run() -> None:
-        some = (part.rows(0, rows),)  # of every process
+    def run_micro_batch() -> None:
+        """Run the first `rows` rows of the micro-batch, forward and backward."""
+        some = (part.rows(0, rows),)  # the same rows on every process
         text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
         one = dataclasses.replace(
             batch, micro_batches=some, micro_batch_weights=((0, 1.0),), text_streams=text_streams
@@ -388,36 +406,41 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
 
     trainer.train_step.train()
     while True:
-        [seconds] = parallel.all_reduce_max(_timed(run, trainer.device))
+        [seconds] = parallel.all_reduce_max(_measure_seconds(run_micro_batch, trainer.device))
         if repeated or (grows and seconds > _SECONDS):
             break
-        repeated = rows == part.num_rows  # the first time compiles or chooses kernels
+        repeated = rows == part.num_rows  # the first run compiles or chooses kernels
         rows = min(2 * rows, part.num_rows)
     count = len(batch.micro_batches)
     mean_tokens = sum(each.input_ids.size for each in batch.micro_batches) / count
-    in_turn = -(-count // share)  # micro-batches of one process
+    in_turn = -(-count // num_groups)  # the number of micro-batches per process
     products = in_turn * seconds * mean_tokens / (rows * part.input_ids[0].size)
-    return products + _optimizer_seconds(trainer)
+    return products + _measure_optimizer_seconds(trainer)
 
 
-def _optimizer_seconds(trainer: Trainer) -> float:
-    """Of clipping and one step, with rate 0: weights and optimizers are then as before."""
+def _measure_optimizer_seconds(trainer: Trainer) -> float:
+    """Measure the seconds of gradient clipping and an optimizer step.
+
+    The learning rate is 0, and the optimizer state is cleared afterwards, so that nothing changes.
+    """
     set_learning_rate(trainer.optimizers, 0.0)
 
-    def run() -> None:
+    def run_optimizers() -> None:
+        """Clip the gradients and run a step of all optimizers."""
         nn.utils.clip_grad_norm_(trainer.train_step.parameters(), 1.0)
         for optimizer in trainer.optimizers:
             optimizer.step()
 
-    _timed(run, trainer.device)  # makes the state
-    seconds = _timed(run, trainer.device)
+    _measure_seconds(run_optimizers, trainer.device)  # creates the optimizer state
+    seconds = _measure_seconds(run_optimizers, trainer.device)
     for optimizer in trainer.optimizers:
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
     return seconds
 
 
-def _timed(run: Callable[[], None], device: torch.device) -> float:
+def _measure_seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds that a function takes on a device."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":

@@ -1,18 +1,20 @@
-"""Memory and time of a training step on many GPUs, in every layout, from the spec alone.
+"""Estimates of memory and time per training step on many GPUs, from the spec alone.
 
-A layout says how a step is divided: data parallel with whole copies of the model ("ddp"), or with
-weights, gradients and optimizer state sharded ("fsdp": Rajbhandari et al. 2020, stage 3; Zhao et
-al. 2023), and then also with `tensor` GPUs for each layer and sequence parallelism (Shoeybi et al.
-2019; Korthikanti et al. 2022); with or without activation checkpointing (Chen et al. 2016).
+A layout describes the parallelism of a step. Data parallelism uses whole copies of the model
+("ddp"), or shards weights, gradients and optimizer state ("fsdp": Rajbhandari et al. 2020, stage 3;
+Zhao et al. 2023). Tensor parallelism splits each layer among `tensor` GPUs, with sequence
+parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022). Activation checkpointing can be added
+(Chen et al. 2016).
 
-A step takes the larger of two times (a roofline: Williams et al. 2009): that of the GPU, and that
-of the links for weights and gradients, which are sent meanwhile. The GPU's time is a sum:
+The time of a step is the larger of two times (a roofline model: Williams et al. 2009): the time of
+the GPU, and the time to send weights and gradients over the links, which happens in parallel. The
+GPU's time is the sum of:
 
-- matrix products, `flops_per_token`, at the share of the peak that the GPU reaches; a third more
-  with checkpointing, which repeats the forward pass;
-- what moves through its memory: every byte that is kept for the backward pass `PASSES` times, the
-  logits, and the optimizer's state once;
-- the collectives of tensor parallelism, which the products wait for.
+- matmuls, `flops_per_token`, at the fraction of the peak that the GPU reaches. Checkpointing
+  repeats the forward pass and takes a third more;
+- memory traffic: every byte that is saved for the backward pass is moved `PASSES` times, plus the
+  logits, plus the optimizer state once;
+- the collectives of tensor parallelism, which block the matmuls.
 """
 
 from __future__ import annotations
@@ -33,37 +35,38 @@ from trivium.train.loader import equal_parts
 from trivium.train.memory import Layout, ModelSizes, model_sizes, training_memory
 
 NODE = 8
-"""GPUs of one machine, joined by links; machines are joined by the network."""
+"""The number of GPUs per machine. They are connected by links, and machines by the network."""
 
-# Assumptions; docs/plan.md compares what follows from them with published rates.
+# Assumptions. docs/plan.md compares the resulting estimates with published speeds.
 PASSES = 4
-"""How often a kept activation is written or read: forward, backward, and its gradient."""
+"""The number of times that a saved activation is written or read: forward, backward, gradient."""
 LINKS = 0.8
-"""Share of a link's bandwidth that collectives reach."""
+"""The fraction of a link's bandwidth that collectives reach."""
 USABLE = 0.92
-"""Share of a GPU's memory for training; the rest is for CUDA, NCCL and fragmentation."""
+"""The fraction of a GPU's memory for training; the rest is for CUDA, NCCL and fragmentation."""
 
-_STATE_BYTES = 12, 8  # read and written for each trained parameter, and for each moment of it
-_LOGIT_BYTES = 20  # read and written for each logit: product, softmax, gradient, two more products
-_AGAIN = 4 / 3  # checkpointing: forward, forward again, backward
+_STATE_BYTES = 12, 8  # bytes moved per trained parameter, and per moment of a parameter
+_LOGIT_BYTES = 20  # bytes moved per logit: matmul, softmax, gradient, two more matmuls
+_AGAIN = 4 / 3  # the FLOPs with checkpointing (forward twice, backward), relative to those without
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, and on what.
+    """The model, the batch and the GPUs of a training run.
 
     Args:
         spec: the model.
-        length: tokens of a row.
-        batch_tokens: tokens of a step.
+        length: the number of tokens per row.
+        batch_tokens: the number of tokens per step.
         gpu: the kind of GPU.
-        gpus: their number.
-        trained: fraction of the parameters that are trained, which have gradients and optimizer
-            state. Products are counted as if all were.
-        moments: numbers that the optimizer keeps of each trained parameter; AdamW's two.
-        references: frozen copies of the model.
-        samples: rows that the model draws together itself, at most. Their time is not counted, and
-            such a run has whole copies of the model on all GPUs.
+        gpus: the number of GPUs.
+        trained: the fraction of the parameters that are trained, with gradients and optimizer
+            state. Matmuls are counted as if all parameters were trained.
+        moments: the number of values that the optimizer stores per trained parameter; 2 for AdamW.
+        references: the number of frozen copies of the model.
+        samples: the maximum number of rows that the model generates together for its own training.
+            The time of generation is not counted, and such a run has a whole copy of the model on
+            each GPU.
     """
 
     spec: Spec
@@ -78,24 +81,25 @@ class Workload:
 
     @property
     def precision(self) -> torch.dtype:
-        """Of matrix products."""
+        """The dtype of matmuls."""
         return torch.bfloat16 if self.gpu.has_bf16 else torch.float16
 
     @property
     def sizes(self) -> ModelSizes:
-        """Numbers of parameters."""
+        """The numbers of parameters of the model and its parts."""
         return model_sizes(self.spec)  # type: ignore[arg-type]
 
     @property
     def flops_per_token(self) -> float:
-        """To train on a token, without what checkpointing repeats."""
+        """The FLOPs to train on a token, without recomputation by activation checkpointing."""
         return flops_per_token(self.spec, self.length)  # type: ignore[arg-type]
 
     def steps(self) -> list[Step]:
-        """A step in every layout that makes sense, simple ones first."""
+        """Return the step in every layout that makes sense, from simple to complex."""
         return [Step(self, layout) for layout in self._layouts()]
 
     def _layouts(self) -> Iterator[Layout]:
+        """Yield the layouts that make sense for the model and number of GPUs, simple ones first."""
         tensors, checkpointings = [1], [False]
         if (stacks := self.spec.stacks) and not self.samples:
             divided = [size for stack in stacks for _, size in stack.sharded_fields]
@@ -112,50 +116,57 @@ class Workload:
 
 @dataclass(frozen=True)
 class Step:
-    """One step in one layout: what each GPU holds, and how long it takes."""
+    """A training step in one layout, with its memory per GPU and its time."""
 
     work: Workload
     layout: Layout
 
     @property
     def groups(self) -> int:
-        """Groups of GPUs that work on different rows."""
+        """The number of groups of GPUs that process different rows."""
         return self.work.gpus // self.layout.tensor
 
     @property
     def rows(self) -> int:
-        """Rows of each group, where the batch is rounded to equal ones; 0: too few rows."""
+        """The number of rows per group, rounded so that it is equal for all groups.
+
+        It is 0 if the batch has too few rows.
+        """
         return round(self.work.batch_tokens / self.work.length / self.groups)
 
     @cached_property
     def micro_rows(self) -> int:
-        """Rows of a micro-batch: as many of `rows` as fit, in equal parts; 1 at least."""
+        """The number of rows per micro-batch, at least 1.
 
-        def memory(rows: int) -> float:
-            return sum(self._memory_with(rows).values())
+        It is the largest number that fits into memory and divides `rows` into nearly equal parts.
+        """
+
+        def total_memory(rows: int) -> float:
+            """Return the bytes per GPU for micro-batches of `rows` rows."""
+            return sum(self._memory_for_rows(rows).values())
 
         usable = USABLE * self.work.gpu.memory
-        fitting = bisect_right(range(1, self.rows + 1), usable, key=memory)
+        fitting = bisect_right(range(1, self.rows + 1), usable, key=total_memory)
         return equal_parts(self.rows, fitting) if fitting else 1
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """The number of micro-batches per step."""
         return -(-self.rows // self.micro_rows)
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """Bytes of each GPU, by what they are for."""
-        return self._memory_with(self.micro_rows)
+        """The bytes per GPU, by use ("weights", "gradients", ...)."""
+        return self._memory_for_rows(self.micro_rows)
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of each GPU in all."""
+        """The total number of bytes per GPU."""
         return sum(self.memory.values())
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot run, or None."""
+        """The reason why the step cannot run in this layout, or None."""
         if self.rows == 0:
             return english("reason.too_few_rows")
         fits = self.memory_bytes <= USABLE * self.work.gpu.memory
@@ -163,14 +174,14 @@ class Step:
 
     @property
     def explanation(self) -> str:
-        """The problem in numbers."""
+        """The reason why the step cannot run in this layout, with numbers."""
         if self.rows == 0:
             return english("reason.more_groups_than_rows", layout=self.layout, groups=self.groups)
         need, have = self.memory_bytes / 2**30, USABLE * self.work.gpu.memory / 2**30
         return english("reason.too_little_memory", layout=self.layout, needed=need, have=have)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; rates and times only where the layout can run."""
+        """Return the step as plain values. Speed and times are omitted if it cannot run."""
         facts: dict[str, Any] = {
             **asdict(self.layout),
             "sequence": self.layout.tensor > 1,
@@ -188,7 +199,10 @@ class Step:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the parts of a step: the first three in turn, "data links" meanwhile."""
+        """The seconds of each part of a step.
+
+        The first three parts run one after another. "data links" runs in parallel to them.
+        """
         work, layout, gpu = self.work, self.layout, self.work.gpu
         parameters = work.sizes.parameters
         again = _AGAIN if layout.activation_checkpointing else 1.0
@@ -208,20 +222,24 @@ class Step:
 
     @property
     def communication(self) -> dict[str, float]:
-        """Bytes that each GPU sends in a step: within layers, and of weights and gradients."""
+        """The bytes that each GPU sends per step: within layers, and for weights and gradients."""
         return {"tensor": self._tensor_bytes, "data": self._data_bytes}
 
     @property
     def tokens_per_second(self) -> float:
-        """Of each GPU."""
+        """The number of tokens per second and GPU."""
         *own, data = self.seconds.values()
         return self.rows * self.work.length / self.layout.tensor / max(sum(own), data)
 
     def utilization(self, tokens_per_second: float) -> float:
-        """Model FLOPs utilization at a rate of each GPU (Chowdhery et al. 2022, appendix B)."""
+        """Return the model FLOPs utilization (MFU) at a speed in tokens per second and GPU.
+
+        Source: Chowdhery et al. 2022, appendix B.
+        """
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
-    def _memory_with(self, micro_rows: int) -> dict[str, float]:
+    def _memory_for_rows(self, micro_rows: int) -> dict[str, float]:
+        """Return the bytes per GPU by use, for micro-batches of `micro_rows` rows."""
         work = self.work
         return training_memory(
             work.spec,
@@ -238,10 +256,11 @@ class Step:
 
     @property
     def _tensor_bytes(self) -> float:
-        """Of a step's collectives inside of layers (Korthikanti et al. 2022, section 4.2.2).
+        """The bytes of a step's collectives within layers (tensor and sequence parallelism).
 
-        Around attention and feed-forward each an all-gather and a reduce-scatter of the residual
-        stream, in the forward pass, in the backward pass, and where forward is repeated.
+        Attention and feed-forward network each need an all-gather and a reduce-scatter of the
+        residual stream, in the forward pass, in the backward pass and, with checkpointing, in the
+        repeated forward pass. Source: Korthikanti et al. 2022, section 4.2.2.
         """
         spec, tensor = self.work.spec, self.layout.tensor
         if not spec.stacks or tensor == 1:
@@ -255,11 +274,12 @@ class Step:
 
     @property
     def _data_bytes(self) -> float:
-        """Of a step's weights and gradients.
+        """The bytes that a GPU sends per step for weights and gradients.
 
-        "ddp" sums float32 gradients once: an all-reduce, which sends them twice. "fsdp" gathers
-        weights for forward and for backward (those outside of blocks once, in float32) and
-        scatters sums of float32 gradients, every micro-batch (Rajbhandari et al. 2020, section 7).
+        "ddp" all-reduces float32 gradients once per step, which sends them twice. "fsdp"
+        all-gathers the weights for the forward and for the backward pass (those outside of blocks
+        once, in float32) and reduce-scatters float32 gradients, for every micro-batch (Rajbhandari
+        et al. 2020, section 7).
         """
         sizes, trained = self.work.sizes, self.work.trained
         share = (self.groups - 1) / self.groups / self.layout.tensor
@@ -271,10 +291,10 @@ class Step:
 
     @property
     def _data_bandwidth(self) -> float:
-        """Bytes per second of a ring through all groups.
+        """The bytes per second of a ring through all groups of GPUs.
 
-        Between machines it crosses the network once for all its GPUs in a machine, each of which
-        has a share of the network.
+        Between machines, all GPUs of a machine that are in the ring contribute their share of the
+        network bandwidth, since the ring crosses the network only once per machine.
         """
         if self.work.gpus <= NODE:
             return self.work.gpu.link_bandwidth

@@ -1,4 +1,4 @@
-"""A training run on many GPUs on paper: its layout, days, GPU-hours, memory and FLOPs."""
+"""Plans of training runs on many GPUs: layout, days, GPU-hours, memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from trivium.models import active_parameters
 from trivium.plan.layouts import Step, Workload
 
 _DAY, _HOUR = 86_400, 3_600
-# A simpler layout is chosen where it is slower by no more than this.
+# A simpler layout is chosen if it reaches at least this fraction of the best speed.
 _SIMPLER = 0.97
 _MOST_DOUBLINGS = 15
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A run with the layout that was chosen for it.
+    """A planned run with the layout that was chosen for it.
 
     Args:
-        name: of the model.
-        tokens: of the whole run; 0 where they are unknown: then FLOPs, hours and days are 0, too.
-        step: in the chosen layout.
-        steps: in every layout.
-        measured: tokens per second of each GPU, where a rate is used in place of the predicted one.
+        name: the name of the model.
+        tokens: the number of tokens of the whole run; 0 if it is not known. Then FLOPs, hours and
+            days are 0, too.
+        step: a step in the chosen layout.
+        steps: the step in every layout.
+        measured: the measured number of tokens per second and GPU; None to use the predicted speed.
     """
 
     name: str
@@ -37,27 +38,27 @@ class TrainingPlan:
 
     @property
     def flops(self) -> float:
-        """To train on all tokens, of the model itself: nothing that is computed again."""
+        """The FLOPs to train the model on all tokens, without recomputation."""
         return self.tokens * self.step.work.flops_per_token
 
     @property
     def tokens_per_second(self) -> float:
-        """Of each GPU, predicted or measured."""
+        """The number of tokens per second and GPU, measured or predicted."""
         return self.measured or self.step.tokens_per_second
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of all GPUs together."""
+        """The GPU-hours of the run: the hours of all GPUs together."""
         return self.tokens / self.tokens_per_second / _HOUR
 
     @property
     def days(self) -> float:
-        """Days from the first to the last step."""
+        """The number of days from the first to the last step."""
         return self.gpu_hours * _HOUR / _DAY / self.step.work.gpus
 
     @property
     def reasons(self) -> list[str]:
-        """Why this layout, in several parts."""
+        """The reasons for the chosen layout, as phrases."""
         fitting = [step for step in self.steps if step.problem is None]
         simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
         parts = [english("reason.fitting_layouts", some=len(fitting), all=len(self.steps))]
@@ -71,7 +72,7 @@ class TrainingPlan:
         return parts
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `trivium plan --json` prints it."""
+        """Return the plan as plain values, as `trivium plan --json` prints them."""
         step, work = self.step, self.step.work
         return {
             "model": self.name,
@@ -95,12 +96,12 @@ class TrainingPlan:
 def plan_training(
     name: str, work: Workload, tokens: float, *, measured: float | None = None
 ) -> TrainingPlan:
-    """The plan of a run in the fastest layout that fits, or a simpler one that is nearly as fast.
+    """Plan a run in the fastest layout that fits, or in a simpler layout that is almost as fast.
 
-    Raises RecipeError where no layout can run, or `measured` is more than the GPU's peak.
+    Raises RecipeError if no layout can run, or if the speed `measured` exceeds the GPU's peak.
     """
     steps = work.steps()
-    step = _best(steps)
+    step = _choose_step(steps)
     if step is None:
         least = min(steps, key=lambda step: step.memory_bytes)
         raise RecipeError(
@@ -117,14 +118,16 @@ def plan_training(
 
 
 def fewest_gpus(work: Workload) -> Workload:
-    """The work on the smallest power of two of GPUs where the best layout computes nothing twice.
+    """Return the workload with the smallest number of GPUs, a power of two, that is sufficient.
 
-    Where there is none: on the smallest that suffices. Raises RecipeError where none does.
+    The best layout should not need activation checkpointing. If it always does, the smallest number
+    of GPUs that is sufficient with checkpointing is used. Raises RecipeError if no number of GPUs
+    is sufficient.
     """
     fitting: list[Workload] = []
     for exponent in range(_MOST_DOUBLINGS):
         work = replace(work, gpus=2**exponent)
-        step = _best(work.steps())
+        step = _choose_step(work.steps())
         if step is not None and not step.layout.activation_checkpointing:
             return work
         if step is not None:
@@ -137,8 +140,8 @@ def fewest_gpus(work: Workload) -> Workload:
     )
 
 
-def _best(steps: Sequence[Step]) -> Step | None:
-    """The first that is about as fast as the fastest; None where none can run."""
+def _choose_step(steps: Sequence[Step]) -> Step | None:
+    """Return the first step that is about as fast as the fastest; None if no step can run."""
     fitting = [step for step in steps if step.problem is None]
     best = max((step.tokens_per_second for step in fitting), default=0.0)
     return next((step for step in fitting if step.tokens_per_second >= _SIMPLER * best), None)

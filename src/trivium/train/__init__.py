@@ -1,8 +1,9 @@
-"""Training: the recipe, the loop, checkpoints, the run folder, live progress.
+"""Training: recipes, the training loop, checkpoints, run folders, progress.
 
-For a training loop of one's own: a `Loader` of `BatchStream`s gives the batch of a step,
-`AdamW(...).build(model)` the optimizers, a schedule such as `Cosine` the share of the peak learning
-rate that `set_learning_rate` sets, `save_checkpoint` and `restore` checkpoints.
+To write your own training loop: a `Loader` of `BatchStream`s yields the batch of each step,
+`AdamW(...).build(model)` builds the optimizers, a schedule such as `Cosine` returns the factor of
+the peak learning rate that `set_learning_rate` applies, and `save_checkpoint` and `restore` write
+and read checkpoints.
 """
 
 from trivium.model_folder import checkpoints as checkpoints

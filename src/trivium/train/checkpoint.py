@@ -1,14 +1,15 @@
-"""Checkpoints: complete or absent, verified by checksum; nothing is unpickled.
+"""Checkpoints: complete or absent, and verified by checksum. Nothing is unpickled.
 
-A checkpoint is a folder `step-{n:08}` with the files of a model folder, `optimizer.safetensors`,
-`state.json`, the state that a model carries from row to row (`carried.safetensors`) and
-`checksums.json` (SHA-256 of every other file). The folder gets its name only when all of its files
-are on the disk.
+A checkpoint is a folder `step-{n:08}`. It contains the files of a model folder,
+`optimizer.safetensors`, `state.json`, the state that a model carries from step to step
+(`carried.safetensors`), and `checksums.json` (SHA-256 of every other file). The folder gets its
+final name only after all of its files are on the disk.
 
-Several processes write a checkpoint by `torch.distributed.checkpoint` on safetensors: every process
-writes its part of the tensors in the background while training continues. The first process then
-joins the parts into the files that a single process writes. A checkpoint therefore does not depend
-on the number of processes or the layout, and can be resumed with others.
+With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
+safetensors format. Every process writes its shards of the tensors in the background while training
+continues. The first process then consolidates the shards into the files that a single process would
+write. A checkpoint therefore does not depend on the number of processes or on the layout, and a run
+can be resumed with another number or layout.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from trivium.train.trainer import TrainState
 FORMAT_VERSION = 7
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 CARRIED = "carried.safetensors"
-# The files that DCP makes of tensors 1 (weights) and 2 (optimizer state) of 2.
+# The names that DCP gives to the consolidated files 1 (weights) and 2 (optimizer state).
 _JOINED = {
     "model-00001-of-00002.safetensors": WEIGHTS,
     "model-00002-of-00002.safetensors": OPTIMIZER,
@@ -83,25 +84,42 @@ def save_checkpoint(
     files: Sequence[Path] = (),
     keep: int = 3,
 ) -> Path:
-    """Write `folder/step-{n:08}` whole or not at all, then delete all but the last `keep` good.
+    """Write the checkpoint `folder/step-{n:08}` atomically, then delete old checkpoints.
 
-    `carried` is the state that the model carries from row to row, if the objective carries state.
-    Those of `files` that exist are copied into the checkpoint: spec, tokenizer and settings of the
-    run.
+    Only the last `keep` undamaged checkpoints remain.
 
-    Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
+    Args:
+        folder: the folder of all checkpoints.
+        model: the trained module.
+        optimizers: the optimizers of the module.
+        state: the state of the run.
+        carried: the state that the model carries from step to step, if the objective carries state.
+        files: files to copy into the checkpoint if they exist: spec, tokenizer and settings.
+        keep: the number of checkpoints to keep.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: the disk is full or not writable; earlier checkpoints stay.
     """
     saved = Checkpoints(Path(folder), SINGLE_PROCESS, carried=carried, files=files, keep=keep)
     saved.save(model, optimizers, state)
     return saved.path(state)
 
 
-def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
-    """Return the newest undamaged checkpoint; `warn` is called for every newer, damaged one.
+def find_checkpoint_to_resume(
+    folder: Path, warn: Callable[[str], None], *, verify: bool = True
+) -> Path:
+    """Return the newest undamaged checkpoint in a folder.
 
-    Without `verify` the newest checkpoint is returned. Raises CheckpointError where there is none.
+    `warn` is called with a message for every newer, damaged checkpoint. Without `verify`, the
+    newest checkpoint is returned unchecked. Raises CheckpointError if there is no usable
+    checkpoint.
     """
-    checkpoint = last_good_checkpoint(folder, lambda one: damage(one) if verify else None, warn)
+    checkpoint = last_good_checkpoint(
+        folder, lambda one: find_checkpoint_damage(one) if verify else None, warn
+    )
     if checkpoint is not None:
         return checkpoint
     damaged = any(checkpoints(folder))
@@ -112,8 +130,8 @@ def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: b
     )
 
 
-def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None, by reading and comparing every file."""
+def find_checkpoint_damage(checkpoint: Path) -> str | None:
+    """Return the first problem with a checkpoint's files, or None if all checksums match."""
     return find_damage(checkpoint, names=(), required=(WEIGHTS, OPTIMIZER, STATE))
 
 
@@ -126,19 +144,25 @@ def restore(
     carried: CarriedState | None = None,
     verify: bool = True,
 ) -> TrainState:
-    """Load a checkpoint into a model and its optimizers, and return its state.
+    """Load a checkpoint into a model and its optimizers. Returns the state of the run.
 
-    `path` is a checkpoint or a folder. In a folder, the newest undamaged checkpoint is loaded, and
-    `warn` is called for every newer, damaged one. Without `verify` no file is compared with its
-    checksum.
+    Args:
+        path: a checkpoint, or a folder of checkpoints. In a folder, the newest undamaged checkpoint
+            is loaded.
+        model: the module to load weights into.
+        optimizers: the optimizers to load their state into.
+        warn: called with a message for every newer, damaged checkpoint in the folder.
+        carried: the state that the model carries from step to step, to be restored, too.
+        verify: whether to verify the checksums of the files.
 
-    Raises CheckpointError where there is no checkpoint, or where it is damaged, of another format
-    version, or of another model.
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged or belongs to another format
+            version or another model.
     """
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
-        checkpoint = checkpoint_to_resume(checkpoint, warn, verify=verify)
-    elif verify and (problem := damage(checkpoint)):
+        checkpoint = find_checkpoint_to_resume(checkpoint, warn, verify=verify)
+    elif verify and (problem := find_checkpoint_damage(checkpoint)):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
     try:
@@ -152,7 +176,7 @@ def restore(
 
 
 class Checkpoints:
-    """The checkpoints of a run; several processes write them in the background.
+    """Saves and restores the checkpoints of a run. Several processes write in the background.
 
     `carried`, `files` and `keep` are as in `save_checkpoint`.
     """
@@ -172,29 +196,32 @@ class Checkpoints:
         self._pending: Future[Any] | None = None
 
     def path(self, state: TrainState) -> Path:
-        """Return the folder of the checkpoint of a state."""
+        """Return the folder of the checkpoint for a state of the run."""
         return self.folder / f"step-{state.step:08}"
 
     def save(self, model: nn.Module, optimizers: Optimizers, state: TrainState) -> None:
-        """Write a checkpoint of the tensors as they are now; all processes take part.
+        """Save a checkpoint of the current weights and optimizer state. All processes must call it.
 
-        Raises CheckpointError as `save_checkpoint`. Several processes first wait for the previous
-        checkpoint, and raise its error.
+        With several processes, this method first waits for the previous checkpoint and raises its
+        error.
+
+        Raises:
+            CheckpointError: the disk is full or not writable; earlier checkpoints stay.
         """
-        carried = None if self.carried is None else self.carried.gathered(self.parallel)
+        carried = None if self.carried is None else self.carried.gather_tensors(self.parallel)
         if self.parallel.size == 1:
-            with self._new(state, carried) as partial:
+            with self._create_checkpoint(state, carried) as partial:
                 write_safetensors(partial / WEIGHTS, model.state_dict())
                 write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
             return
         self.wait()
         self.parallel.barrier()
-        parts = self.folder / f".step-{state.step:08}.tmp"  # what a killed run leaves is removed
+        parts = self.folder / f".step-{state.step:08}.tmp"  # removed later if the run is killed
         weights, moments = model.state_dict(), state_tensors(optimizers, model)
-        # DCP joins no integers (PyTorch 2.13): such a table, which is not trained, is added later.
+        # DCP cannot consolidate integer tensors (PyTorch 2.13). They are not trained; added later.
         tables = {name: one for name, one in weights.items() if not one.is_floating_point()}
         weights = {name: one for name, one in weights.items() if name not in tables}
-        # DCP loses scalars when it joins parts (PyTorch 2.13).
+        # DCP loses scalars when it consolidates shards (PyTorch 2.13).
         moments = {name: value if value.ndim else value[None] for name, value in moments.items()}
         writer = HuggingFaceStorageWriter(
             str(parts),
@@ -208,11 +235,13 @@ class Checkpoints:
             process_group=self.parallel.checkpoint_group,
         )
         assert isinstance(written, Future)
-        state = copy.deepcopy(state)  # training changes it
-        self._pending = self._thread.submit(self._complete, written, parts, state, carried, tables)
+        state = copy.deepcopy(state)  # training updates the original
+        self._pending = self._thread.submit(
+            self._finish_checkpoint, written, parts, state, carried, tables
+        )
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written. Raises CheckpointError if it failed."""
+        """Wait until the pending checkpoint is complete. Raises CheckpointError if it failed."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
@@ -225,20 +254,24 @@ class Checkpoints:
         *,
         verify: bool = True,
     ) -> TrainState:
-        """Load the last good checkpoint as `restore` does; every process reads its part."""
+        """Load the last undamaged checkpoint. Returns the state of the run.
+
+        Every process reads only its own shards. The arguments and errors are those of the function
+        `restore`.
+        """
         if self.parallel.size == 1:
             return restore(
                 self.folder, model, optimizers, warn, carried=self.carried, verify=verify
             )
         step = -1
         if self.parallel.is_main:
-            newest = checkpoint_to_resume(self.folder, warn, verify=verify)
+            newest = find_checkpoint_to_resume(self.folder, warn, verify=verify)
             step = int(newest.name.removeprefix("step-"))
         [step] = self.parallel.all_reduce_max(step)
         checkpoint = self.folder / f"step-{int(step):08}"
         state, tensors = read_state(checkpoint), model.state_dict()
         try:
-            moments = _empty_moments(checkpoint / OPTIMIZER, model)
+            moments = _allocate_optimizer_state(checkpoint / OPTIMIZER, model)
             tensors |= moments
             reader = HuggingFaceStorageReader(str(checkpoint))
             load(tensors, storage_reader=reader, process_group=self.parallel.checkpoint_group)
@@ -252,10 +285,13 @@ class Checkpoints:
         return state
 
     @contextmanager
-    def _new(self, state: TrainState, carried: Mapping[str, Tensor] | None) -> Iterator[Path]:
-        """Yield a temporary folder to fill with weights and optimizer state.
+    def _create_checkpoint(
+        self, state: TrainState, carried: Mapping[str, Tensor] | None
+    ) -> Iterator[Path]:
+        """Yield a temporary folder, to be filled with the weights and the optimizer state.
 
-        The folder becomes the checkpoint when the block ends. Errors are as of `save_checkpoint`.
+        When the block ends, the other files are added and the folder is renamed to the checkpoint.
+        Raises CheckpointError if the disk is full or not writable.
         """
         final = self.path(state)
         try:
@@ -271,10 +307,10 @@ class Checkpoints:
                         shutil.copyfile(file, partial / file.name)
                 write_checksums(partial, sorted(path.name for path in partial.iterdir()))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(_why_not_saved(error, final)) from error
-        _prune(self.folder, final, self.keep)
+            raise CheckpointError(_save_error_message(error, final)) from error
+        _delete_old_checkpoints(self.folder, final, self.keep)
 
-    def _complete(
+    def _finish_checkpoint(
         self,
         written: Future[Any],
         parts: Path,
@@ -282,17 +318,26 @@ class Checkpoints:
         carried: Mapping[str, Tensor] | None,
         tables: Mapping[str, Tensor],
     ) -> None:
+        """Wait until all processes have written their shards, then make the checkpoint from them.
+
+        Args:
+            written: the pending write of DCP.
+            parts: the folder of the shards, which is removed at the end.
+            state: the state of the run.
+            carried: the state that the model carries from step to step.
+            tables: integer tensors to add to the weights, since DCP cannot write them.
+        """
         try:
             written.result()
             if self.parallel.is_main:
-                with self._new(state, carried) as partial:
+                with self._create_checkpoint(state, carried) as partial:
                     for joined, name in _JOINED.items():
                         os.replace(parts / joined, partial / name)
                     if tables:
                         weights = read_safetensors(partial / WEIGHTS)
                         write_safetensors(partial / WEIGHTS, {**weights, **tables})
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(_why_not_saved(error, self.path(state))) from error
+            raise CheckpointError(_save_error_message(error, self.path(state))) from error
         finally:
             if self.parallel.is_main:
                 shutil.rmtree(parts, ignore_errors=True)
@@ -300,15 +345,15 @@ class Checkpoints:
 
 @dataclass
 class SaveCheckpoints(Callback):
-    """Writes the checkpoints of a run; every process has this callback.
+    """A callback that saves the checkpoints of a run. Every process has this callback.
 
     Args:
         checkpoints: the checkpoints of the run.
         model: the part of the model that this process trains.
         optimizers: the optimizers of the model.
-        state: the state of the run, which training changes.
-        line: where progress is shown.
-        waits: whether callbacks after this one read the checkpoint.
+        state: the state of the run, which training updates in place.
+        line: the progress line.
+        waits: whether to wait until a checkpoint is complete, because later callbacks read it.
     """
 
     checkpoints: Checkpoints
@@ -319,7 +364,7 @@ class SaveCheckpoints(Callback):
     waits: bool
 
     def on_save(self, folder: Path) -> None:
-        """Write a checkpoint to `folder`; several processes write it in the background."""
+        """Save a checkpoint to `folder`; several processes write it in the background."""
         self.line.update(translated("progress.saving"))
         self.checkpoints.save(self.model, self.optimizers, self.state)
         assert folder == self.checkpoints.path(self.state)
@@ -327,12 +372,15 @@ class SaveCheckpoints(Callback):
             self.checkpoints.wait()
 
     def on_end(self, error: BaseException | None) -> None:
-        """Wait for the last checkpoint."""
+        """Wait until the last checkpoint is complete."""
         self.checkpoints.wait()
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    """Return the state in a checkpoint. Raises CheckpointError for another format version."""
+    """Return the state of the run in a checkpoint.
+
+    Raises CheckpointError if the checkpoint has another format version or is not valid.
+    """
     data = read_json(checkpoint / STATE)
     if isinstance(data, dict) and not pop_version(data):
         raise CheckpointError(f"{checkpoint}: {OLD_VERSION_MESSAGE}")
@@ -348,18 +396,21 @@ def read_state(checkpoint: Path) -> TrainState:
         raise CheckpointError(f"{checkpoint}: {STATE} is not the state of a run: {error}") from None
 
 
-def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Delete the checkpoints beyond the last `keep` good ones; damaged ones do not count."""
+def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
+    """Delete all but the last `keep` undamaged checkpoints in a folder.
+
+    Damaged checkpoints do not count. The checkpoint `newest` is undamaged.
+    """
     good = 0
     for checkpoint in checkpoints(folder):
         if good >= keep:
             shutil.rmtree(checkpoint, ignore_errors=True)
-        elif checkpoint == newest or damage(checkpoint) is None:
+        elif checkpoint == newest or find_checkpoint_damage(checkpoint) is None:
             good += 1
 
 
-def _why_not_saved(error: BaseException, target: Path) -> str:
-    """Return the message for a checkpoint that could not be written."""
+def _save_error_message(error: BaseException, target: Path) -> str:
+    """Return the error message for the checkpoint `target`, which could not be written."""
     if is_disk_full(error):
         return (
             f"{target}: not saved, the disk is full. What was saved before is untouched: "
@@ -368,13 +419,16 @@ def _why_not_saved(error: BaseException, target: Path) -> str:
     return f"{target}: not saved: {error}. What was saved before is untouched."
 
 
-def _empty_moments(file: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors to read an optimizer's state into, sharded as their parameters."""
+def _allocate_optimizer_state(file: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Return empty tensors to load an optimizer's state from `file` into, by name.
+
+    They are sharded like the parameters that they belong to.
+    """
     parameters, moments = dict(model.named_parameters()), {}
     with safe_open(file, "pt") as stored:
         for name in stored.keys():  # noqa: SIM118  # no dict
             parameter = parameters[name.rpartition("/")[0]].detach()
-            shape = stored.get_slice(name).get_shape()  # of a step []; of several processes [1]
-            is_step = name.endswith("/step")  # one number, of a parameter of any shape
+            shape = stored.get_slice(name).get_shape()  # step counts: [], or [1] if DCP wrote them
+            is_step = name.endswith("/step")  # a scalar, whatever the shape of the parameter
             moments[name] = torch.zeros(shape) if is_step else torch.zeros_like(parameter)
     return moments

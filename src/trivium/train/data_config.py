@@ -1,4 +1,4 @@
-"""What a run reads: the keys of `[data]` and `[[mix]]`, and a tokenizer that exists."""
+"""The data of a run: the keys of `[data]` and `[[mix]]`, and existing tokenizers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trivium.text.trainers import TokenizerSource
 
 
 def as_list(value: Any) -> Any:
-    """A list of a single string; anything else as it is."""
+    """Return a string as a list with this string, and any other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 
 PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
-"""Paths; one may be written as a string."""
+"""A tuple of paths. A single path may be given as a string."""
 
 
 class TokenizerFile(TokenizerSource):
-    """A tokenizer that exists."""
+    """A tokenizer that exists as a file."""
 
     kind: Literal["file"] = "file"
-    path: str = Field(description="tokenizer.json, or a folder that has one")
+    path: str = Field(description="tokenizer.json, or a folder that contains one")
 
 
 class DataConfig(Config):
-    """The sources of text or labelled examples, and how they are split into rows."""
+    """The sources of text or labelled examples, and how their text is split into rows."""
 
     paths: PathList = Field((), description='files, folders, globs, "hf:NAME" or shards')
     validation: Annotated[float | tuple[str, ...], BeforeValidator(as_list)] = Field(
@@ -38,47 +38,50 @@ class DataConfig(Config):
     )
     length: PositiveInt | None = Field(
         None,
-        description="of text: tokens of a row, 128 unless set; of labelled examples: most tokens "
-        "that are read, the rest is cut; unless set the positions of the model, 4,096 at most, or "
-        "512 where longer texts are read in windows",
+        description="text: tokens per row (default: 128); labelled examples: maximum tokens, the "
+        "rest is truncated (default: the model's positions, at most 4,096, or 512 if longer texts "
+        "are read in windows)",
     )
     packing: Literal["pack", "truncate"] = Field(
-        "pack", description="join documents and cut rows, or one row per document"
+        "pack",
+        description="concatenate documents and split them into rows, or one row per document",
     )
     separate_documents: bool = Field(
         False, description="packed documents do not attend to each other"
     )
     separator: str = Field(
-        "blank", description='between documents of plain text: "blank", "line", "file", or a string'
+        "blank",
+        description='separator of documents in plain text: "blank", "line", "file", or a string',
     )
-    text_field: str = Field("text", description="column of a record that is its text")
+    text_field: str = Field("text", description="column of a record that contains the text")
     encoding: Annotated[str, AfterValidator(check_encoding)] = Field(
-        "utf-8", description="of text files, such as gb18030 or utf-16"
+        "utf-8", description="encoding of text files, such as gb18030 or utf-16"
     )
-    errors: Literal["strict", "replace"] = Field("strict", description="on invalid bytes")
+    errors: Literal["strict", "replace"] = Field("strict", description="handling of invalid bytes")
     bad_records: Literal["stop", "skip"] = Field(
         "stop",
-        description="labelled examples that cannot be read: an error, or counted and left out",
+        description="labelled examples that cannot be read: stop with an error, or count and skip",
     )
-    keep_duplicates: bool = Field(False, description="keep exact repeats of documents")
+    keep_duplicates: bool = Field(False, description="keep exact duplicates of documents")
     special_tokens: SpecialTokens = Field(
         "text",
-        description='what the name of a special token in the data is, such as [SEP]: "text" or '
-        '"special", the control token',
+        description='how names of special tokens in the data, such as [SEP], are read: "text" or '
+        '"special" (the control token)',
     )
     keep_text: bool = Field(
-        False, description="also write train.txt and validation.txt to texts/ in the run's folder"
+        False, description="also write train.txt and validation.txt to texts/ in the run folder"
     )
     temperature: float = Field(
-        1.0, gt=0, description="sources of [[mix]] without weights: by rows ** (1 / temperature)"
+        1.0, gt=0, description="default weight of a source in [[mix]]: rows ** (1 / temperature)"
     )
 
 
 class MixConfig(Config):
-    """One of several sources: its data, its objective, and its share of the steps.
+    """One of several sources: its data, its objective and its sampling weight.
 
-    Every step takes its whole batch from one source, drawn by weight. A BART that learns from text
-    in three steps of four, and from labelled pairs in the fourth:
+    Every step draws its whole batch from one source, with probabilities in proportion to the
+    weights. For example, a BART that trains on text in three of four steps, and on labelled pairs
+    in the fourth:
 
     ```toml
     [model]
@@ -99,19 +102,21 @@ class MixConfig(Config):
 
     Metrics are named after the source: `train_text`, `valid_pairs`, `valid_pairs/bleu`.
 
-    With one labelled source, what the recipe leaves open is as in fine-tuning for all of them: half
-    the learning rate of pretraining for new weights, a linear schedule with a warm-up of a tenth,
-    the task's dropout, a budget in epochs. Set `optimizer.lr`, `[schedule]`, `model.dropout` and
-    the budget where pretraining is the larger part.
+    If any source is labelled, the defaults for the whole run are those of fine-tuning: half the
+    learning rate of pretraining for new weights, a linear schedule with a warm-up of a tenth of the
+    run, the dropout of the task, and a budget in epochs. If most of the run is pretraining, set
+    `optimizer.lr`, `[schedule]`, `model.dropout` and the budget.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics and shards")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="name in metrics and shards"
+    )
     paths: PathList = Field(min_length=1, description="as in [data]")
     validation: Annotated[float | tuple[str, ...] | None, BeforeValidator(as_list)] = Field(
-        None, description="as in [data], whose own is used unless set"
+        None, description="as in [data] (default: the value of [data])"
     )
     weight: float | None = Field(
-        None, gt=0, description="share of the steps, relative to the others; by rows unless set"
+        None, gt=0, description="sampling weight relative to other sources (default: by rows)"
     )
     objective: SerializeAsAny[Objective] = Field(
         description="how the model learns from this source"

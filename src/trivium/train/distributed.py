@@ -1,10 +1,10 @@
-"""The processes of a run, on PyTorch's distributed engine, and how they divide the work.
+"""The processes of a run and their parallelism, based on `torch.distributed`.
 
-`torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. They form a device mesh of
-`replica` x `shard` x `tensor`. Processes along the first two axes, together `data`, take different
-micro-batches; those along `shard` may divide the weights, those along `tensor` share every layer.
-Models know nothing of it. A step has the same micro-batches whatever the number of processes, so
-that the loss curve is the same, too.
+`torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. The processes form a
+device mesh `replica` x `shard` x `tensor`. Processes along the axes `replica` and `shard`, together
+called `data`, process different micro-batches. Weights may be sharded along `shard`, and every
+layer is split along `tensor`. Models need no code for this. A step has the same micro-batches for
+any number of processes, so that the loss curve is the same, too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from trivium.nn.blocks import Block, Residual
 from trivium.train.tensor_parallel import parallelize
 from trivium.train.train_config import ParallelConfig
 
-# The time limit of a step's collectives: a process that hangs ends the run.
+# The timeout of collectives on the device: the run ends if a process hangs.
 _TIMEOUT = timedelta(minutes=30)
-# The time limit on the host, where others wait while the first process prepares or evaluates.
+# The timeout on the host, where other processes wait while the first one prepares or evaluates.
 _HOST_TIMEOUT = timedelta(days=1)
 
 T = TypeVar("T")
@@ -44,15 +44,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parallel:
-    """The processes of a run, as one of them sees them; by default there is only one.
+    """The processes of a run, from the view of one process. By default, there is only one.
 
     Args:
-        rank: the number of this process, from 0; the first process writes and prints.
-        size: the number of processes.
+        rank: the rank of this process, from 0. Only rank 0 writes and prints.
+        size: the number of processes (world size).
         local_size: the number of processes on this machine.
         mesh: the device mesh with the axes "replica", "shard" and "tensor"; None for one process.
-        data: the axes "replica" and "shard" of the mesh as one axis.
-        host_group: the process group for decisions and waiting of the host.
+        data: the axes "replica" and "shard" of the mesh, flattened to one axis.
+        host_group: the process group for collectives on the host.
         checkpoint_group: the process group for checkpoints, which are written in the background.
     """
 
@@ -66,24 +66,25 @@ class Parallel:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes and prints."""
+        """Whether this is the main process (rank 0), which writes and prints."""
         return self.rank == 0
 
     @property
     def data_size(self) -> int:
-        """The number of processes, or of tensor-parallel groups, with different micro-batches."""
+        """The number of processes, or tensor-parallel groups, with different micro-batches."""
         return 1 if self.data is None else self.data.size()
 
     @property
     def data_rank(self) -> int:
-        """The number of this process, or of its group, along `data`."""
+        """The rank of this process, or of its tensor-parallel group, along `data`."""
         return 0 if self.data is None else self.data.get_local_rank()
 
     def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
-        """Yield (number, item, weight) of this process's part: every `data_size`-th item.
+        """Yield this process's items as (index, item, weight): every `data_size`-th item.
 
-        All processes get the same number of items, since they gather weights together. Where there
-        are too few items, one is repeated with weight 0; all other weights are 1.
+        All processes get the same number of items, since they participate in the same collectives.
+        If there are too few items, a process gets an item of another process with weight 0. All
+        other weights are 1.
         """
         for start in range(0, len(items), self.data_size):
             number = start + self.data_rank
@@ -93,7 +94,7 @@ class Parallel:
                 yield start, items[start], 0.0
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sums of scalars over the processes along `data`."""
+        """Return the sums of scalar tensors over the processes along `data`."""
         if self.data is None or self.data_size == 1 or not terms:
             return terms
         stacked = torch.stack(list(terms.values()))
@@ -101,42 +102,52 @@ class Parallel:
         return dict(zip(terms, stacked, strict=True))
 
     def all_reduce_sum(self, *counts: int) -> list[int]:
-        """Return the sums of the host's integers over the processes along `data`."""
+        """Return the sums of integers on the host over the processes along `data`."""
         if self.size == 1:
             return list(counts)
-        sums = self._on_host(counts, torch.int64, dist.ReduceOp.SUM)
+        sums = self._all_reduce_on_host(counts, torch.int64, dist.ReduceOp.SUM)
         return [total // (self.size // self.data_size) for total in sums]
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """Return the maximum of every value over all processes, so that they decide alike.
+        """Return the maximum of each value over all processes.
 
         Raises TrainingError if another process has ended; that process reports the reason.
         """
         if self.size == 1:
             return list(values)
-        return self._on_host(values, torch.float64, dist.ReduceOp.MAX)
+        return self._all_reduce_on_host(values, torch.float64, dist.ReduceOp.MAX)
 
     def map(self, function: Callable[[Sequence[T]], list[Any]], items: Sequence[T]) -> list[Any]:
-        """Return the results of all items; each process calls the function with its part."""
+        """Call a function on a list that is split among all processes. Returns all results.
+
+        Each process calls `function` with a contiguous part of `items`. The results are gathered on
+        every process, in the order of the items.
+        """
         ends = [len(items) * number // self.size for number in range(self.size + 1)]
         own = items[ends[self.rank] : ends[self.rank + 1]]
         results = function(own) if own else []
         if self.size == 1:
             return results
         parts: list[Any] = [None] * self.size
-        with _error_of_others():
+        with _raise_if_process_ended():
             dist.all_gather_object(parts, results, group=self.host_group)
         return [one for part in parts for one in part]
 
-    def _on_host(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
+    def _all_reduce_on_host(
+        self, values: Sequence[float], dtype: torch.dtype, operation: Any
+    ) -> list[Any]:
+        """Return the values, reduced over all processes on the host with `operation`."""
         numbers = torch.tensor(values, dtype=dtype)
-        with _error_of_others():
+        with _raise_if_process_ended():
             dist.all_reduce(numbers, operation, self.host_group)
         return numbers.tolist()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Let the first process run the block before the others, which read what it prepared."""
+        """Run the block on the main process first, then on the other processes.
+
+        The other processes can then read files that the main process prepared.
+        """
         if not self.is_main:
             self.barrier()
         yield
@@ -144,7 +155,7 @@ class Parallel:
             self.barrier()
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have reached this call."""
         self.all_reduce_max(0.0)
 
 
@@ -152,8 +163,8 @@ SINGLE_PROCESS = Parallel()
 
 
 @contextmanager
-def _error_of_others() -> Iterator[None]:
-    """Raise TrainingError if a process that this one waits for has ended."""
+def _raise_if_process_ended() -> Iterator[None]:
+    """Raise TrainingError if a process that this process waits for has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -161,10 +172,12 @@ def _error_of_others() -> Iterator[None]:
 
 
 def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
-    """Return the processes that `torchrun` started, once all have joined; else a single one.
+    """Join the process group that `torchrun` started. Returns the processes of the run.
+
+    Without `torchrun`, the run has a single process.
 
     Raises:
-        RecipeError: the number of processes cannot be divided as `config` says.
+        RecipeError: the number of processes does not match `config`.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     groups = config.tensor * config.replicas
@@ -177,18 +190,18 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
     if size == 1:
         return SINGLE_PROCESS
     if not dist.is_initialized():
-        # What the host decides by is shared between hosts, without waiting for a GPU.
+        # Gloo exchanges values between hosts, without waiting for a GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         device_id = device if device.type == "cuda" else None
         dist.init_process_group(
             backend,
             timeout=_TIMEOUT,
-            store=_store_of_restart(),
+            store=_create_restart_store(),
             rank=int(os.environ["RANK"]),
             world_size=size,
             device_id=device_id,
         )
-        atexit.register(dist.destroy_process_group)  # several runs of a program share it
+        atexit.register(dist.destroy_process_group)  # several runs in one program share the group
     shape = (config.replicas, size // config.tensor // config.replicas, config.tensor)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard", "tensor"))
     return Parallel(
@@ -202,11 +215,11 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
     )
 
 
-def _store_of_restart() -> Store | None:
-    """Return the store of workers that `torchrun` has restarted; None for the default store.
+def _create_restart_store() -> Store | None:
+    """Return the store for workers that `torchrun` restarted; None for the default store.
 
     PyTorch 2.13 gives restarted workers the store of the earlier workers, and they would wait for
-    these. Here restarted workers get their own part of the store.
+    these. Therefore, restarted workers use their own key prefix in the store.
 
     Raises:
         RecipeError: the workers are on several machines, which count their restarts differently.
@@ -234,18 +247,20 @@ def parallelize_step(
     device: torch.device,
     has_unused: bool = False,
 ) -> nn.Module:
-    """Return the training step of this process; `train_step` itself for a single process.
+    """Apply the layout of `[parallel]` to a training step, such as DDP, FSDP or tensor parallelism.
+
+    Returns the wrapped step, or `train_step` itself for a single process.
 
     Args:
         train_step: a `TrainStep`, changed in place.
         parallel: the processes of the run.
-        config: the section `[parallel]` with `data` decided.
-        precision: the precision of activations, in which the matrices of blocks are gathered.
+        config: the section `[parallel]`, in which `data` is set.
+        precision: the dtype of activations; FSDP gathers the matrices of blocks in this dtype.
         device: the device of the model.
         has_unused: whether some steps do not use every weight.
 
     Raises:
-        RecipeError: the layers of the model cannot be divided.
+        RecipeError: the layers of the model cannot be split.
     """
     model = train_step.get_submodule("model")
     blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
@@ -263,16 +278,17 @@ def parallelize_step(
             process_group=parallel.data.get_group(),
             gradient_as_bucket_view=True,
             find_unused_parameters=has_unused,
-            broadcast_buffers=False,  # all processes set them from one seed and one tokenizer
+            broadcast_buffers=False,  # buffers are equal: same seed, same tokenizer
         )
-    # Of views that no operation changes in place, and of norms, reduced once along each axis.
+    # Harmless warnings: about views that are never changed in place, and about the gradients of
+    # norms, which are reduced once along each axis.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     mesh = parallel.mesh["replica", "shard"] if config.replicas > 1 else parallel.mesh["shard"]
     policy = MixedPrecisionPolicy(precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
         if isinstance(block, Block) and precision is not torch.float32:
-            # Autocast would convert these weights. Norms, embeddings and heads stay in float32.
+            # Autocast would cast these weights. Norms, embeddings and heads stay in float32.
             matrices = [part for part in block.children() if not isinstance(part, Residual)]
             fully_shard(matrices, mesh=mesh, mp_policy=policy)
         fully_shard(block, mesh=mesh)
@@ -281,10 +297,11 @@ def parallelize_step(
 
 
 def reducing(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-    """Return a context for the gradients of a micro-batch; processes sum them in the last one.
+    """Return a context for the forward and backward pass of a micro-batch.
 
-    FSDP scatters the sums of every micro-batch among the shards, since no process has memory for
-    all gradients. It sums replicas of shards in the last micro-batch.
+    Gradients are summed over the processes in the last micro-batch of a step only. FSDP, however,
+    reduce-scatters the gradients of every micro-batch, since a process has no memory for all
+    gradients, and sums the replicas of shards in the last micro-batch.
     """
     if isinstance(train_step, FSDPModule):
         train_step.set_requires_all_reduce(is_last)

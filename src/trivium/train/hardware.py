@@ -1,4 +1,4 @@
-"""The machine: device, precision, memory, peak speed."""
+"""The machine: device, precision, threads, memory and peak FLOP/s."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from trivium.gpus import GPUS
 from trivium.model_loading import find_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""The precisions of activations; processes that differ take the last of theirs."""
+"""The dtypes of activations by name. If processes choose different ones, the last one is used."""
 
-# How much faster bfloat16 must be to be chosen.
+# The minimum speedup with which bfloat16, or more threads, are chosen.
 _CLEARLY = 1.1
-# FLOPs of a product that is measured; how often, and in how many seconds at most but for the first.
+# The FLOPs of a measured matmul, the number of measurements, and their time limit in seconds.
 _MEASURED_FLOPS, _MEASURED_ROUNDS, _MEASURED_SECONDS = 100_000_000, 10, 0.2
-# Height and width of its matrix at most; rows of the first products, and how many times slower than
-# another a setting may be there: CPUs that emulate bfloat16 take a hundred times as long.
+# The maximum height and width of the measured matrix; the rows of the first matmuls; and the
+# slowdown in these at which a setting is given up. CPUs that emulate bfloat16 are a hundred times
+# slower.
 _LARGEST_MEASURED, _FEW_ROWS, _HOPELESS = 2048, 64, 8
-# Variables of the environment by which users set the number of threads.
+# Environment variables with which users set the number of threads.
 _THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 _ASSUMED_MEMORY = 8 * 2**30
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`, as `find_device` gives it.
+    """Return the device called `name`, such as "auto" or "cuda". See `find_device`.
 
-    Of several processes on a machine, which `torchrun` starts, each takes a GPU of its own.
+    Each of several processes that `torchrun` starts on a machine gets its own GPU. Raises
+    RecipeError if there are more processes than GPUs.
     """
     local_rank, gpus = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
     if local_rank is None or not gpus or name.partition(":")[0] not in ("auto", "cuda"):
@@ -58,12 +60,13 @@ def choose_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How products are computed.
+    """The precision and the number of threads of a run.
 
     Args:
-        precision: of activations.
-        threads: of this process on a CPU.
-        gflops: of linear layers on a core of a CPU by precision ("bf16", "fp32"), where measured.
+        precision: the dtype of activations.
+        threads: the number of threads of this process on a CPU.
+        gflops: the measured GFLOP/s of linear layers on a CPU core, by precision ("bf16", "fp32");
+            empty if not measured.
     """
 
     precision: torch.dtype
@@ -74,15 +77,15 @@ class Arithmetic:
 def choose_arithmetic(
     precision: str, device: torch.device, model: nn.Module, kept: Mapping[str, Any]
 ) -> Arithmetic:
-    """Precision and threads of a run; on a CPU those that are measured to be faster for its model.
+    """Choose the precision and the number of threads of a run; on a CPU by measurement.
 
     Args:
-        precision: "bf16", "fp16", "fp32" or "auto": on CUDA bfloat16 or else float16, where tensor
-            cores have them; on a CPU bfloat16 or float32, by the products of the model's largest
-            matrix, forward and backward.
-        device: of the run.
-        model: whose matrices count, on any device, with `blocks`.
-        kept: facts of the run so far, which a resumed run keeps on the same device.
+        precision: "bf16", "fp16", "fp32" or "auto". On CUDA, "auto" means bfloat16 or else float16
+            if the tensor cores support them. On a CPU, it means the faster of bfloat16 and float32
+            for the largest matrix of the model, forward and backward.
+        device: the device of the run.
+        model: a module with `blocks`, whose matrices are measured; it may be on any device.
+        kept: the metadata of the run so far. A resumed run reuses its choices on the same device.
 
     Raises:
         RecipeError: the device cannot train the model in this precision.
@@ -113,34 +116,38 @@ def choose_arithmetic(
         shapes = [p.shape for block in blocks for p in block.parameters() if p.ndim == 2]
         height, width = max(shapes, key=math.prod, default=(256, 256))
         if not _THREADS & os.environ.keys():
-            threads = min(threads, kept.get("threads") or _fastest_threads(height, width, threads))
+            threads = min(
+                threads, kept.get("threads") or _choose_num_threads(height, width, threads)
+            )
         fastest = "fp32"
         if precision == "auto":
-            speeds = measure_products(height, width, (("bf16", threads), ("fp32", threads)))
+            speeds = measure_matmuls(height, width, (("bf16", threads), ("fp32", threads)))
             gflops = {name: round(speed, 1) for (name, _), speed in speeds.items()}
             fastest = "bf16" if gflops["bf16"] > _CLEARLY * gflops["fp32"] else "fp32"
     return Arithmetic(PRECISIONS[fastest if precision == "auto" else precision], threads, gflops)
 
 
 def _has_lstm(model: nn.Module) -> bool:
+    """Return whether a model contains an LSTM."""
     return any(isinstance(part, nn.LSTM) for part in model.modules())
 
 
 def precision_name(precision: torch.dtype) -> str:
-    """Return the name of a precision, as recipes have it."""
+    """Return the name of a precision in recipes, such as "bf16"."""
     return next(name for name, dtype in PRECISIONS.items() if dtype is precision)
 
 
-def _fastest_threads(height: int, width: int, most: int) -> int:
-    """Threads whose products are fastest: fewer than `most` where others use the cores.
+def _choose_num_threads(height: int, width: int, max_threads: int) -> int:
+    """Return the number of threads, at most `max_threads`, with which matmuls are fastest.
 
-    Threads wait for each other in every operation, so that a busy core stops all of them: the mean
-    by the clock counts, and more threads have to be clearly faster.
+    Fewer threads are faster if other programs use the cores: threads wait for each other in every
+    operation, so that one busy core stops all of them. Therefore the mean wall-clock time decides,
+    and more threads are chosen only if they are clearly faster.
     """
-    fewer, *more = [("fp32", n) for n in sorted({1, max(1, most // 2), most})]
+    fewer, *more = [("fp32", n) for n in sorted({1, max(1, max_threads // 2), max_threads})]
     if not more:
-        return most
-    speeds = measure_products(height, width, (fewer, *more), time.perf_counter, fmean)
+        return max_threads
+    speeds = measure_matmuls(height, width, (fewer, *more), time.perf_counter, fmean)
     for setting in more:
         if speeds[setting] > _CLEARLY * speeds[fewer]:
             fewer = setting
@@ -148,27 +155,34 @@ def _fastest_threads(height: int, width: int, most: int) -> int:
 
 
 @cache
-def measure_products(
+def measure_matmuls(
     height: int,
     width: int,
     settings: tuple[tuple[str, int], ...],
     clock: Callable[[], float] = time.process_time,
     average: Callable[[list[float]], float] = min,
 ) -> dict[tuple[str, int], float]:
-    """GFLOP/s of a linear layer, forward and backward, on a CPU, measured for some milliseconds.
+    """Measure the GFLOP/s of a linear layer on a CPU, forward and backward, for each setting.
+
+    The measurement takes some milliseconds. If one setting is much slower than another, it ends
+    after two short matmuls.
 
     Args:
-        height, width: of its matrix, of which at most 2,048 are taken.
-        settings: precision ("bf16", "fp32") and threads; they take turns, so that other load on
-            the machine meets all of them.
-        clock: seconds of all threads, without those in which other processes have the cores, or
-            `time.perf_counter`.
-        average: of the times measured, by default the best.
+        height: the height of the weight matrix, limited to 2,048.
+        width: the width of the weight matrix, limited to 2,048.
+        settings: pairs of a precision ("bf16", "fp32") and a number of threads. They are measured
+            in turn, so that other load on the machine affects all of them.
+        clock: returns the time in seconds: the CPU time of all threads (default), or the wall-clock
+            time with `time.perf_counter`.
+        average: reduces the measured times to a single time; by default the shortest.
+
+    Returns:
+        The GFLOP/s by setting.
     """
     height, width = min(height, _LARGEST_MEASURED), min(width, _LARGEST_MEASURED)
     rows = max(512, min(2048, _MEASURED_FLOPS // (2 * height * width)))
     weight = torch.ones(height, width, requires_grad=True)
-    # The first time of every size is that of a cold start; the second shows what is hopeless.
+    # The first measurement of every size is a warm-up; the second shows which setting is hopeless.
     sizes = [_FEW_ROWS, _FEW_ROWS, *[rows] * _MEASURED_ROUNDS]
     seconds: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
     before, began = torch.get_num_threads(), time.perf_counter()
@@ -195,21 +209,21 @@ def measure_products(
 
 
 def describe_device(device: torch.device) -> str:
-    """The name of the device."""
+    """Return the name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return "mps, on which Trivium is untried"
-    # Not every release of PyTorch has the function.
+    # Not all releases of PyTorch have this function.
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return str(capabilities.get("cpu_name", "cpu"))
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep freed memory, instead of mapping and zeroing fresh pages for each tensor.
+    """Tell glibc to keep freed memory, instead of mapping and zeroing new pages for each tensor.
 
-    Every training step allocates the same tensors again; with the default thresholds the
-    kernel hands out new pages each time. Does nothing where the C library is another.
+    Every training step allocates tensors of the same sizes; with glibc's default thresholds, the
+    kernel would map new pages each time. Does nothing with other C libraries.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
@@ -218,28 +232,33 @@ def keep_freed_memory() -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a run may use now: of the machine, and no more than its control group allows."""
+    """Return the bytes that a run may use now.
+
+    On a CPU, this is the available memory of the machine, limited by the control groups (cgroups)
+    of the process.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_available_memory(), _control_group_memory())
+    return min(_available_host_memory(), _free_cgroup_memory())
 
 
-def _available_memory() -> int:
+def _available_host_memory() -> int:
+    """Return the available memory of the machine in bytes."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    # No such file (not Linux): assume a small machine.
+    # The file does not exist (not Linux): assume a small machine.
     return _ASSUMED_MEMORY
 
 
-def _control_group_memory(
+def _free_cgroup_memory(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Bytes left below the limits of a container or job (version 2); huge without one.
+    """Return the bytes that are left within the limits of a container or job (cgroups v2).
 
-    Every group from the process's own up to the root has a limit. The page cache of files, which
-    the kernel gives up first, does not count as used.
+    Every control group from the process's own up to the root has a limit. The page cache, which the
+    kernel frees first, does not count as used. Returns a huge number if there is no limit.
     """
     group = root
     with suppress(OSError, ValueError):
@@ -257,9 +276,10 @@ def _control_group_memory(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the peak FLOP/s of matmuls: a GPU's data sheet, or a CPU measured for milliseconds.
+    """Return the peak FLOP/s of matmuls; None if it is not known.
 
-    None if the peak is not known, and for float16 on a CPU, whose products have no steady speed.
+    It comes from a GPU's data sheet, or is measured on a CPU for some milliseconds. It is not known
+    for float16 on a CPU, whose matmuls have no steady speed.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -267,4 +287,4 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type != "cpu" or dtype is torch.float16:
         return None
     setting = (precision_name(dtype), torch.get_num_threads())
-    return 1e9 * measure_products(1024, 1024, (setting,), time.perf_counter)[setting]
+    return 1e9 * measure_matmuls(1024, 1024, (setting,), time.perf_counter)[setting]

@@ -1,6 +1,6 @@
-"""The batch of a step, as a pure function of the number of the step.
+"""The batches of a run. The batch of a step is a pure function of the step number.
 
-Loaders therefore have no state that a checkpoint would save and restore.
+Loaders therefore have no state that a checkpoint would need to save and restore.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from trivium.objectives import AUX_LOSS, MicroBatchSlice, Objective
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
 
-# The channel of noise from which the source of a step is drawn.
+# The channel of `RowRandom` that the random source of each step is drawn from.
 _SOURCE_CHANNEL = 1 << 20
-# The fixed cost of a micro-batch, in tokens: measured on a CPU with 4 layers of width 256.
+# The fixed cost of a micro-batch in tokens, measured on a CPU with 4 layers of width 256.
 _TOKENS_PER_CALL = 256
-# The size of batches of held-out rows and examples.
+# The size of validation batches: rows of text, and tokens of labelled examples.
 _VALIDATION_ROWS, _VALIDATION_TOKENS = 32, 4096
-# Held-out rows that are prepared together, for objectives where a row depends on other rows.
+# The number of validation rows that are prepared together. Some objectives prepare a row with the
+# help of other rows.
 _VALIDATION_ROWS_TOGETHER = 1024
 
 
-class _Part(NamedTuple):
-    """A micro-batch of a step: its number, the positions of its rows in the step, and its weight.
+class _MicroBatchIndex(NamedTuple):
+    """A micro-batch of a step: its index, the positions of its rows in the step, and its weight.
 
-    The weight is 1, or 0 where another process counts the micro-batch.
+    The weight is 1, or 0 if another process counts the micro-batch.
     """
 
     number: int
@@ -47,19 +48,19 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchStream:
-    """The rows of text or labelled examples of a source, made into batches by its objective.
+    """The batches of one source: rows of text or labelled examples, prepared by an objective.
 
     Args:
         name: the name of the source in metrics; "" if the run has only one source.
-        objective: the objective that makes batches from rows.
-        data: rows, or encoded examples.
-        vocabulary: the facts about the tokenizer.
-        seed: the seed of order and noise.
+        objective: the objective that prepares batches from rows.
+        data: rows of text, or encoded examples.
+        vocabulary: the size and the special token ids of the tokenizer.
+        seed: the seed of the row order and of the noise.
         rows_per_step: the number of rows or examples in a global batch.
-        separate_documents: whether documents in a row do not attend to each other.
+        separate_documents: whether tokens attend only to tokens of the same document.
         has_aux_loss: whether layers of the model add an auxiliary loss per token (`AUX_LOSS`).
-        num_taken: the number of rows or examples that the whole run takes, so that the last step
-            may be smaller; None if every step is full.
+        num_taken: the number of rows or examples that the whole run reads. The last step may then
+            be smaller. None if every step is full.
     """
 
     name: str
@@ -81,39 +82,44 @@ class BatchStream:
 
     @property
     def contiguous_steps_per_epoch(self) -> int:
-        """The number of steps in an epoch of rows that are read in lanes (`contiguous_rows`)."""
+        """The number of steps per epoch if rows are read in contiguous text streams."""
         return -(-len(self.data) // self.rows_per_step)
 
-    def balanced_micro_batch(self, processes: int, most: int) -> int:
-        """Return the most tokens of a micro-batch, up to `most`, that give processes equal work."""
-        if self.objective.rolls_out:  # the samples are divided
-            return most
-        rows = -(-self.rows_per_step // processes)
+    def max_balanced_micro_batch(self, num_processes: int, max_tokens: int) -> int:
+        """Return the largest micro-batch size in tokens that gives all processes equal work.
+
+        The size is at most `max_tokens` tokens.
+        """
+        if self.objective.rolls_out:  # the samples are sharded, not the prompts
+            return max_tokens
+        rows = -(-self.rows_per_step // num_processes)
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
-        return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
+        return max(1, int(equal_parts(rows, max(1, int(max_tokens / length))) * length))
 
     def step(
         self,
-        number: int,
+        step: int,
         micro_batch_tokens: int,
         parallel: Parallel = SINGLE_PROCESS,
         *,
         rows_before: int = 0,
     ) -> GlobalBatch:
-        """Return this process's part of step `number`, counted from 0.
+        """Return this process's part of the batch of a step.
 
-        Steps take the next rows of an endless sequence of epochs, after the first `rows_before`
-        rows. Each epoch has its own order; with an objective that carries state every epoch has the
-        order of the text.
+        `step` is counted from 0. Steps read consecutive rows from an endless sequence of epochs,
+        after skipping the first `rows_before` rows. Every epoch has its own random order. With an
+        objective that carries state, every epoch follows the order of the text.
         """
-        if self.objective.rolls_out:  # all processes have the prompts, and divide the samples
+        if self.objective.rolls_out:  # all processes read all prompts and shard the samples
             parallel = SINGLE_PROCESS
-        start = rows_before + number * self.rows_per_step
+        start = rows_before + step * self.rows_per_step
         if self.objective.carries_state:
-            number = start // self.rows_per_step
-            batch = self._contiguous_step(number, self.rows_per_step, micro_batch_tokens, parallel)
+            step = start // self.rows_per_step
+            batch = self._build_contiguous_step(
+                step, self.rows_per_step, micro_batch_tokens, parallel
+            )
             return dataclasses.replace(
-                batch, is_prefill=number % self.contiguous_steps_per_epoch == 0
+                batch, is_prefill=step % self.contiguous_steps_per_epoch == 0
             )
         indices, keys = rows_from(self.seed, start, self.rows_per_step, len(self.data))
         left = (self.num_taken or 0) - start
@@ -124,18 +130,18 @@ class BatchStream:
         elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
         else:
-            groups = self._equal_groups(len(indices), micro_batch_tokens)
-        parts = self._divide(groups, parallel)
-        return self._global_batch(indices, keys, parts, micro_batch_tokens)
+            groups = self._split_equally(len(indices), micro_batch_tokens)
+        parts = self._shard_micro_batches(groups, parallel)
+        return self._build_global_batch(indices, keys, parts, micro_batch_tokens)
 
     def validation_batches(
         self, tokens: int, limit: int | None = None, parallel: Parallel = SINGLE_PROCESS
     ) -> Iterator[GlobalBatch]:
-        """Yield this process's part of about `tokens` tokens of held-out data, in pieces.
+        """Yield this process's validation batches, with about `tokens` tokens in total.
 
-        The rows or examples, at most `limit` of them, are evenly spaced; with an objective that
-        carries state they are the first rows of every lane. Every call yields the same rows with
-        the same noise.
+        At most `limit` rows or examples are used, evenly spaced over the data. With an objective
+        that carries state, they are the first rows of every text stream. Every call yields the same
+        rows with the same noise.
         """
         size = len(self.data)
         mean = self.data.length if isinstance(self.data, Rows) else self.data.lengths.mean()
@@ -143,60 +149,84 @@ class BatchStream:
         if self.objective.carries_state:
             text_streams = min(self.rows_per_step, count)
             for number in range(-(-count // text_streams)):
-                yield self._contiguous_step(number, text_streams, _VALIDATION_TOKENS, parallel)
+                yield self._build_contiguous_step(
+                    number, text_streams, _VALIDATION_TOKENS, parallel
+                )
             return
         if isinstance(self.data, Rows):
             indices = np.sort(permuted(0, 0, np.arange(count), size))
         else:
             indices = np.arange(count) * size // count
         if self.objective.needs_whole_step:
-            groups = _pieces(count, self.rows_per_step)
+            groups = _split_positions(count, self.rows_per_step)
         elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], _VALIDATION_TOKENS)
         else:
-            for piece in _pieces(count, _VALIDATION_ROWS_TOGETHER):
-                parts = self._divide(_pieces(len(piece), _VALIDATION_ROWS), parallel)
+            for piece in _split_positions(count, _VALIDATION_ROWS_TOGETHER):
+                parts = self._shard_micro_batches(
+                    _split_positions(len(piece), _VALIDATION_ROWS), parallel
+                )
                 rows = indices[piece]
-                yield self._global_batch(rows, rows, parts, _VALIDATION_TOKENS)
+                yield self._build_global_batch(rows, rows, parts, _VALIDATION_TOKENS)
             return
-        for part in self._divide(groups, parallel):
-            yield self._global_batch(indices, indices, [part], _VALIDATION_TOKENS)
+        for part in self._shard_micro_batches(groups, parallel):
+            yield self._build_global_batch(indices, indices, [part], _VALIDATION_TOKENS)
 
-    def _contiguous_step(
-        self, number: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
+    def _build_contiguous_step(
+        self, step: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Return this process's part of step `number`, whose rows are read in `text_streams` lanes.
+        """Return this process's part of a step for an objective that carries state.
 
-        The same process always reads the same lanes.
+        The text is split into `text_streams` contiguous streams, and the step reads one row from
+        each of them. A process always reads the same text streams.
         """
-        indices, keys = contiguous_rows(number, text_streams, len(self.data))
-        parts = self._divide(self._equal_groups(text_streams, micro_batch_tokens), parallel)
-        batch = self._global_batch(indices, keys, parts, micro_batch_tokens)
+        indices, keys = contiguous_rows(step, text_streams, len(self.data))
+        parts = self._shard_micro_batches(
+            self._split_equally(text_streams, micro_batch_tokens), parallel
+        )
+        batch = self._build_global_batch(indices, keys, parts, micro_batch_tokens)
         return dataclasses.replace(batch, text_streams=tuple(part.positions for part in parts))
 
-    def _equal_groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
-        """Return the positions of `count` rows in a step, in micro-batches of nearly equal size."""
-        size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
-        return _pieces(count, size)
+    def _split_equally(self, num_rows: int, micro_batch_tokens: int) -> list[np.ndarray]:
+        """Split `num_rows` row positions of a step into micro-batches of nearly equal size."""
+        size = equal_parts(num_rows, max(1, micro_batch_tokens // self.longest))
+        return _split_positions(num_rows, size)
 
-    def _divide(self, groups: Sequence[np.ndarray], parallel: Parallel) -> list[_Part]:
-        """Return this process's micro-batches (`Parallel.shard`).
+    def _shard_micro_batches(
+        self, groups: Sequence[np.ndarray], parallel: Parallel
+    ) -> list[_MicroBatchIndex]:
+        """Return this process's micro-batches, given the row positions of all micro-batches.
 
-        If the objective needs the whole step, all processes compute every group together, and one
-        of them counts it.
+        If the objective needs the whole step, all processes compute every micro-batch of the step
+        together, and only one process counts it. Otherwise, see `Parallel.shard`.
         """
         if not self.objective.needs_whole_step:
-            return [_Part(*part) for part in parallel.shard(groups)]
+            return [_MicroBatchIndex(*part) for part in parallel.shard(groups)]
         size, rank = parallel.data_size, parallel.data_rank
-        return [_Part(n, group, float(n % size == rank)) for n, group in enumerate(groups)]
+        return [
+            _MicroBatchIndex(n, group, float(n % size == rank)) for n, group in enumerate(groups)
+        ]
 
-    def _global_batch(
-        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_Part], micro_batch_tokens: int
+    def _build_global_batch(
+        self,
+        indices: np.ndarray,
+        keys: np.ndarray,
+        parts: Sequence[_MicroBatchIndex],
+        micro_batch_tokens: int,
     ) -> GlobalBatch:
-        """Return micro-batches of the rows `indices` of a step, with the noise of `keys`."""
+        """Prepare the micro-batches `parts` of a step and count their labels and tokens.
+
+        Args:
+            indices: the indices of the step's rows in the data.
+            keys: the noise keys of these rows.
+            parts: the micro-batches of this process.
+            micro_batch_tokens: the largest number of tokens in a micro-batch.
+        """
         batches, num_tokens = [], 0
         label_counts: Counter[str] = Counter()
-        for part, (rows, batch) in zip(parts, self._prepared(indices, keys, parts), strict=True):
+        for part, (rows, batch) in zip(
+            parts, self._prepare_micro_batches(indices, keys, parts), strict=True
+        ):
             batches.append(batch)
             counted = int(part.weight)
             num_tokens += counted * rows.num_tokens
@@ -209,54 +239,56 @@ class BatchStream:
             self, tuple(batches), weights, micro_batch_tokens, dict(label_counts), num_tokens
         )
 
-    def _prepared(
-        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_Part]
+    def _prepare_micro_batches(
+        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_MicroBatchIndex]
     ) -> Iterator[tuple[RowBatch, Batch]]:
-        """Yield the rows of every micro-batch, and what the objective makes of them.
+        """Yield the rows of every micro-batch and the batch that the objective prepares from them.
 
-        If rows of a step depend on each other, all of them are prepared together and then cut.
+        If rows of a step depend on each other, all rows are prepared together and then sliced.
         """
         if not self.objective.prepares_steps:
             for part in parts:
-                rows = self._take(indices[part.positions])
-                yield rows, self._prepare(rows, keys[part.positions])
+                rows = self._read_rows(indices[part.positions])
+                yield rows, self._prepare_batch(rows, keys[part.positions])
             return
-        rows = self._take(indices)
-        batch = self._prepare(rows, keys)
+        rows = self._read_rows(indices)
+        batch = self._prepare_batch(rows, keys)
         for part in parts:
             ends = int(part.positions[0]), int(part.positions[-1]) + 1
             yield rows.rows(*ends), batch.rows(*ends)
 
-    def _take(self, indices: np.ndarray) -> RowBatch:
+    def _read_rows(self, indices: np.ndarray) -> RowBatch:
+        """Read the rows or examples with these indices."""
         if isinstance(self.data, EncodedExamples):
             return self.data.take(indices, multiple=PAD_TO_MULTIPLE_OF)
         with_documents = self.separate_documents or self.objective.needs_documents
         return self.data.take(indices, with_documents=with_documents)
 
-    def _prepare(self, rows: RowBatch, keys: np.ndarray) -> Batch:
+    def _prepare_batch(self, rows: RowBatch, keys: np.ndarray) -> Batch:
+        """Prepare a batch from rows, with noise determined by `keys`."""
         return self.objective.prepare(rows, RowRandom(self.seed, keys), self.vocabulary)
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A process's part of the batch of one step; all rows of a step belong to one source.
+    """One process's part of the batch of a step. All rows of a step come from the same source.
 
     Args:
         stream: the source.
-        micro_batches: the micro-batches of this process, each of at most `micro_batch_tokens`
-            tokens, or of one longer row or example.
+        micro_batches: the micro-batches of this process. Each has at most `micro_batch_tokens`
+            tokens, or a single longer row or example.
         micro_batch_weights: for each micro-batch, its index in the step and its weight. The weight
-            is 1, or 0 where another process counts the micro-batch: all processes have the same
-            number of micro-batches, so that some are repeated.
+            is 1, or 0 if another process counts the micro-batch. All processes need the same number
+            of micro-batches, so some are repeated with weight 0.
         micro_batch_tokens: the largest number of tokens in a micro-batch.
         label_counts: the number of labels per loss term, in these micro-batches or, after
-            `all_reduced`, in the whole step.
+            `all_reduce_counts`, in the whole step.
         num_tokens: the number of tokens without padding, in these micro-batches or, after
-            `all_reduced`, in the whole step.
-        text_streams: the text streams that each micro-batch's rows continue; only for objectives
-            that carry state.
-        is_prefill: whether all text streams start at the beginning of the text.
-        num_iterations: the number of updates of the weights that learn from this batch.
+            `all_reduce_counts`, in the whole step.
+        text_streams: for each micro-batch, the indices of the text streams that its rows continue;
+            only for objectives that carry state.
+        is_prefill: whether all text streams start at the beginning of their text.
+        num_iterations: the number of optimizer steps on this batch.
     """
 
     stream: BatchStream
@@ -271,14 +303,14 @@ class GlobalBatch:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of rows of each pass through the model."""
+        """The number of rows in each forward pass."""
         if not self.stream.objective.needs_whole_step:
             return [one.num_rows for one in self.micro_batches]
         slices = [micro_batch_slices(one, self.micro_batch_tokens) for one in self.micro_batches]
         return [cut.stop - cut.start for each in slices for cut in each]
 
-    def all_reduced(self, parallel: Parallel) -> GlobalBatch:
-        """Return the batch with the counts summed over all processes, which all take part."""
+    def all_reduce_counts(self, parallel: Parallel) -> GlobalBatch:
+        """Return the batch with its counts summed over all processes; all of them must call it."""
         num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
         label_counts = dict(zip(self.label_counts, counts, strict=True))
         return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
@@ -286,13 +318,13 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class LoaderPhase:
-    """The sources of a phase of the run.
+    """The sources of one phase of the run.
 
     Args:
-        streams: the batches of every source; at least one source.
-        sampling_weights: a weight for every source; they need not sum to 1.
-        continues: whether rows continue after those of the phase before. Otherwise, they begin an
-            order of their own.
+        streams: the batches of each source; at least one source.
+        sampling_weights: the sampling weight of each source; they need not sum to 1.
+        continues: whether the rows continue after the last row of the previous phase. Otherwise,
+            the phase starts a new row order.
     """
 
     streams: Sequence[BatchStream]
@@ -301,7 +333,7 @@ class LoaderPhase:
 
     @property
     def sampling_probabilities(self) -> list[float]:
-        """The probability of drawing each source: its weight divided by the sum of all weights."""
+        """The sampling probability of each source: its weight divided by the sum of all weights."""
         return [one / sum(self.sampling_weights) for one in self.sampling_weights]
 
     @property
@@ -313,15 +345,16 @@ class LoaderPhase:
         )
         sizes = (one.rows_per_step * mean for one, mean in zip(self.streams, means, strict=True))
         return sum(
-            share * size for share, size in zip(self.sampling_probabilities, sizes, strict=True)
+            probability * size
+            for probability, size in zip(self.sampling_probabilities, sizes, strict=True)
         )
 
     @property
     def steps_per_epoch(self) -> float:
-        """The number of steps in an epoch of the labelled sources, or of text.
+        """The number of steps per epoch.
 
-        If a mix has labelled sources, an epoch takes all of their examples once. The steps of text
-        in the mix come on top.
+        If a mix has labelled sources, an epoch reads every labelled example once, and steps on text
+        come on top. Otherwise, an epoch reads the text once.
         """
         labelled = [stream.objective.labelled for stream in self.streams]
         counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
@@ -331,17 +364,19 @@ class LoaderPhase:
 
 @dataclass
 class Loader:
-    """The steps of a run. Each step takes its batch from one source, drawn by weight.
+    """The batches of all steps of a run. Each step draws its batch from one source.
 
     Args:
-        streams: the batches of every source in the last phase; at least one source.
-        sampling_weights: a weight for every source; they need not sum to 1.
-        seed: the seed of the draws.
-        micro_batch_tokens: the number of tokens, padding included, in one pass through the model.
+        streams: the batches of each source in the last phase; at least one source.
+        sampling_weights: the sampling weight of each source; they need not sum to 1.
+        seed: the seed for drawing sources.
+        micro_batch_tokens: the number of tokens, padding included, in one forward pass.
         parallel: the processes of the run; each prepares its own part of a step.
         earlier: the phases before the last one.
-        continues: whether the last phase continues with the rows after those of the phase before.
-        borders: for every earlier phase, the step at which it ends, as far as this is known.
+        continues: whether the rows of the last phase continue after the last row of the previous
+            phase.
+        borders: for each earlier phase, the step at which it ends. Phases that have not ended yet
+            may be missing.
     """
 
     streams: Sequence[BatchStream]
@@ -359,14 +394,20 @@ class Loader:
         self.sampling_probabilities = last.sampling_probabilities
         self._draws: dict[int, np.ndarray] = {}
 
-    def phase_of(self, number: int) -> int:
-        """Return the index of the phase of a step. A phase continues until its end is known."""
-        return bisect.bisect_right(self.borders, number)
+    def phase_of(self, step: int) -> int:
+        """Return the index of the phase that a step belongs to.
 
-    def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
-        """Return the part of step `number` of this process, or of another one."""
-        phase = self.phase_of(number)
-        index, source_step = self._source_of_step(number, phase)
+        A phase whose last step is not known yet continues indefinitely.
+        """
+        return bisect.bisect_right(self.borders, step)
+
+    def step(self, step: int, parallel: Parallel | None = None) -> GlobalBatch:
+        """Return this process's part of the batch of a step.
+
+        If `parallel` is given, return the part of that process instead.
+        """
+        phase = self.phase_of(step)
+        index, source_step = self._draw_source(step, phase)
         return (
             self.phases[phase]
             .streams[index]
@@ -374,15 +415,15 @@ class Loader:
                 source_step,
                 self.micro_batch_tokens,
                 parallel or self.parallel,
-                rows_before=self._rows_before(phase, index),
+                rows_before=self._count_earlier_rows(phase, index),
             )
         )
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """Use smaller micro-batches from now on. Returns the batch of step `number`.
+        """Reduce the size of micro-batches from now on. Returns the batch of step `number`.
 
-        `micro_batch_tokens` is halved until this step has more micro-batches, or one row in each.
-        A run that starts with the new number has the same micro-batches.
+        `micro_batch_tokens` is halved until the step has more micro-batches than before, or one row
+        per micro-batch. A run that starts with the reduced size has the same micro-batches.
         """
         before = len(self.step(number).sizes)
         while True:
@@ -392,10 +433,11 @@ class Loader:
                 return batch
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """Yield the batches from step `number` on, each prepared while the last one is computed.
+        """Yield the batches of step `number` and of all later steps, with prefetching.
 
-        A batch is prepared again if a phase has ended meanwhile. All processes take part. The
-        counts are those of the whole step.
+        Each batch is prepared in a thread during the step before. If a phase ends or micro-batches
+        become smaller in the meantime, the batch is prepared again. The counts of each batch are
+        those of the whole step. All processes must iterate together.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
             ahead, phase = worker.submit(self.step, number), self.phase_of(number)
@@ -405,72 +447,74 @@ class Loader:
                 if is_smaller or phase != self.phase_of(following - 1):
                     batch = self.step(following - 1)
                 ahead, phase = worker.submit(self.step, following), self.phase_of(following)
-                yield batch.all_reduced(self.parallel)
+                yield batch.all_reduce_counts(self.parallel)
 
     def steps_per_epoch(self) -> float:
-        """Return the number of steps in an epoch, as in the last phase (`LoaderPhase`)."""
+        """Return the number of steps per epoch in the last phase. See `LoaderPhase`."""
         return self.phases[-1].steps_per_epoch
 
-    def epochs_at(self, number: int) -> float:
-        """Return the number of epochs that the steps before step `number` took."""
+    def epochs_at(self, step: int) -> float:
+        """Return the number of epochs completed before a step."""
         epochs = 0.0
-        for index, phase in enumerate(self.phases[: self.phase_of(number) + 1]):
-            end = min([number, *self.borders[index : index + 1]])
-            epochs += (end - self._phase_start(index)) / phase.steps_per_epoch
+        for index, phase in enumerate(self.phases[: self.phase_of(step) + 1]):
+            end = min([step, *self.borders[index : index + 1]])
+            epochs += (end - self._first_step_of_phase(index)) / phase.steps_per_epoch
         return epochs
 
-    def _phase_start(self, phase: int) -> int:
+    def _first_step_of_phase(self, phase: int) -> int:
         """Return the first step of a phase."""
         return self.borders[phase - 1] if phase else 0
 
-    def _source_of_step(self, number: int, phase: int) -> tuple[int, int]:
-        """Return the index of a step's source, and how many steps of the phase drew it before."""
-        start = self._phase_start(phase)
+    def _draw_source(self, step: int, phase: int) -> tuple[int, int]:
+        """Return the index of a step's source, and how many steps of the phase used it before."""
+        start = self._first_step_of_phase(phase)
         if len(self.streams) == 1:
-            return 0, number - start
+            return 0, step - start
         draws = self._draws.get(phase, np.empty(0, dtype=np.int64))
-        while len(draws) <= number:
+        while len(draws) <= step:
             steps = np.arange(len(draws), max(1024, 2 * len(draws)))
             uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
             bounds = np.cumsum(self.phases[phase].sampling_probabilities)
             more = np.searchsorted(bounds, uniform, side="right")
             draws = np.concatenate((draws, more.clip(max=len(self.streams) - 1)))
-        self._draws[phase] = draws  # replaced at once: the thread that reads ahead draws the same
-        index = int(draws[number])
-        return index, int((draws[start:number] == index).sum())
+        self._draws[phase] = draws  # one assignment, since the prefetching thread draws them, too
+        index = int(draws[step])
+        return index, int((draws[start:step] == index).sum())
 
-    def _rows_before(self, phase: int, index: int) -> int:
-        """Return the number of rows that earlier phases took of the order of rows of a source."""
+    def _count_earlier_rows(self, phase: int, source_index: int) -> int:
+        """Return the number of rows of a source that earlier phases read in the same row order."""
         rows = 0
         while phase and self.phases[phase].continues:
             phase -= 1
-            stop, start = self.borders[phase], self._phase_start(phase)
+            stop, start = self.borders[phase], self._first_step_of_phase(phase)
             count = stop - start
             if len(self.streams) > 1 and count:
-                self._source_of_step(stop, phase)
-                count = int((self._draws[phase][start:stop] == index).sum())
-            rows += count * self.phases[phase].streams[index].rows_per_step
+                self._draw_source(stop, phase)
+                count = int((self._draws[phase][start:stop] == source_index).sum())
+            rows += count * self.phases[phase].streams[source_index].rows_per_step
         return rows
 
 
-def equal_parts(rows: int, most: int) -> int:
-    """Return the size of parts of nearly equal size that have at most `most` rows.
+def equal_parts(num_rows: int, max_rows: int) -> int:
+    """Return the part size that splits `num_rows` rows into nearly equal parts.
+
+    Each part has at most `max_rows` rows; the last part may be smaller.
 
     >>> equal_parts(10, 4), equal_parts(10, 64)
     (4, 10)
     """
-    return -(-rows // -(-rows // min(rows, most)))
+    return -(-num_rows // -(-num_rows // min(num_rows, max_rows)))
 
 
-def _pieces(count: int, size: int) -> list[np.ndarray]:
-    """Return the positions 0 to `count` in pieces of `size`; the last piece may be smaller."""
+def _split_positions(count: int, size: int) -> list[np.ndarray]:
+    """Split the positions 0 to `count` - 1 into chunks of `size`; the last chunk may be smaller."""
     return np.split(np.arange(count), range(size, count, size))
 
 
 def micro_batch_slices(
     batch: Batch, micro_batch_tokens: int, parallel: Parallel = SINGLE_PROCESS
 ) -> tuple[MicroBatchSlice, ...]:
-    """Return this process's parts of a batch whose longest rows come first."""
+    """Return this process's micro-batch slices of a batch whose rows are sorted longest first."""
     ids, mask = batch.input_ids, batch.attention_mask
     real = np.ones_like(ids) if mask is None else mask
     lengths = real.reshape(len(ids), -1).sum(axis=1)
@@ -484,13 +528,14 @@ def micro_batch_slices(
 
 
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
-    """Return groups of examples of similar length, longest first.
+    """Group examples of similar length into micro-batches, longest first.
 
-    A group ends where another example would raise the group's padding above `_TOKENS_PER_CALL`, the
-    cost of one more group (above twice that where the number of rows is not a multiple of
-    `PAD_TO_MULTIPLE_OF`). A group also ends where its size, rows times the padded length, would
-    exceed `micro_batch_tokens`. The length of an encoder-decoder's example is the sum of both
-    sides, which are padded separately.
+    Returns the indices of the examples in each group. A group ends before an example that would
+    raise the group's padding above `_TOKENS_PER_CALL`, the cost of one more group. The limit is
+    twice as high if the number of rows is not a multiple of `PAD_TO_MULTIPLE_OF`. A group also ends
+    before its size (rows times padded length) would exceed `micro_batch_tokens`. For an
+    encoder-decoder, the length of an example is the sum of the source and the target length, which
+    are padded separately.
 
     >>> [group.tolist() for group in group_by_length(np.array([2, 900, 2]), 4096)]
     [[1], [0, 2]]

@@ -1,4 +1,4 @@
-"""Mean losses over several steps or batches, by source and term."""
+"""Mean losses over several steps or batches, by source and loss term."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trivium.train.loader import BatchStream
 
 
 def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Join two records of values for `metrics.jsonl`. Raises RecipeError for a common name.
+    """Merge two records of values for `metrics.jsonl`. Raises RecipeError for a duplicate name.
 
-    The terms of a loss and the metrics of a task are named by an objective's author.
+    Duplicates are possible, since the author of an objective names loss terms and metrics.
     """
     for name in record.keys() & more.keys():
         raise RecipeError(
@@ -29,18 +29,18 @@ def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, 
 
 
 def widened(total: Tensor) -> Tensor:
-    """Return a sum in float64, or in float32 on MPS, which has no float64."""
+    """Convert a sum to float64, or to float32 on MPS, which does not support float64."""
     return total.float() if total.device.type == "mps" else total.double()
 
 
 class LossMeter:
-    """The losses of the last steps, each of one source, by term.
+    """The losses of the last steps by loss term; each step belongs to one source.
 
-    They are float64 and stay on their device until they are needed.
+    The sums are float64 and stay on their device until their values are needed.
 
     Args:
-        window: the number of last steps that count; all unless set.
-        saved: the return value of `to_list`.
+        window: the number of last steps to average over; None for all steps.
+        saved: the return value of `to_list` of an earlier meter.
     """
 
     def __init__(self, window: int | None = None, saved: Sequence[Any] = ()) -> None:
@@ -53,7 +53,7 @@ class LossMeter:
             self.steps.append((source, losses))
 
     def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
-        """Add the summed losses of a step or batch, with the label counts of their means."""
+        """Add the summed losses of a step or batch, and the label counts that divide the sums."""
         terms = {
             term: Loss(widened(total.detach()), label_counts[term])
             for term, total in losses.items()
@@ -68,15 +68,15 @@ class LossMeter:
     ) -> dict[str, float]:
         """Return mean losses by the names under which they are logged.
 
-        The names are `valid_loss`, with several sources also `valid_SOURCE`, and with several terms
-        `valid_TERM` or `valid_SOURCE/TERM`.
+        The names are `valid_loss` and, with several sources, `valid_SOURCE`. With several loss
+        terms, they are also `valid_TERM` or `valid_SOURCE/TERM`.
 
         Args:
             split: "train" or "valid".
             streams: the streams of all sources.
-            probabilities: each source's share of the loss; by its number of steps unless set.
+            probabilities: the weight of each source in the loss; None for its number of steps.
         """
-        sums = self._sums()
+        sums = self._sum_by_source()
         probabilities = probabilities or Counter(source for source, _ in self.steps)
         total_share = sum(probabilities[source] for source in sums)
         named = {f"{split}_loss": 0.0}
@@ -89,7 +89,7 @@ class LossMeter:
                 term: float(total) / max(float(count), 1)
                 for term, (total, count) in sums[stream.name].items()
             }
-            # What layers add is logged by itself: the loss stays in nats per token.
+            # The auxiliary loss of layers is logged separately: the loss stays in nats per token.
             nats = {term: mean for term, mean in means.items() if term != AUX_LOSS}
             loss = sum(term_weights.get(term, 1.0) * mean for term, mean in nats.items())
             named[f"{split}_loss"] += loss * probabilities[stream.name] / total_share
@@ -102,14 +102,14 @@ class LossMeter:
         return named
 
     def to_list(self) -> list[Any]:
-        """Return plain values that the constructor restores."""
+        """Return the meter as plain values, from which the constructor can restore it."""
         return [
             [source, {term: [float(loss.sum), loss.count] for term, loss in terms.items()}]
             for source, terms in self.steps
         ]
 
-    def _sums(self) -> dict[str, dict[str, Loss]]:
-        """Return sums and counts by source and term."""
+    def _sum_by_source(self) -> dict[str, dict[str, Loss]]:
+        """Return the sum of losses and the number of labels, by source and loss term."""
         sums: dict[str, dict[str, Loss]] = {}
         for source, terms in self.steps:
             of_source = sums.setdefault(source, {})

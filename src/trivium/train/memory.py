@@ -1,4 +1,4 @@
-"""The memory that training takes, counted from the spec, and the size of micro-batches."""
+"""Estimates of training memory, computed from the spec, and the choice of the micro-batch size."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.train_config import DataParallelism
 
-# Fraction of the free memory that activations may take; the rest is for what was not foreseen.
+# The fraction of the free memory for activations; the rest is a reserve for estimation errors.
 _ACTIVATION_FRACTION = 0.6
-# Larger micro-batches, in tokens, gain no speed; on a CPU they do not fit its caches.
+# The maximum tokens per micro-batch. Larger ones are not faster; on a CPU they exceed its caches.
 _CPU_TOKENS, _GPU_TOKENS = 4096, 1 << 20
-# The number of logits that `nn/loss.py` computes at a time.
+# The number of logits that `nn/loss.py` computes in one chunk.
 _CPU_LOGITS, _GPU_LOGITS = 2**22, 2**28
-# The number of examples whose labels are counted.
+# The number of examples in which labelled tokens are counted.
 _SOME_EXAMPLES = 64
-# Every process holds the whole model where it takes at most this fraction of the free memory.
+# DDP is chosen if weights, gradients and optimizer state fit in this fraction of the free memory.
 _STATE_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is divided, by keys of `[parallel]` in a recipe."""
+    """How a training step is parallelized. The fields are keys of `[parallel]` in a recipe."""
 
     data: DataParallelism = "ddp"
     tensor: int = 1
@@ -56,7 +56,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The numbers of a model's parameters: in all, in the largest block, and outside of blocks."""
+    """The numbers of parameters of the model, of its largest block, and outside of all blocks."""
 
     parameters: int
     largest_block: int
@@ -65,7 +65,7 @@ class ModelSizes:
 
 @cache
 def model_sizes(spec: Spec) -> ModelSizes:
-    """Return the sizes of a model, counted on the meta device, where tensors have no data."""
+    """Count the parameters of a model on the meta device, where tensors have no data."""
     model = build(spec, device="meta")
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -87,31 +87,31 @@ def training_memory(
     samples: int = 0,
     labelled: float = 1.0,
 ) -> dict[str, float]:
-    """Return the peak memory of a training device in bytes, by use.
+    """Return the peak memory of a training device in bytes, by use ("weights", "gradients", ...).
 
-    The peak is at the end of a forward pass, or while samples are drawn.
+    The peak is reached at the end of a forward pass or during sampling.
 
     Args:
         spec: the model.
         rows: the number of rows in a micro-batch.
         length: the number of tokens in a row.
-        precision: the precision of products; weights, gradients and optimizer state are float32.
+        precision: the dtype of matmuls; weights, gradients and optimizer state are float32.
         device: "cpu" or "cuda".
-        layout: how the model is divided.
+        layout: how the step is parallelized.
         gpus: the number of devices.
         trained: the fraction of the parameters that are trained. Activations that frozen parameters
-            save are not subtracted.
-        moments: the number of values that the optimizer keeps for each trained parameter.
+            would not need to save are still counted.
+        moments: the number of values that the optimizer stores per trained parameter.
         references: the number of frozen copies of the model.
-        samples: the number of texts, of `length` tokens, that the model draws together.
+        samples: the number of texts, of `length` tokens, that the model generates at the same time.
         labelled: the fraction of tokens with labels, for which logits are computed.
     """
     sizes = model_sizes(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
     shards = tensor if layout.data == "ddp" else gpus
     if layout.data == "fsdp":
-        # Gathered, with gradients: what is outside of blocks, in float32, and two blocks, one of
-        # them early.
+        # Unsharded weights with gradients: those outside of the blocks, in float32, and two blocks,
+        # one of them prefetched.
         copies = 8 * sizes.outside + 2 * (item + 4) * sizes.largest_block
     else:
         copies = item * sizes.parameters if precision is not torch.float32 else 0
@@ -126,13 +126,13 @@ def training_memory(
         "gradients": 4 * trained * sizes.parameters / shards,
         "optimizer": 4 * moments * trained * sizes.parameters / shards,
         "copies": copies / tensor,
-        # Logits with their gradient; the gradient of the table as it is made, and scaled.
+        # Logits with their gradient; the gradient of the embedding before and after scaling.
         "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
         "activations": kept * rows * length / tensor,
     }
     if references:
         memory["reference"] = 4.0 * references * sizes.parameters
-    if samples:  # drawn, then read again: what that takes beyond what is free then
+    if samples:  # generated, then scored: the memory beyond what is unused at that time
         free = sum(memory[name] for name in ("gradients", "logits", "activations"))
         read = 12.0 * min(most, labelled * samples * length * spec.vocab_size)
         drawn = sampling_memory(spec, samples, length)  # type: ignore[arg-type]
@@ -142,9 +142,10 @@ def training_memory(
 
 @cache
 def sampling_memory(spec: Spec, texts: int, length: int) -> float:
-    """Return the bytes needed to draw texts together: the layers' caches and the next tokens.
+    """Return the bytes needed to generate texts together: caches and next-token distributions.
 
-    Next tokens need float32 logits and probabilities, and float64 probabilities and their sums.
+    The distribution of the next token needs float32 logits and probabilities, and float64
+    probabilities and their cumulative sums.
     """
     slots = build(spec, device="meta").new_cache(texts, min(length, spec.max_length or length))
     kept = sum(one.nbytes for state in slots.states for one in state.tensors)
@@ -152,10 +153,10 @@ def sampling_memory(spec: Spec, texts: int, length: int) -> float:
 
 
 def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
-    """Return the state that a run keeps for its model, by the argument names of `training_memory`.
+    """Return the arguments of `training_memory` that describe what is trained, by name.
 
-    `module` is what is trained, its weights frozen as the recipe says. `samples` is the largest
-    number of texts that the model draws together.
+    `module` is the trained module, whose weights are frozen according to the recipe. `samples` is
+    the maximum number of texts that the model generates at the same time.
     """
     parameters, objective = count_parameters(module), recipe.objectives[0]
     draws = isinstance(objective, PolicyGradient)
@@ -169,13 +170,13 @@ def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """How a run fits into memory.
+    """The layout and the memory that a run needs.
 
     Args:
-        data: whether every process holds the whole model or a shard of it.
-        micro_batch_tokens: the number of tokens that pass through the model together.
-        needed: the bytes of the run's tensors at their peak.
-        free: the bytes that are free for them.
+        data: whether every process has the whole model ("ddp") or a shard of it ("fsdp").
+        micro_batch_tokens: the number of tokens per forward pass.
+        needed: the peak memory of the run's tensors, in bytes.
+        free: the free memory, in bytes.
         idle: a warning if micro-batches are so large that some processes have none, else "".
     """
 
@@ -187,10 +188,10 @@ class MemoryUse:
 
 
 def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Parallel) -> Recipe:
-    """Return the recipe with the size of micro-batches that a run began with.
+    """Return the recipe with the micro-batch size that the resumed run started with.
 
-    Another size would draw different dropout. `before` are the facts of the run. The size in the
-    recipe is kept if it was changed since, or if the number of processes is another one.
+    Another size would draw different dropout masks. `before` is the metadata of the run. The size
+    in the recipe is kept if it was changed since, or if the number of processes changed.
     """
     recorded = before.get("recipe", {}).get("train", {}).get("micro_batch_tokens")
     size = before.get("micro_batch_tokens")
@@ -202,12 +203,12 @@ def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Par
 
 
 class StoreMicroBatchSize(Callback):
-    """Stores the size of micro-batches for --resume if memory ran out, and warns the user.
+    """Stores a reduced micro-batch size for --resume after running out of memory, and warns.
 
     Args:
         run: the folder of the run.
-        line: where progress is shown.
-        loader: the batches, whose micro-batches the trainer halves.
+        line: the progress line.
+        loader: the loader, whose micro-batch size the trainer halves.
     """
 
     def __init__(self, run: RunFolder, line: ProgressLine, loader: Loader) -> None:
@@ -215,7 +216,7 @@ class StoreMicroBatchSize(Callback):
         self.stored = loader.micro_batch_tokens
 
     def on_step(self, step: int, progress: float) -> None:
-        """Look whether the step had smaller micro-batches than those before."""
+        """Check whether the step used smaller micro-batches than the steps before."""
         size = self.loader.micro_batch_tokens
         if size == self.stored:
             return
@@ -236,39 +237,40 @@ def fit_memory(
     precision: torch.dtype,
     device: torch.device,
 ) -> MemoryUse:
-    """Return the layout and micro-batch of the recipe, or those that fit, alike on all processes.
+    """Choose the layout and the micro-batch size that fit into memory.
 
-    `module` is the trained module, on any device.
+    Values that the recipe sets are used as they are. All processes choose the same values. `module`
+    is the trained module, on any device.
 
-    Raises RecipeError where weights and optimizer, or one row, do not fit.
+    Raises RecipeError if weights and optimizer, or a single row, do not fit.
     """
-    estimate = _Estimate.of(recipe, module, streams, parallel, precision, device)
+    estimate = _Estimate.from_recipe(recipe, module, streams, parallel, precision, device)
     data = recipe.parallel.data or _choose_layout(recipe, estimate, parallel)
-    _require_space(recipe, estimate, data, device)
+    _check_memory(recipe, estimate, data, device)
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
         micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
-    most, idle = _balanced(streams, parallel, 1 << 62), ""
+    most, idle = _max_balanced_micro_batch(streams, parallel, 1 << 62), ""
     if parallel.data_size > 1 and micro_batch_tokens > most:
         idle = (
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
             f"processes without work: leave it out, or set at most {most:,}."
         )
     rows = min(micro_batch_tokens // estimate.length, estimate.most_rows)
-    needed = estimate.total(max(1, rows), data)
+    needed = estimate.total_bytes(max(1, rows), data)
     return MemoryUse(data, micro_batch_tokens, needed, estimate.free, idle)
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """The memory of a run, as a function of the rows of a micro-batch and of the layout.
+    """The memory of a run as a function of the layout and of the number of rows per micro-batch.
 
     Args:
         specs: the models that are trained together.
-        length: the number of tokens of the longest row, with those that are drawn after it.
-        most_rows: the number of rows of a step.
+        length: the number of tokens of the longest row, including generated tokens.
+        most_rows: the number of rows in a step.
         free: the bytes that are free for the run.
-        layout: how a step is divided, apart from `data`.
+        layout: how a step is parallelized, except for `data`.
         options: further arguments of `training_memory`.
     """
 
@@ -280,7 +282,7 @@ class _Estimate:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(
+    def from_recipe(
         cls,
         recipe: Recipe,
         module: Any,
@@ -289,16 +291,16 @@ class _Estimate:
         precision: torch.dtype,
         device: torch.device,
     ) -> Self:
-        """Return the estimate for a recipe; see `fit_memory`."""
+        """Return the estimate for a recipe. The arguments are those of `fit_memory`."""
         config, objective = recipe.parallel, recipe.objectives[0]
         free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
-        # The weights may be there already.
+        # The weights may already be on the device.
         weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
         free += weights
         length = max(stream.longest for stream in streams)
         most_rows = max(stream.rows_per_step for stream in streams)
         state = trained_state(recipe, module)
-        labelled = max(map(_labelled, streams))
+        labelled = max(map(_labelled_fraction, streams))
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens
             labelled = objective.max_new_tokens / length
@@ -311,37 +313,37 @@ class _Estimate:
         layout = Layout("ddp", config.tensor, config.activation_checkpointing)
         return cls(specs, length, most_rows, free, layout, state)
 
-    def by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
-        """Return the bytes of all models, by use."""
+    def bytes_by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
+        """Return the bytes that all models need together, by use ("weights", "gradients", ...)."""
         options = {**self.options, "rows": rows, "layout": replace(self.layout, data=data)}
         models = [training_memory(spec, length=self.length, **options) for spec in self.specs]
         return {name: sum(one[name] for one in models) for name in models[0]}
 
-    def total(self, rows: int, data: DataParallelism) -> float:
-        """Return the bytes in all."""
-        return sum(self.by_use(rows, data).values())
+    def total_bytes(self, rows: int, data: DataParallelism) -> float:
+        """Return the total number of bytes for micro-batches of `rows` rows."""
+        return sum(self.bytes_by_use(rows, data).values())
 
-    def with_reserve(self, rows: int, data: DataParallelism) -> float:
-        """Return the bytes in all, with a reserve in proportion to the activations."""
-        reserve = (1 / _ACTIVATION_FRACTION - 1) * self.by_use(rows, data)["activations"]
-        return self.total(rows, data) + reserve
+    def total_bytes_with_reserve(self, rows: int, data: DataParallelism) -> float:
+        """Return the total number of bytes, plus a reserve proportional to the activations."""
+        reserve = (1 / _ACTIVATION_FRACTION - 1) * self.bytes_by_use(rows, data)["activations"]
+        return self.total_bytes(rows, data) + reserve
 
 
 def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> DataParallelism:
-    """Return "ddp" where the whole model fits into every process, else "fsdp"."""
+    """Return "ddp" if the whole model fits into every process, else "fsdp"."""
     is_sharded = recipe.parallel.tensor > 1 or recipe.parallel.replicas > 1
-    too_large = estimate.total(0, "ddp") > _STATE_FRACTION * estimate.free
+    too_large = estimate.total_bytes(0, "ddp") > _STATE_FRACTION * estimate.free
     [sharded] = parallel.all_reduce_max(is_sharded or too_large)
     return "fsdp" if sharded else "ddp"
 
 
-def _require_space(
+def _check_memory(
     recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
 ) -> None:
-    """Raise RecipeError where weights and optimizer, or one row, do not fit."""
-    least = estimate.with_reserve(1, data)
-    if recipe.train.micro_batch_tokens is not None:  # whose memory the user knows
-        state = estimate.by_use(0, data)
+    """Raise RecipeError if weights and optimizer, or a single row, do not fit into memory."""
+    least = estimate.total_bytes_with_reserve(1, data)
+    if recipe.train.micro_batch_tokens is not None:  # the user is responsible for activations
+        state = estimate.bytes_by_use(0, data)
         least = sum(state[name] for name in ("weights", "gradients", "optimizer"))
     if least > estimate.free:
         raise RecipeError(
@@ -360,25 +362,37 @@ def _choose_micro_batch(
     streams: Sequence[BatchStream],
     parallel: Parallel,
 ) -> int:
-    """Return the tokens of the largest micro-batch that fits, alike on all processes."""
+    """Return the largest micro-batch size in tokens that fits on all processes."""
     on_cpu = estimate.options["device"] == "cpu"
     most_rows = max(1, (_CPU_TOKENS if on_cpu else _GPU_TOKENS) // estimate.length)
     rows = bisect_right(
-        range(1, most_rows + 1), estimate.free, key=lambda rows: estimate.with_reserve(rows, data)
+        range(1, most_rows + 1),
+        estimate.free,
+        key=lambda rows: estimate.total_bytes_with_reserve(rows, data),
     )
     fitting = -int(parallel.all_reduce_max(-rows * estimate.length)[0])
     if parallel.data_size > 1 or not recipe.labelled:
-        return _balanced(streams, parallel, fitting)
+        return _max_balanced_micro_batch(streams, parallel, fitting)
     return fitting
 
 
-def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:
-    """Return the largest micro-batch of at most `most` tokens that gives processes equal work."""
-    return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
+def _max_balanced_micro_batch(
+    streams: Sequence[BatchStream], parallel: Parallel, max_tokens: int
+) -> int:
+    """Return the largest micro-batch size in tokens that gives all processes equal work.
+
+    The size is at most `max_tokens` tokens.
+    """
+    return min(
+        stream.max_balanced_micro_batch(parallel.data_size, max_tokens) for stream in streams
+    )
 
 
-def _labelled(stream: BatchStream) -> float:
-    """Return the fraction of tokens with labels in some examples; 1 if labels are made later."""
+def _labelled_fraction(stream: BatchStream) -> float:
+    """Return the fraction of tokens with labels in a sample of examples.
+
+    The fraction is 1 for text, and if the labels are created later.
+    """
     if isinstance(stream.data, Rows):
         return 1.0
     rows = stream.data.take(np.arange(min(len(stream.data), _SOME_EXAMPLES)))

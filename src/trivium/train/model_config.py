@@ -1,4 +1,4 @@
-"""What is trained: the keys of `[model]`, and of `[adapter]` in place of a model's weights."""
+"""The model to train: the keys of `[model]`, and of `[adapter]` for training an adapter."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from trivium.nn.part import FieldError
 from trivium.presets import presets
 
 ORIGINS = ("preset", "spec", "init_from")
-"""The keys of `[model]` that say where it comes from; a recipe has exactly one."""
+"""The keys of `[model]` that name the origin of the model; a recipe sets exactly one of them."""
 
 
 class ModelConfig(Config):
-    """The model to train: a preset or a spec with new weights, or a model with its weights.
+    """The model to train: a preset or a spec with new weights, or an existing model.
 
-    `embedding`, `encoder`, `decoder`, `d_model` and `cell` change parts of the preset; "Parts of a
-    model" lists what they take. Relative positions in attention replace its absolute ones.
+    `embedding`, `encoder`, `decoder`, `d_model` and `cell` change parts of the preset. "Parts of a
+    model" in the documentation lists their fields. Relative positions in attention replace the
+    absolute positions of the preset.
     """
 
     preset: str | None = Field(None, description="a preset, with new weights")
@@ -36,30 +37,31 @@ class ModelConfig(Config):
         None, description="run, checkpoint, Hugging Face folder or name: weights and tokenizer"
     )
     new_weights: bool = Field(
-        False, description="of init_from keep the form and the tokenizer, not the weights"
+        False, description="keep the architecture and tokenizer of init_from, not its weights"
     )
     initialization: Literal["published", "fast"] = Field(
-        "published", description='new weights as in the paper, or "fast" (most with an encoder)'
+        "published", description='of new weights: as in the paper, or "fast" (most with an encoder)'
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="0 for text and small new translators, else by the task"
+        None, ge=0, lt=1, description="default: 0 for text and small new translators, else by task"
     )
     freeze: str = Field(
-        "none", description='what stays as it is: "embeddings", "encoder", "layers:N", ...'
+        "none", description='frozen weights: "embeddings", "encoder", "layers:N", ...'
     )
     separate_vocabularies: bool = Field(
         False,
-        description="an encoder-decoder gets one new tokenizer for sources, one for targets; "
-        "`export` needs a joint one",
+        description="an encoder-decoder gets separate new tokenizers for sources and targets; "
+        "`export` needs a joint tokenizer",
     )
     d_model: PositiveInt | None = Field(None, description="width of the preset's hidden states")
-    cell: str | None = Field(None, description="of an RNN preset, as in RNNSpec")
-    embedding: dict[str, Any] | None = Field(None, description="changes of the preset's embedding")
-    encoder: dict[str, Any] | None = Field(None, description="changes of the preset's encoder")
-    decoder: dict[str, Any] | None = Field(None, description="changes of the preset's decoder")
+    cell: str | None = Field(None, description="cell of an RNN preset, as in RNNSpec")
+    embedding: dict[str, Any] | None = Field(None, description="changes to the preset's embedding")
+    encoder: dict[str, Any] | None = Field(None, description="changes to the preset's encoder")
+    decoder: dict[str, Any] | None = Field(None, description="changes to the preset's decoder")
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check_origin(self) -> Self:
+        """Raise ValueError unless exactly one of `preset`, `spec` and `init_from` is set."""
         if sum(getattr(self, origin) is not None for origin in ORIGINS) != 1:
             raise ValueError(
                 'set exactly one of preset = "bert-small", spec = {...} and init_from = "runs/mine"'
@@ -70,16 +72,19 @@ class ModelConfig(Config):
 
     @property
     def starts_from_weights(self) -> bool:
-        """Whether training continues from trained weights."""
+        """Whether training starts from trained weights."""
         return self.init_from is not None and not self.new_weights
 
-    def _changes(self) -> dict[str, Any]:
-        """The keys that change parts of a preset or spec."""
+    def _preset_changes(self) -> dict[str, Any]:
+        """Return the keys that change parts of a preset or spec, with their values."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
 
-    def _resized_preset(self) -> dict[str, Any]:
-        """The preset, with the sizes that follow from a changed width or number of heads."""
+    def _resize_preset(self) -> dict[str, Any]:
+        """Return the preset as a tree, resized to a changed width or number of heads or layers.
+
+        Sizes that depend on them, such as the feed-forward width, are recomputed.
+        """
         spec = presets[str(self.preset)]
         heads, layers = dict[str, int](), dict[str, int]()
         for slot, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
@@ -87,7 +92,7 @@ class ModelConfig(Config):
                 (heads, ("layers", "mixer", "num_heads")),
                 (layers, ("num_layers",)),
             ):
-                number = _value_at(stack, path)
+                number = _get_value(stack, path)
                 if isinstance(number, int) and 0 < number <= 1000:
                     sizes[slot] = number
         if not isinstance(spec, TransformerSpec) or not (heads or layers or self.d_model):
@@ -96,23 +101,29 @@ class ModelConfig(Config):
 
     @property
     def changes_preset(self) -> bool:
-        """Whether the model is the preset with changed parts, not the preset itself."""
-        return self.preset is not None and bool(self._changes())
+        """Whether the recipe changes parts of the preset."""
+        return self.preset is not None and bool(self._preset_changes())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
-        """The sizes of the preset that follow from changed ones: key, value before, and now."""
+        """Return the preset's sizes that change because others were changed.
+
+        Each entry contains the key, the value in the preset and the new value.
+        """
         if self.preset is None:
             return []
-        given = {".".join(path) for path, _ in _leaves(self._changes())}
-        changed = changed_keys(presets[self.preset].to_dict(), self._resized_preset())
+        given = {".".join(path) for path, _ in _iter_leaves(self._preset_changes())}
+        changed = changed_keys(presets[self.preset].to_dict(), self._resize_preset())
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
     def build_spec(self) -> Spec | None:
-        """The spec with the vocabulary size of the literature; None with `init_from`."""
+        """Return the spec, with the published vocabulary size; None with `init_from`.
+
+        Raises RecipeError if the spec is not valid.
+        """
         if self.init_from is not None:
             return None
-        tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resized_preset()
-        changes = self._changes()
+        tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resize_preset()
+        changes = self._preset_changes()
         if _sets_relative_positions(changes) and "embedding" in tree:
             tree["embedding"].pop("positions", None)
         for stack in ("encoder", "decoder"):
@@ -137,11 +148,11 @@ class ModelConfig(Config):
 
 
 class AdapterConfig(Config):
-    """LoRA (Hu et al. 2021): low-rank updates of some matrices in place of full training."""
+    """LoRA (Hu et al. 2021): trains low-rank updates of some matrices instead of all weights."""
 
-    rank: int = Field(0, ge=0, description="0 trains the model itself")
+    rank: int = Field(0, ge=0, description="rank of the updates; 0: train the model itself")
     alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' inputs")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
     targets: tuple[str, ...] = Field(
         ("query", "value"),
         description='linear layers by parts of their paths ("decoder.*.value"), or "all-linear"',
@@ -150,18 +161,19 @@ class AdapterConfig(Config):
 
     @property
     def lora(self) -> LoRA:
-        """The adapter to add."""
+        """The LoRA adapter with these settings."""
         return LoRA(rank=self.rank, alpha=self.alpha, dropout=self.dropout, targets=self.targets)
 
 
-def _value_at(tree: Any, path: Sequence[str]) -> Any:
+def _get_value(tree: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys in nested dicts; None if there is none."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
 
 
 def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
-    """Whether the attention of a stack gets positions."""
+    """Return whether changes to a preset set positions in the attention of any layer."""
     layers = [changes.get(stack, {}).get("layers") or {} for stack in ("encoder", "decoder")]
     tables = [one for each in layers for one in (each if isinstance(each, list) else [each])]
     mixers = [table.get("mixer") for table in tables if isinstance(table, Mapping)]
@@ -169,12 +181,13 @@ def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
 
 
 def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> None:
-    """Set each key of `changes` in every layer whose part has the key, in place.
+    """Apply changes to the trees of layers, in place.
 
-    A key that no layer has is set in all of them, so that the check of the spec names the key.
+    Each key is set in every layer that has such a field. A key that no layer has is set in all
+    layers, so that the validation of the spec reports the key.
     """
     parts = [Layer.model_validate(layer) for layer in layers]
-    for path, value in _leaves(changes):
+    for path, value in _iter_leaves(changes):
         takers = [number for number, layer in enumerate(parts) if _has_field(layer, path)]
         for number in takers or range(len(layers)):
             tree = value
@@ -183,16 +196,22 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
             merge_changes(layers[number], copy.deepcopy(tree))
 
 
-def _leaves(changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """The paths of a tree and their values; a table with a kind is one value."""
+def _iter_leaves(
+    changes: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the paths and values of the leaves of a tree.
+
+    A table with the key `kind` counts as one value.
+    """
     for name, value in changes.items():
         if isinstance(value, Mapping) and "kind" not in value:
-            yield from _leaves(value, (*path, name))
+            yield from _iter_leaves(value, (*path, name))
         else:
             yield (*path, name), value
 
 
 def _has_field(part: Any, path: tuple[str, ...]) -> bool:
+    """Return whether a configuration has a field at a path of field names."""
     *parents, name = path
     for parent in parents:
         part = getattr(part, parent, None)

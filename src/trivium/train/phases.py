@@ -1,4 +1,4 @@
-"""Phases: parts of a run with other rows, batches or rates than the last part."""
+"""Phases: parts of a run with different row lengths, batch sizes or learning rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.config import Config
 class PhaseData(Config):
     """The keys of `[data]` that a phase can change."""
 
-    length: PositiveInt | None = Field(None, description="tokens of a row")
+    length: PositiveInt | None = Field(None, description="tokens per row")
 
 
 class PhaseTrain(Config):
@@ -34,8 +34,9 @@ class PhaseOptimizer(Config):
 
 
 class PhaseConfig(Config):
-    """An earlier part of the run, in which some keys have other values. The last part has no table.
+    """An earlier part of the run, in which some keys have other values.
 
+    The last part of the run has no table; it uses the values of the recipe itself. For example,
     BERT reads rows of 128 tokens for 90 % of its steps, and then rows of 512:
 
     ```toml
@@ -55,37 +56,37 @@ class PhaseConfig(Config):
     train.batch_tokens = 32_768
     ```
 
-    While the length of rows stays the same, a phase continues with the rows after those of the
-    phase before. Another length starts an order of its own. The learning-rate schedule runs over
-    the whole budget. Validation always uses the rows of the last part.
+    If the row length does not change, a phase continues with the rows after those of the previous
+    phase. With another row length, it starts a new row order. The learning-rate schedule spans the
+    whole budget. Validation always uses the rows of the last part.
     """
 
-    until: float = Field(gt=0, lt=1, description="share of the budget at which the phase ends")
-    data: PhaseData | None = Field(None, description="length: tokens of a row")
+    until: float = Field(gt=0, lt=1, description="fraction of the budget at which the phase ends")
+    data: PhaseData | None = Field(None, description="length: tokens per row")
     train: PhaseTrain | None = Field(
         None, description="batch_tokens: tokens per step; clip: maximum norm of the gradient"
     )
     optimizer: PhaseOptimizer | None = Field(
         None,
-        description="lr: peak learning rate, which the schedule multiplies; weight_decay: decay of "
-        "matrices",
+        description="lr: peak learning rate, which the schedule multiplies; weight_decay: weight "
+        "decay of matrices",
     )
     objective: dict[str, Any] | None = Field(
         None, description="fields of the objective, except its kind"
     )
     mix: dict[str, float] | None = Field(
-        None, description="weight of every source of [[mix]] by its name"
+        None, description="weight of each source in [[mix]], by name"
     )
 
     @property
     def row_keys(self) -> list[str]:
-        """The keys of this phase that change rows or their number per step."""
+        """The keys of this phase that change the row length or the number of rows per step."""
         length = self.data is not None and self.data.length is not None
         batch = self.train is not None and self.train.batch_tokens is not None
         return ["data.length"] * length + ["train.batch_tokens"] * batch
 
     @model_validator(mode="after")
-    def _changes_something(self) -> Self:
+    def _check_changes(self) -> Self:
         """Raise ValueError for a phase without keys, or with another kind of objective."""
         if "kind" in (self.objective or {}):
             raise ValueError("a phase changes fields of the objective, not its kind")
@@ -101,7 +102,7 @@ def phase_borders(
     steps: int | None = None,
     tokens: float | None = None,
 ) -> list[int]:
-    """Return the step at which each phase ends, counted from 0; the last one is the whole run's.
+    """Return the step at which each phase ends, counted from 0. The last one is the end of the run.
 
     >>> phase_borders([0.9], [32_768, 131_072], steps=1_000_000)
     [900000, 1000000]
@@ -109,18 +110,18 @@ def phase_borders(
     [8, 10]
 
     Args:
-        untils: the share of the budget at which each phase but the last ends.
+        untils: for each phase except the last, the fraction of the budget at which it ends.
         tokens_per_step: the number of tokens per step of each phase, the last one included.
         steps: the budget in steps.
         tokens: the budget in tokens, if it is not in steps.
     """
-    shares = [*untils, 1.0]
+    fractions = [*untils, 1.0]
     if steps is not None:
-        return [max(1, round(share * steps)) for share in shares]
+        return [max(1, round(fraction * steps)) for fraction in fractions]
     assert tokens is not None
     borders, step, done = [], 0, 0.0
-    for share, size in zip(shares, tokens_per_step, strict=True):
-        count = max(0, math.ceil((share * tokens - done) / size - 1e-9))
+    for fraction, size in zip(fractions, tokens_per_step, strict=True):
+        count = max(0, math.ceil((fraction * tokens - done) / size - 1e-9))
         step, done = step + count, done + count * size
         borders.append(step)
     return borders

@@ -1,8 +1,8 @@
-"""The recipe: everything a run depends on, as one tree that TOML, `--set` and Python share.
+"""The recipe: everything that a run depends on, as one tree for TOML, `--set` and Python.
 
-A recipe is made of the parts themselves: `recipe.objective` is the objective, `recipe.optimizer`
-builds itself, `recipe.schedule` is a function of the step and the budget used. A run writes its
-complete recipe to its folder.
+A recipe consists of components: `recipe.objective` is the objective itself, `recipe.optimizer`
+builds the optimizers, `recipe.schedule` computes the learning rate from the step and the progress.
+A run writes its complete recipe to its folder.
 """
 
 from collections.abc import Sequence
@@ -29,22 +29,22 @@ TEXT_KEYS = {
     **dict.fromkeys(("data.text_field", "data.keep_duplicates"), ""),
     **dict.fromkeys(("data.keep_text", "train.keep_best"), ""),
 }
-"""Keys that have an effect on text only -> the key for labelled examples, or ""."""
+"""Keys that affect only text -> the corresponding key for labelled examples, or ""."""
 
 LABELLED_KEYS = {
     "train.batch_examples": "train.batch_tokens",
     "train.eval_examples": "train.eval_tokens",
     **dict.fromkeys(("train.metric", "train.average", "data.bad_records"), ""),
 }
-"""Keys that have an effect on labelled examples only -> the key for text, or ""."""
+"""Keys that affect only labelled examples -> the corresponding key for text, or ""."""
 
 
 class Recipe(Config):
-    """A run on paper, pretraining and fine-tuning alike."""
+    """The complete description of a run, for pretraining and fine-tuning alike."""
 
-    seed: int = Field(0, description="of weights, order, noise and dropout")
+    seed: int = Field(0, description="seed of new weights, row order, noise and dropout")
     defaults: Literal["published", "fast"] | None = Field(
-        None, description="what is left open: as published, or as learns fastest (our own sizes)"
+        None, description="defaults as published, or those that learn fastest (our own sizes)"
     )
     model: ModelConfig
     tokenizer: SerializeAsAny[TokenizerSource] | None = None
@@ -60,7 +60,11 @@ class Recipe(Config):
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _one_way_to_name_sources(self) -> Self:
+    def _check_sources(self) -> Self:
+        """Raise ValueError if the sources or their names contradict each other.
+
+        An adapter that is combined with frozen or averaged weights is also an error.
+        """
         if self.mix and (self.objective is not None or self.data.paths):
             raise ValueError("set either data.paths and [objective], or several [[mix]]")
         if not self.mix and self.objective is None:
@@ -80,8 +84,8 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _no_key_without_effect(self) -> Self:
-        """A key of `[train]` or `[data]` that no source reads is not to pass in silence."""
+    def _check_keys_have_effect(self) -> Self:
+        """Raise ValueError if a key of `[train]` or `[data]` has no effect on any source."""
         if all(objective.labelled for objective in self.objectives):
             kinds, unread = "text, but this run has labelled examples only", TEXT_KEYS
         elif not self.labelled:
@@ -97,8 +101,8 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _objectives_fit(self) -> Self:
-        """Objectives against the other tables, before any data is read."""
+    def _check_objectives(self) -> Self:
+        """Raise an error if an objective does not fit the other sections, before data is read."""
         for objective in self.objectives:
             data = self.data
             objective.check_rows(data.packing, data.separate_documents, is_mixed=bool(self.mix))
@@ -107,8 +111,8 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _phases_fit(self) -> Self:
-        """Raise ValueError for phases out of order, or with keys that have no effect."""
+    def _check_phases(self) -> Self:
+        """Raise ValueError if phases are out of order or set keys that have no effect."""
         untils = [phase.until for phase in self.phases]
         if untils != sorted(set(untils)):
             raise ValueError(f"the phases end at {untils}: until must increase")
@@ -137,11 +141,14 @@ class Recipe(Config):
             self.in_phase(number)
         return self
 
-    def in_phase(self, number: int) -> Self:
-        """Return the recipe of phase `number`, without phases. The last phase has no table."""
-        if number >= len(self.phases):
+    def in_phase(self, index: int) -> Self:
+        """Return the recipe with the values of the phase at this index, and without phases.
+
+        The last part of the run has no table and uses the values of the recipe itself.
+        """
+        if index >= len(self.phases):
             return self.model_copy(update={"phases": ()})
-        phase = self.phases[number]
+        phase = self.phases[index]
         tree = {**self.to_tree(), "phases": []}
         for name in ("data", "train", "optimizer"):
             changes = getattr(phase, name)
@@ -150,11 +157,11 @@ class Recipe(Config):
             tree["objective"] = {**tree["objective"], **phase.objective}
         for source in tree.get("mix", ()) if phase.mix else ():
             source["weight"] = (phase.mix or {})[source["name"]]
-        return type(self).from_tree(tree, where=f"phases[{number}]")
+        return type(self).from_tree(tree, where=f"phases[{index}]")
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
-        """The sources with their objectives; the name is "" where there is only one."""
+        """The sources with their objectives. The name of a source is "" if there is only one."""
         if self.mix:
             own = self.data.validation
             return tuple(
@@ -172,7 +179,7 @@ class Recipe(Config):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The objective of every source."""
+        """The objective of each source."""
         return tuple(source.objective for source in self.sources)
 
     def replace(self, **values: Any) -> Self:
@@ -182,17 +189,17 @@ class Recipe(Config):
         return new
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two recipes have equal values, wherever the values come from."""
+        """Return whether two recipes have equal values, regardless of their origins."""
         return isinstance(other, Recipe) and dict(self) == dict(other)
 
     def origin_of(self, key: str) -> str:
-        """Return where the value of a dotted key comes from, such as "--set" or a paper."""
+        """Return the origin of the value of a dotted key, such as "--set" or a paper."""
         parts = key.split(".")
         paths = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((self._origins[path] for path in paths if path in self._origins), "")
 
     def with_objectives(self, objectives: Sequence[Objective]) -> Self:
-        """The recipe with other objectives, one for every source."""
+        """Return the recipe with other objectives, one per source."""
         if not self.mix:
             return self.replace(objective=objectives[0])
         pairs = zip(self.mix, objectives, strict=True)
@@ -200,14 +207,14 @@ class Recipe(Config):
 
     @property
     def labelled(self) -> bool:
-        """Whether some source has labelled examples."""
+        """Whether any source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
 
     def freeze_weights(self, model: LanguageModule) -> None:
-        """Freeze what is not trained, in place, and add the adapter if there is one.
+        """Freeze the weights that are not trained, in place, and add the adapter if there is one.
 
-        Raises SpecError for names that the model has not, or an adapter that is to be saved
-        separately and that PEFT cannot read.
+        Raises SpecError if a name does not exist in the model, or if the adapter is to be saved
+        separately and PEFT cannot load it.
         """
         if self.adapter.rank:
             add_lora(model, self.adapter.lora, seed=self.seed)

@@ -1,8 +1,8 @@
-"""The layers of a recipe: what a user leaves open is filled in by one layer after the other.
+"""The layers of a recipe: values that the user leaves open are filled in layer by layer.
 
-From the highest to the lowest layer: `--set`, the user's file, the published recipe of the preset
-or the fast settings, the defaults of the task, and the defaults of the library. Each value keeps
-its origin. Numbers that need the data are decided last (`train/defaults.py`).
+From the highest to the lowest, the layers are: `--set`, the user's file, the published recipe of
+the preset or the fast settings, the defaults of the task, and the defaults of the library. Each
+value keeps its origin. Numbers that depend on the data are set last (`train/defaults.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ FAST, LIBRARY = "fast settings", "default"
 
 
 class RecipeLayer(NamedTuple):
-    """Values of a recipe by their dotted keys, each with its origin.
+    """The values of one layer by dotted key, and their origins.
 
-    Keys of `objective` are those of every source of a mix.
+    Keys of `objective` apply to every source of a mix. `origin` is the origin of all values, or of
+    each key.
     """
 
     values: Mapping[str, Any]
@@ -39,9 +40,10 @@ class RecipeLayer(NamedTuple):
 
 
 def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
-    """Fill in what a recipe's tree leaves open, in place; `origins` gets the origin of each key.
+    """Fill in the values that a recipe's tree leaves open, in place.
 
-    Raises RecipeError for settings that the model cannot have.
+    `origins` receives the origin of each key. Raises RecipeError for settings that the model does
+    not support.
     """
     layers: tuple[Callable[[Tree, Spec], RecipeLayer], ...] = (
         _objective_layer,
@@ -51,22 +53,22 @@ def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
         _library_layer,
     )
     for make in layers:
-        _fill(tree, make(tree, spec), origins)
+        _fill_layer(tree, make(tree, spec), origins)
 
 
 def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     """Return the complete published recipe that a recipe's tree follows, or None.
 
-    It is the recipe of the preset, for new weights and the published kind of data (text or labelled
-    examples).
+    This is the recipe of the preset. It applies to new weights, and only to the kind of data that
+    was published (text or labelled examples).
     """
     if tree.get("defaults") != "published":
         return None
-    return _complete_recipe(tree)
+    return _find_published_recipe(tree)
 
 
 def has_published_budget(recipe: Recipe) -> bool:
-    """Return whether the length of a run is that of the paper, and the user did not set it."""
+    """Return whether the budget of a run comes from the published recipe, not from the user."""
     budget, published = recipe.train.budget, published_of(recipe.to_tree())
     if budget is None or published is None:
         return False
@@ -78,9 +80,10 @@ def has_published_budget(recipe: Recipe) -> bool:
 def compare_with_published(
     recipe: Recipe, published: PublishedRecipe
 ) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
-    """Compare a recipe with the published one.
+    """Compare a recipe with the published recipe.
 
-    Returns the keys that are as published, and the values of the other keys: here and published.
+    Returns the keys with the published value, and a dict of the other keys with the value here and
+    the published value.
     """
     tree, same, changed = flatten_keys(recipe.to_tree()), list[str](), {}
     for key, one in published.values.items():
@@ -88,7 +91,7 @@ def compare_with_published(
             same.append(key)
         else:
             changed[key] = tree.get(key), one.value
-    phases = [_phase_tree(phase) for phase in published.phases]
+    phases = [_build_phase_tree(phase) for phase in published.phases]
     if phases and tree.get("phases") == phases:
         same.append("phases")
     elif phases:
@@ -96,8 +99,8 @@ def compare_with_published(
     return same, changed
 
 
-def _complete_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
-    """Return the complete published recipe of the preset for this kind of data, or None."""
+def _find_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+    """Return the complete published recipe of a tree's preset for its kind of data, or None."""
     recipe = published_recipes().get(tree.get("model", {}).get("preset") or "")
     if recipe is None or not recipe.is_complete or tree.get("mix"):
         return None
@@ -108,10 +111,11 @@ def _complete_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     return recipe if len(labelled) == 1 else None
 
 
-def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
-    """Set the keys of a layer that are open, in place.
+def _fill_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
+    """Set the values of a layer in a recipe's tree, in place, unless they are already set.
 
-    Keys of a table of another kind are left out, and so is a budget beside another budget.
+    Keys that belong to another kind of component are skipped. A budget is skipped if another budget
+    is set.
     """
     kinds = {key: value for key, value in layer.values.items() if key.endswith(".kind")}
     has_budget = any(tree.get("train", {}).get(budget) is not None for budget in BUDGETS)
@@ -119,7 +123,7 @@ def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
         section, _, name = key.rpartition(".")
         if has_budget and section == "train" and name in BUDGETS:
             continue
-        for prefix, root in _roots(tree, section):
+        for prefix, root in _iter_tables(tree, section):
             table = root
             for step in section.split(".") if section else ():
                 table = table.setdefault(step, {})
@@ -130,8 +134,11 @@ def _fill(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
                 origins[prefix + key] = origin
 
 
-def _roots(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
-    """Yield the tables that contain a section: the sources of a mix for the objective."""
+def _iter_tables(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
+    """Yield the tables that contain a section, each with the prefix of its keys.
+
+    The section `objective` of a mix is in each of the sources. All other sections are in the tree.
+    """
     sources = tree.get("mix") if section == "objective" else None
     for number, source in enumerate(sources or ()):
         yield f"mix[{number}].", source
@@ -139,8 +146,8 @@ def _roots(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
         yield "", tree
 
 
-def _objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
-    """Yield the kind of objective of every source, by name and class, except unknown kinds."""
+def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
+    """Yield the objective of each source as (kind, class), except for unknown kinds."""
     for table in tree.get("mix") or [tree]:
         kind = str(table.get("objective", {}).get("kind", ""))
         if kind in Objective.kinds:
@@ -148,20 +155,22 @@ def _objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]
 
 
 def _has_new_weights(tree: Mapping[str, Any]) -> bool:
+    """Return whether a recipe's tree trains a model with new weights."""
     return "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
 
 
 def _is_labelled(tree: Mapping[str, Any]) -> bool:
-    return any(objective.labelled for _, objective in _objectives(tree))
+    """Return whether any source in a recipe's tree has labelled examples."""
+    return any(objective.labelled for _, objective in _iter_objectives(tree))
 
 
 def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the published recipe of the preset, if it is complete.
+    """Return the values of the preset's published recipe, if the recipe is complete.
 
-    If the user sets another budget, a published warm-up keeps its share of the budget. Published
-    phases are left out if the user sets a key that they change.
+    If the user sets another budget, the published warm-up keeps its fraction of the budget.
+    Published phases are omitted if the user sets a key that they change.
     """
-    recipe, chosen = _complete_recipe(tree), tree.get("defaults")
+    recipe, chosen = _find_published_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
         return RecipeLayer({}, LIBRARY)
     values = {"defaults": Published("published", "the preset"), **recipe.values}
@@ -175,7 +184,7 @@ def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
         share = round(min(warmup.value / steps, 1.0), 6)
         source = f"{warmup.source}: {warmup.value:,} of {steps:,.0f} steps"
         values["schedule.warmup"] = Published(share, source)
-    phases = [_phase_tree(phase) for phase in recipe.phases]
+    phases = [_build_phase_tree(phase) for phase in recipe.phases]
     keys = {key for phase in recipe.phases for key in phase if key != "until"}
     if phases and not keys & set(flatten_keys(tree)):
         source = ", ".join(dict.fromkeys(one["until"].source for one in recipe.phases))
@@ -184,8 +193,8 @@ def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer({key: one.value for key, one in values.items()}, origins)
 
 
-def _phase_tree(phase: Mapping[str, Published]) -> Tree:
-    """Return a phase as a nested dict of its values."""
+def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
+    """Return a published phase as a nested dict of its values."""
     tree: Tree = {}
     for key, one in phase.items():
         section, _, name = key.rpartition(".")
@@ -194,8 +203,11 @@ def _phase_tree(phase: Mapping[str, Published]) -> Tree:
 
 
 def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the objective of the published recipe for text, or of the model's form."""
-    if all("kind" in root.get("objective", {}) for _, root in _roots(tree, "objective")):
+    """Return the default kind of objective for a recipe's preset or architecture.
+
+    It is the objective of the published recipe for text, or else the default for the architecture.
+    """
+    if all("kind" in root.get("objective", {}) for _, root in _iter_tables(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
     recipe = published_recipes().get(tree["model"].get("preset") or "")
     if recipe is not None and "objective.kind" in recipe.values and not tree.get("mix"):
@@ -208,12 +220,13 @@ def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the settings with which new weights learn fastest, for sizes without a recipe.
+    """Return the fast settings for new weights, in sizes without a published recipe.
 
-    They are the initialization, fields of objectives and the optimizer. See `train/defaults.py`.
+    These are the initialization, fields of objectives and the optimizer with which the model learns
+    fastest. See `train/defaults.py`.
 
     Raises:
-        RecipeError: the recipe asks for fast settings of a model that has none.
+        RecipeError: the recipe asks for fast settings, and the model has none.
     """
     is_new, labelled = _has_new_weights(tree), _is_labelled(tree)
     own = is_own_size(tree["model"].get("preset") or "")
@@ -223,24 +236,24 @@ def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     fast = tree.get("defaults", values.get("defaults")) == "fast"
     if fast and (not is_new or not isinstance(spec, TransformerSpec)):
         raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
-    kinds = [objective for _, objective in _objectives(tree)]
+    kinds = [objective for _, objective in _iter_objectives(tree)]
     if isinstance(spec, TransformerSpec) and "init_from" not in tree["model"]:
         translates = all(kind.supported_family == "encoder-decoder" for kind in kinds)
         # T5 (fan-in) learns no faster with copy heads (benchmarks/LOG.md).
         gains = translates and spec.initialization.kind != "fan-in"
         if fast or (own and gains and "defaults" not in tree):
-            values["model.initialization"] = defaults.fastest_initialization(spec)
+            values["model.initialization"] = defaults.choose_initialization(spec)
     if fast:
         for kind in kinds:
             values |= {f"objective.{key}": value for key, value in kind.advice().fast.items()}
     if is_new:
-        values["optimizer.kind"] = defaults.optimizer_kind(spec, fast=fast)
+        values["optimizer.kind"] = defaults.choose_optimizer(spec, fast=fast)
     return RecipeLayer(values, FAST if fast else LIBRARY)
 
 
 def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the defaults of labelled tasks: the optimizer's values and the schedule."""
-    tasks = [name for name, objective in _objectives(tree) if objective.labelled]
+    """Return the defaults of labelled tasks: the schedule, the optimizer and its fields."""
+    tasks = [name for name, objective in _iter_objectives(tree) if objective.labelled]
     if not tasks:
         return RecipeLayer({}, LIBRARY)
     kind = tree.get("optimizer", {}).get("kind", "adamw")
@@ -253,11 +266,11 @@ def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the kinds of the library: optimizer, schedule, and a new tokenizer."""
+    """Return the defaults of the library: the optimizer, the schedule and a new tokenizer."""
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
         tokenizer = dict(tree.get("tokenizer", {}))
-        _choose_tokenizer(tokenizer, [objective for _, objective in _objectives(tree)], spec)
+        _choose_tokenizer(tokenizer, [objective for _, objective in _iter_objectives(tree)], spec)
         minutes = tree.get("train", {}).get("minutes")
         kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:
@@ -269,7 +282,10 @@ def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 def _choose_tokenizer(
     tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: Spec
 ) -> None:
-    """Choose kind and special tokens of a new tokenizer: as an objective needs, or by the model."""
+    """Set the kind and the special tokens of a new tokenizer, in place, unless they are set.
+
+    They depend on the objectives, or else on the architecture of the model.
+    """
     if spec.family == "encoder-decoder":
         chosen = {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}
     else:

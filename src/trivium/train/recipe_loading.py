@@ -1,6 +1,7 @@
-"""Recipes from presets, TOML files and changes; open kinds (objective, tokenizer, ...) are chosen.
+"""Recipes from presets, TOML files and changes.
 
-Numbers that a recipe leaves open need the data and are decided in `train/defaults.py`.
+Kinds that a recipe leaves open (objective, tokenizer, ...) are chosen here. Numbers that depend on
+the data are set in `train/defaults.py`.
 """
 
 from __future__ import annotations
@@ -32,25 +33,30 @@ from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import fill_layers
 from trivium.train.train_config import BUDGETS
 
-# Keys whose texts say where something is.
+# Keys whose values are paths or names.
 _PATHS = ("paths", "validation", "path", "init_from", "model", "function")
 
 AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
-"""A name or file of a recipe, a recipe, or its keys."""
+"""The name or file of a recipe, a `Recipe`, or the keys of a recipe."""
 
 Changes = Sequence[str] | Mapping[str, Any]
-"""Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a dict, which may be
-nested or have dotted keys."""
+"""Changes to a recipe: a list as for `--set`, or a dict.
+
+A list contains strings such as `"train.steps=500"`. A dict may be nested or have dotted keys.
+"""
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes inside the package, by name."""
+    """Return the paths of the recipes inside the package, by name."""
     folder = Path(__file__).parent.parent / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tree in a TOML file, or of a shipped recipe. Raises RecipeError where it is none."""
+    """Return the tree of a TOML file or of a shipped recipe.
+
+    Raises RecipeError if the file does not exist or is not valid TOML.
+    """
     name = os.fspath(path)
     file = shipped_recipes().get(name, Path(name))
     try:
@@ -59,19 +65,19 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     except FileNotFoundError:
         known = ", ".join(shipped_recipes())
         raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
-    except (OSError, ValueError, RecursionError) as error:  # also of numbers that are too long
+    except (OSError, ValueError, RecursionError) as error:  # also if a number is too long
         raise RecipeError(f"{file}: not valid TOML: {error}") from None
 
 
-def changes_tree(changes: Changes) -> dict[str, Any]:
-    """Changes as one tree, in their order.
+def parse_changes(changes: Changes) -> dict[str, Any]:
+    """Return changes as one tree. Later changes override earlier ones.
 
-    Raises RecipeError where a text is not `section.key=value`. A value is TOML, or text where it
-    is not valid TOML.
+    A value is parsed as TOML, or used as a string if it is not valid TOML. Raises RecipeError if a
+    change is not of the form `section.key=value`.
 
-    >>> changes_tree(["train.steps=500", "model.preset=gpt2-mini"])
+    >>> parse_changes(["train.steps=500", "model.preset=gpt2-mini"])
     {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
-    >>> changes_tree({"train.steps": 500, "model": {"preset": "gpt2-mini"}})
+    >>> parse_changes({"train.steps": 500, "model": {"preset": "gpt2-mini"}})
     {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
     """
     if isinstance(changes, str):
@@ -90,7 +96,7 @@ def changes_tree(changes: Changes) -> dict[str, Any]:
 
 
 def _parse_change(change: str) -> tuple[str, Any]:
-    """The dotted key and the value of one `--set`."""
+    """Parse one `--set` option. Returns the dotted key and the value."""
     path, equals, text = change.partition("=")
     if not equals or not all(key.strip() for key in path.split(".")):
         raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
@@ -106,12 +112,12 @@ def _parse_change(change: str) -> tuple[str, Any]:
 
 
 def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
-    """Change a recipe's tree in place.
+    """Apply changes to a recipe's tree, in place.
 
-    A new budget replaces the recipe's own, sources in `mix` replace `[objective]` and `data.paths`,
-    and the other way round; a new origin of the model replaces the old one.
+    A new budget replaces the recipe's budget, and a new origin of the model replaces the old
+    origin. Sources in `mix` replace `[objective]` and `data.paths`, and vice versa.
     """
-    new = copy.deepcopy(changes_tree(changes))
+    new = copy.deepcopy(parse_changes(changes))
     check_tables(new, "changes of the recipe")
     for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
         if any(name in (new.get(section) or {}) for name in alternatives):
@@ -126,7 +132,10 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
 
 
 def check_tables(tree: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError if a section is not a table, or [[mix]], [[phases]] not lists of tables."""
+    """Raise RecipeError if a section is not a table.
+
+    `mix` and `phases` must be lists of tables. `where` names the recipe in error messages.
+    """
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
     tables.pop("defaults", None)
@@ -148,29 +157,30 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
 
 
 def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
-    """A recipe with changes applied, complete but for numbers that depend on the data.
+    """Return a recipe with changes applied, complete except for numbers that depend on the data.
 
     Args:
         recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
             or its keys as a nested dict, or the folder of a model to continue from.
-        changes: as `--set` takes them, or a nested dict.
+        changes: changes as for `--set`, or a nested dict.
 
     Raises:
-        RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
+        RecipeError: the recipe or preset does not exist, a key is unknown, or a value is not
+            allowed.
     """
-    return build_recipe(recipe_tree(recipe), changes, where=recipe_name(recipe))
+    return build_recipe(load_recipe_tree(recipe), changes, where=recipe_name(recipe))
 
 
 def recipe_name(recipe: AnyRecipe) -> str:
-    """What errors call a recipe: its file, if it is one."""
+    """Return the name of a recipe in error messages: the path of a file, else "recipe"."""
     is_file = isinstance(recipe, str | os.PathLike) and ".toml" in os.fspath(recipe)
     return str(recipe) if is_file else "recipe"
 
 
-def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
-    """The keys that a recipe sets, given as `load_recipe` takes it."""
+def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
+    """Return the keys that a recipe sets; `recipe` is as in `load_recipe`."""
     if isinstance(recipe, Recipe):
-        return _without_default_tokenizer(recipe)
+        return _drop_default_tokenizer(recipe)
     if isinstance(recipe, Mapping):
         return copy.deepcopy(dict(recipe))
     name = os.fspath(recipe)
@@ -187,8 +197,8 @@ def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     )
 
 
-def _without_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
-    """The tree of a recipe, without a tokenizer that it did not set: the data may have its own."""
+def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
+    """Return the tree of a recipe, without a default tokenizer, since the data may have its own."""
     tree = recipe.to_tree()
     if recipe.tokenizer is not None:
         bare = {name: table for name, table in tree.items() if name != "tokenizer"}
@@ -198,7 +208,7 @@ def _without_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
 
 
 def map_paths(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a recipe's tree with `change` applied to the values that are a path or several."""
+    """Return a recipe's tree with `change` applied to each value that is a path or paths."""
     if isinstance(tree, list | tuple):
         return [map_paths(one, change) for one in tree]
     if not isinstance(tree, Mapping):
@@ -211,30 +221,31 @@ def map_paths(tree: Any, change: Callable[[Any], Any]) -> Any:
     }
 
 
-def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's tree with absolute paths, which hold in every working directory.
+def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's tree with absolute paths, which are valid in every working directory.
 
-    Names of other kinds stay, such as those of models on the hub.
+    Names that are not paths, such as models on the Hugging Face Hub, stay unchanged.
     """
 
-    def absolute(value: Any) -> Any:
+    def make_absolute(value: Any) -> Any:
+        """Return a path or a list of paths as absolute paths. Names stay unchanged."""
         if not isinstance(value, str):
-            return [absolute(one) for one in value]
+            return [make_absolute(one) for one in value]
         named = value == STDIN or value.startswith(("hf:", PYTHON)) or is_remote(value)
         file = value.rpartition(":")[0] or value  # file.py:function
         exists = glob.has_magic(value) or os.path.exists(value) or os.path.exists(file)
         return os.path.abspath(value) if exists and not named else value
 
-    return map_paths(tree, absolute)
+    return map_paths(tree, make_absolute)
 
 
 def recipe_file(recipe: Recipe) -> str:
-    """Return the content of a run's `recipe.toml`, by which it is resumed from any directory.
+    """Return the content of a run's `recipe.toml`, with which any directory can resume the run.
 
-    A comment after each value says where the value comes from.
+    A comment after each value states its origin.
     """
-    tree = Recipe.from_tree(absolute_paths(recipe.to_tree())).to_tree()
-    text = _with_origins(tomli_w.dumps({**version_entry(), **tree}), recipe)
+    tree = Recipe.from_tree(make_paths_absolute(recipe.to_tree())).to_tree()
+    text = _add_origin_comments(tomli_w.dumps({**version_entry(), **tree}), recipe)
     note = (
         "# The data was given from Python. The run has stored it; this file alone does not repeat "
         "the run.\n"
@@ -242,22 +253,25 @@ def recipe_file(recipe: Recipe) -> str:
     return note + text if f'"{PYTHON}' in text else text
 
 
-def recipe_with_origins(recipe: Recipe) -> str:
-    """Return a recipe as TOML text in which a comment after each value says where it comes from."""
-    return _with_origins(tomli_w.dumps(recipe.to_tree()), recipe)
+def format_recipe_with_origins(recipe: Recipe) -> str:
+    """Return a recipe as TOML text, with the origin of each value in a comment."""
+    return _add_origin_comments(tomli_w.dumps(recipe.to_tree()), recipe)
 
 
-def _with_origins(text: str, recipe: Recipe) -> str:
-    """Add the origin of each value to the TOML text of a recipe, as a comment."""
+def _add_origin_comments(text: str, recipe: Recipe) -> str:
+    """Add the origin of each value to the TOML text of a recipe, as comments."""
     tree, lines = tomllib.loads(text), text.splitlines()
-    for number, key in _toml_lines(text):
+    for number, key in _iter_toml_keys(text):
         if key not in version_entry():
-            lines[number] += f"  # {_origin(recipe, key, tree)}"
+            lines[number] += f"  # {_find_origin(recipe, key, tree)}"
     return "\n".join(lines) + "\n"
 
 
-def _toml_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that set a value, by number, and the dotted key: `mix[0].objective.kind`."""
+def _iter_toml_keys(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the index and the dotted key of each line that sets a value.
+
+    A key in a list of tables contains the index, such as `mix[0].objective.kind`.
+    """
     section, counts = "", Counter[str]()
     for number, line in enumerate(text.splitlines()):
         if header := re.fullmatch(r"(\[+)([\w.-]+)\]+", line):
@@ -270,10 +284,10 @@ def _toml_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, section + assignment[1]
 
 
-def _origin(recipe: Recipe, key: str, tree: Any) -> str:
-    """Return where the value of a key in the recipe's tree comes from.
+def _find_origin(recipe: Recipe, key: str, tree: Any) -> str:
+    """Return the origin of the value of a dotted key in a recipe's tree.
 
-    It is a layer, a default, or a choice for this run.
+    The origin is a layer, "default", or a choice for this run.
     """
     if origin := recipe.origin_of(key):
         return origin
@@ -281,28 +295,31 @@ def _origin(recipe: Recipe, key: str, tree: Any) -> str:
     for name, index in re.findall(r"([\w-]+)(?:\[(\d+)\])?", key):
         value = value[name] if not index else value[name][int(index)]
     known = [one.default for one in iter_keys(Recipe) if one.name == re.sub(r"\[\d+\]", "", key)]
-    is_default = any(_plain(default) == value for default in known)
+    is_default = any(_to_toml_value(default) == value for default in known)
     return "default" if is_default or not known else "chosen for this model and data"
 
 
-def _plain(default: Any) -> Any:
-    """Return a default as TOML has it."""
+def _to_toml_value(default: Any) -> Any:
+    """Return a default value in the form that TOML returns: tuples as lists."""
     return list(default) if isinstance(default, tuple) else default
 
 
 def read_origins(text: str) -> dict[str, str]:
-    """Return the origins of values, by dotted keys, from the comments of a `recipe.toml`."""
+    """Return the origins of values by dotted key, parsed from the comments of a `recipe.toml`."""
     lines = text.splitlines()
-    found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _toml_lines(text))
+    found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _iter_toml_keys(text))
     return {key: comment[1] for key, comment in found if comment}
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
-    """A recipe from a tree, with changes applied and every kind that is left open chosen."""
+    """Build a recipe from a tree, with changes applied and all open kinds chosen.
+
+    `where` names the recipe in error messages. Raises RecipeError if the recipe is not valid.
+    """
     tree = copy.deepcopy(tree)
     check_tables(tree, where)
     apply_changes(tree, changes)
-    changed, given = flatten_keys(changes_tree(changes)), "given" if where == "recipe" else where
+    changed, given = flatten_keys(parse_changes(changes)), "given" if where == "recipe" else where
     origins = {key: "--set" if key in changed else given for key in flatten_keys(tree)}
     of_mix = origins.pop("mix", "")
     for number, source in enumerate(tree.get("mix") or ()):
@@ -312,7 +329,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
         raise problems_to_error(where, Recipe.problems(tree, partial=True)) from None
-    _refuse_second_tokenizer(tree, model)
+    _reject_second_tokenizer(tree, model)
     spec = model.build_spec()
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
@@ -322,8 +339,8 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     return recipe
 
 
-def _refuse_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raise RecipeError for keys of a tokenizer where the model or the shards have their own."""
+def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
+    """Raise RecipeError if a recipe sets a tokenizer and the model or the shards have their own."""
     keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
     tables = tree.get("mix") or [tree.get("data") or {}]
     paths = [as_list(table.get("paths")) for table in tables]
@@ -338,11 +355,12 @@ def _refuse_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> Non
 
 
 def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
-    """Name the sources of a mix that have no name after their first path, in place."""
+    """Name the unnamed sources of a mix after their first path, in place."""
     names = {"loss", *(str(table.get("name")) for table in tables)}
     for table in tables:
         paths = as_list(table.get("paths"))
-        if "name" not in table and paths and isinstance(paths, list | tuple):  # else refused later
+        # Paths of other types are rejected later.
+        if "name" not in table and paths and isinstance(paths, list | tuple):
             first = str(paths[0]).removeprefix("hf:")
             stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(first).name.split(".")[0]).strip("-")
             name, number = stem or "text", 2

@@ -1,4 +1,4 @@
-"""The run folder: the files of a run, and the lock that lets one process write them."""
+"""The run folder: the files of a run, and a lock so that only one process writes them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from trivium.interop.settings import FILES
 from trivium.progress import handle_signals
 
 _LOCK = ".lock"
-# The temporary names that `files.py` uses while it writes a file or folder.
+# The pattern of the temporary names that `files.py` uses while it writes a file or folder.
 _TEMPORARY = ".*.tmp"
 
 
 Resume = bool | Literal["auto"]
-"""Whether to resume a run; "auto": if it has begun, else start it."""
+"""Whether to resume a run; "auto": resume it if it has begun, else start it."""
 
 
 class RunFolder:
     """The files of one run, `runs/NAME/`.
 
-    These are `recipe.toml` (complete), the files of a model folder, `shards/` (with several sources
-    `shards/NAME/`), `texts/` (with `data.keep_text`), `examples/` (labelled examples, encoded),
-    `metrics.jsonl`, `run.json` (facts for the report), `report.html`, `data/` (data given from
-    Python) and `checkpoints/step-{n:08}/`. Fine-tuning adds `evaluation.json` and
-    `predictions.jsonl`.
+    - `recipe.toml`, complete, and the files of a model folder
+    - `shards/`, or `shards/NAME/` with several sources, and `texts/` (with `data.keep_text`)
+    - `examples/`: encoded labelled examples
+    - `data/`: data that was given from Python
+    - `metrics.jsonl`, `run.json` (metadata for the report) and `report.html`
+    - `checkpoints/step-{n:08}/`
+    - `evaluation.json` and `predictions.jsonl` (fine-tuning)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -58,25 +60,26 @@ class RunFolder:
         self.training = False
         """Whether the run has reached its first step, so that it is kept if it fails."""
         self.kept = True
-        """False after a failed start whose files were removed."""
+        """Whether the files of the run are kept; False after a failed start removed them."""
 
     def is_resumed(self, resume: Resume) -> bool:
-        """Return whether this start continues the run in the folder.
+        """Return whether this start resumes the run in the folder.
 
-        A process that `torchrun` restarts continues its run, too. `torchrun` restarts processes
-        after a worker died and, with --rdzv-id, when machines join or leave.
+        Processes that `torchrun` restarts also resume their run. `torchrun` restarts them after a
+        worker died and, with --rdzv-id, if machines join or leave.
 
-        Raises RecipeError where there is no run to resume.
+        Raises RecipeError if there is no run to resume.
         """
         if resume is True and not self.recipe.is_file():
             raise RecipeError(
                 f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
-                f"{self._where_replaced()}{files.did_you_mean_folder(self.path)}"
+                f"{self._describe_replaced_run()}{files.did_you_mean_folder(self.path)}"
             )
-        return resume is True or (resume == "auto" and self.begun) or self._restarted
+        return resume is True or (resume == "auto" and self.begun) or self._is_restarted
 
     @property
-    def _restarted(self) -> bool:
+    def _is_restarted(self) -> bool:
+        """Whether this is a restart: by `torchrun`, or of a launch with the same --rdzv-id."""
         lock = self.path / _LOCK
         if not self.recipe.is_file() or not lock.is_file():
             return False
@@ -86,81 +89,82 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether the folder has a run that reached its first step."""
+        """Whether the folder contains a run that reached its first step."""
         return self.recipe.is_file() and (self.metadata_file.is_file() or self.checkpoints.is_dir())
 
     @property
     def resumable(self) -> bool:
-        """Whether the folder has a checkpoint or a finished model."""
+        """Whether the folder contains a checkpoint or a finished model."""
         checkpoint = next(model_folder.checkpoints(self.checkpoints), None)
         return checkpoint is not None or self.weights.is_file()
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-        """Lock the folder while inside; only the first process of a run calls this.
+        """Lock the folder for the duration of the block. Only the main process of a run calls this.
 
-        Before this nothing is decided, removed or written. A run that is to be replaced is set
-        aside, and deleted once the new run has a checkpoint. If the new run ends without a
-        checkpoint, or is killed, the old run comes back. A start that fails before its first step
-        leaves no files, except encoded text and its tokenizer, which the next start uses.
+        Nothing is removed or written before the folder is locked. A run that is to be replaced is
+        set aside, and deleted when the new run has a checkpoint. If the new run ends without a
+        checkpoint, or is killed, the old run is restored. A start that fails before its first step
+        leaves no files, except for encoded text and its tokenizer, which the next start reuses.
 
         Raises:
-            RecipeError: another process trains here, or the folder has a run or other files that
-                may not be replaced.
+            RecipeError: another process trains here, or the folder contains a run or other files
+                that may not be replaced.
         """
-        if self._replaced.is_dir() and not self.resumable and not (resume and self.begun):
-            with self._locked() as lock:
-                if overwrite or lock.read() != "":  # else the folder is somebody's own
+        if self._replaced_folder.is_dir() and not self.resumable and not (resume and self.begun):
+            with self._acquire_lock() as lock:
+                if overwrite or lock.read() != "":  # else the user made the folder
                     self.remove_preparation()
-                self._bring_back()
-            if not overwrite or self._replaced.is_dir():
-                where = self._where_replaced() or " The run is back as it was."
+                self._restore_replaced_run()
+            if not overwrite or self._replaced_folder.is_dir():
+                where = self._describe_replaced_run() or " The run is back as it was."
                 raise RecipeError(
                     f"{self.path}: a start with --overwrite was killed before its first checkpoint."
                     f"{where} Continue that run (--resume), choose another --out, or replace it "
                     "(--overwrite)."
                 )
         if overwrite and not resume and self.recipe.is_file():
-            with self._locked():
-                shutil.rmtree(self._replaced, ignore_errors=True)
-                self.path.rename(self._replaced)
-        with self._locked() as lock:
-            known = lock.read() != ""  # a run has been here
+            with self._acquire_lock():
+                shutil.rmtree(self._replaced_folder, ignore_errors=True)
+                self.path.rename(self._replaced_folder)
+        with self._acquire_lock() as lock:
+            known = lock.read() != ""  # a run has used this folder
             try:
                 if not resume:
-                    self._check_free(known=known)
+                    self._check_unused(known=known)
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n{_torchrun_id()}")
                 lock.flush()
-                for left in [*self.path.rglob(_TEMPORARY)]:  # by processes that were killed
+                for left in [*self.path.rglob(_TEMPORARY)]:  # left by killed processes
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-                with nullcontext() if resume else self._leaving_no_trace():
+                with nullcontext() if resume else self._remove_failed_start():
                     yield self
             finally:
-                with handle_signals(_ignore):
+                with handle_signals(_ignore_signal):
                     if resume and not known:
-                        lock.truncate(0)  # somebody made the folder: no start takes it for its own
-                    self._release()
+                        lock.truncate(0)  # the user made the folder: no later start may use it
+                    self._release_replaced_run()
 
     @contextmanager
-    def _leaving_no_trace(self) -> Iterator[None]:
-        """Remove the files of a start that fails before its first step, unless text is encoded.
+    def _remove_failed_start(self) -> Iterator[None]:
+        """Remove the files of a start if the block fails before the first step.
 
-        A start that replaces another run is removed if it fails before its first checkpoint.
+        The files are kept if text is encoded. A start that replaces another run is removed if it
+        fails before its first checkpoint.
         """
         try:
             yield
         except BaseException:
             is_encoded = any(self.path.glob("shards*"))
-            replaces = self._replaced.is_dir()
+            replaces = self._replaced_folder.is_dir()
             if not (self.resumable if replaces else self.training or is_encoded):
                 self.kept = False
-                with handle_signals(_ignore):
+                with handle_signals(_ignore_signal):
                     self.remove_preparation()
             raise
 
     def remove_preparation(self) -> None:
-        """Remove the files that a start makes before its first checkpoint, and no others."""
+        """Remove the files that a start creates before its first checkpoint, and no other files."""
         stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
@@ -170,47 +174,48 @@ class RunFolder:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def best(self, step: int) -> Path:
-        """Return the file of the best weights, given the step of their evaluation."""
+        """Return the file of the best weights, which were evaluated after step `step`."""
         return self.checkpoints / f"best-{step:08}.safetensors"
 
     def keep_best(self, *steps: int) -> None:
-        """Delete the best weights of all other steps."""
+        """Delete the files of the best weights, except for those of the given steps."""
         kept = {self.best(step) for step in steps}
         for file in self.checkpoints.glob("best*.safetensors"):
             if file not in kept:
                 file.unlink(missing_ok=True)
 
     def write_metadata(self, metadata: dict[str, Any]) -> None:
-        """Write `run.json`."""
+        """Write the metadata of the run to `run.json`."""
         files.write_json(self.metadata_file, metadata)
 
     def read_metadata(self) -> dict[str, Any]:
-        """Return what `write_metadata` wrote; {} before training began."""
+        """Return the metadata of the run from `run.json`; {} before training begins."""
         metadata = files.read_json(self.metadata_file) if self.metadata_file.is_file() else {}
         if not isinstance(metadata, dict):
             raise CheckpointError(f"{self.metadata_file} is no object of facts: delete it.")
         return metadata
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """Add one line to `metrics.jsonl`, without the values that are not finite."""
+        """Append a record to `metrics.jsonl`, without values that are not finite."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(_json_line(record))
+            file.write(_format_record(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the records of `metrics.jsonl`, up to the first damaged one."""
+        """Return the records of `metrics.jsonl`, up to the first damaged record."""
         records = files.read_json_lines(self.metrics_file)
         return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
     def rewind_metrics(self, step: int) -> None:
-        """Drop the records after `step`: a resumed run writes them again."""
+        """Remove the records after `step`, since a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        files.write_file(self.metrics_file, "".join(map(_json_line, kept)))
+        files.write_file(self.metrics_file, "".join(map(_format_record, kept)))
 
     @contextmanager
-    def _locked(self) -> Iterator[TextIO]:
-        """Hold the lock, whose file contains the id of the process that trains here.
+    def _acquire_lock(self) -> Iterator[TextIO]:
+        """Acquire the lock of the folder for the duration of the block. Yields the lock file.
 
-        Raises RecipeError where another process has the lock.
+        The file contains the id of the process that trains here. Raises RecipeError if another
+        process has the lock.
         """
         file = self.path / _LOCK
         with ExitStack() as stack:
@@ -225,11 +230,11 @@ class RunFolder:
             lock.seek(0)
             yield lock
 
-    def _check_free(self, *, known: bool) -> None:
-        """Raise RecipeError if the folder has a run, or files that no run has left.
+    def _check_unused(self, *, known: bool) -> None:
+        """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
-        `known` is whether a run has been here. A run that stopped before its first step may be
-        written over.
+        A run that stopped before its first step may be overwritten. `known` is whether a run has
+        used this folder.
         """
         if self.begun or (self.recipe.is_file() and not known):
             raise RecipeError(
@@ -243,44 +248,45 @@ class RunFolder:
             )
 
     @property
-    def _replaced(self) -> Path:
+    def _replaced_folder(self) -> Path:
         """The folder of the old run until the run that replaces it has a checkpoint."""
         return self.path.with_name(f".{self.path.name}.replaced")
 
-    def _where_replaced(self) -> str:
-        """Return where the run is that a killed start was to replace, for an error message."""
-        if not self._replaced.is_dir():
+    def _describe_replaced_run(self) -> str:
+        """Return a sentence for error messages on where the replaced run is, or ""."""
+        if not self._replaced_folder.is_dir():
             return ""
         return (
-            f" The run that a start with --overwrite was to replace is in {self._replaced}: rename "
-            f"it to {self.path}."
+            " The run that a start with --overwrite was to replace is in "
+            f"{self._replaced_folder}: rename it to {self.path}."
         )
 
-    def _release(self) -> None:
-        """Delete the run that was replaced, or bring it back if the new run left nothing."""
+    def _release_replaced_run(self) -> None:
+        """Delete the replaced run, or restore it if the new run left nothing."""
         if self.resumable:
-            shutil.rmtree(self._replaced, ignore_errors=True)
+            shutil.rmtree(self._replaced_folder, ignore_errors=True)
         elif not self.recipe.is_file():
-            self._bring_back()
+            self._restore_replaced_run()
 
-    def _bring_back(self) -> None:
-        """Remove the folder, if it is empty, and rename the run that was set aside to it."""
+    def _restore_replaced_run(self) -> None:
+        """Restore the replaced run: rename its folder back, if the new folder is empty."""
         (self.path / _LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or another process begins
             self.path.rmdir()
-            self._replaced.rename(self.path)
+            self._replaced_folder.rename(self.path)
 
 
-def _ignore(number: int, frame: Any) -> None:
-    """Ignore a second signal, so that cleaning up finishes."""
+def _ignore_signal(signum: int, frame: Any) -> None:
+    """Ignore a second signal, so that the cleanup can finish."""
 
 
-def _json_line(record: dict[str, Any]) -> str:
+def _format_record(record: dict[str, Any]) -> str:
+    """Return a record as one line of JSON, without values that are not finite."""
     known = {name: value for name, value in files.nan_to_none(record).items() if value is not None}
     return json.dumps(known, allow_nan=False) + "\n"
 
 
 def _torchrun_id() -> str:
-    """Return the --rdzv-id of `torchrun`, or ""."""
+    """Return the --rdzv-id of `torchrun`, or "" if there is none."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return "" if name == "none" else name

@@ -13,23 +13,24 @@ from trivium.config import Config, Fraction
 
 
 class Schedule(Choice, Config, ABC):
-    """The learning rate as a share of its peak: a linear warm-up to 1, then a decay from there."""
+    """The learning rate as a factor of its peak: a linear warm-up to 1, followed by a decay."""
 
     warmup: float | None = Field(
         None,
         ge=0,
-        description="steps, or a share below 1; 100 or 0.05, in fine-tuning 0.1, unless set",
+        description="steps, or a fraction of the budget below 1 (default: 100 or 0.05, in "
+        "fine-tuning 0.1)",
     )
 
     def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
-        """The share of the peak learning rate at one step.
+        """Return the factor of the peak learning rate for one step.
 
         Args:
-            step: counted from 0.
-            progress: share of the budget used before this step, 0 to 1.
-            step_share: share of the budget that this step uses, as far as it is known. In a warm-up
-                that is a share of the run, the step takes the rate at its end, as it does in one
-                that is a number of steps.
+            step: the step, counted from 0.
+            progress: the fraction of the budget used before this step, 0 to 1.
+            step_share: the fraction of the budget that this step uses, if it is known. During a
+                warm-up that is a fraction of the budget, a step uses the learning rate for the end
+                of the step, as in a warm-up given in steps.
 
         >>> tuple(Linear(warmup=2).factor(step, step / 6) for step in range(6))
         (0.5, 1.0, 1.0, 0.75, 0.5, 0.25)
@@ -38,98 +39,122 @@ class Schedule(Choice, Config, ABC):
         if warmup >= 1:
             if step < warmup:
                 return (step + 1) / warmup
-            # Where the warm-up ended, at the average pace of the run so far.
+            # The progress at which the warm-up ended, at the average pace of the run so far.
             end = min(warmup * progress / step, 1.0)
         else:
             if progress < warmup:
-                # In a budget of minutes the first step, whose share is unknown, moves too.
+                # With a budget in minutes, the fraction of the first step is unknown. Its learning
+                # rate must not be 0.
                 return min(max(progress + step_share, 1e-3) / warmup, 1.0)
             end = warmup
-        return self.decayed(progress, end)
+        return self.decay_factor(progress, end)
 
     @abstractmethod
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """The factor after the warm-up, which ended at progress `warmup_end`."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor after the warm-up, which ended at progress `warmup_end`."""
 
 
 class Constant(Schedule):
-    """1 after the warm-up."""
+    """A constant learning rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """1."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return 1: the learning rate stays at its peak."""
         return 1.0
 
 
 class Linear(Schedule):
-    """From 1 straight to `final`."""
+    """A linear decay from 1 to `final`."""
 
     kind: Literal["linear"] = "linear"
     final: Fraction = Field(0.0, description="last factor, a fraction of the peak")
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """final + (1 - final) (1 - p), p the progress since the warm-up."""
-        return self.final + (1.0 - self.final) * (1.0 - _since(progress, warmup_end))
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor of a linear decay, final + (1 - final) (1 - p).
+
+        p is the progress since the warm-up, 0 to 1.
+        """
+        return self.final + (1.0 - self.final) * (1.0 - _decay_progress(progress, warmup_end))
 
 
 class Cosine(Schedule):
-    """From 1 to `final` along half a cosine (Loshchilov and Hutter 2016)."""
+    """A cosine decay from 1 to `final` (Loshchilov and Hutter 2016)."""
 
     kind: Literal["cosine"] = "cosine"
     final: Fraction = Field(0.05, description="last factor, a fraction of the peak")
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """final + (1 - final) (1 + cos(pi p)) / 2, p the progress since the warm-up."""
-        p = _since(progress, warmup_end)
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor of a cosine decay, final + (1 - final) (1 + cos(pi p)) / 2.
+
+        p is the progress since the warm-up, 0 to 1.
+        """
+        p = _decay_progress(progress, warmup_end)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * p))
 
 
 class SlantedTriangle(Schedule):
-    """Up to 1 in a short first part, and straight down to 1 / `ratio` (ULMFiT).
+    """The slanted triangular schedule of ULMFiT: a short linear increase and a long linear decay.
 
-    It begins at 1 / `ratio`, too. Source: Howard and Ruder 2018, section 3.2, equation 3, where
-    `warmup` is cut_frac, 0.1.
+    The factor starts and ends at 1 / `ratio`. Source: Howard and Ruder 2018, section 3.2, equation
+    3, where `warmup` is called cut_frac (0.1).
     """
 
     kind: Literal["slanted-triangle"] = "slanted-triangle"
-    warmup: float | None = Field(0.1, ge=0, description="steps, or a share below 1")
+    warmup: float | None = Field(
+        0.1, ge=0, description="steps, or a fraction of the budget below 1"
+    )
     ratio: float = Field(32.0, gt=1, description="the peak divided by the lowest rate")
 
     def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
-        """(1 + p (ratio - 1)) / ratio, p as of a linear schedule that ends at 0."""
+        """Return the factor (1 + p (ratio - 1)) / ratio.
+
+        p is the factor of a linear warm-up to 1 and a linear decay to 0.
+        """
         p = super().factor(step, progress, step_share)
         return (1.0 + p * (self.ratio - 1.0)) / self.ratio
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """p, which falls straight to 0."""
-        return 1.0 - _since(progress, warmup_end)
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the factor p of a linear decay from 1 to 0."""
+        return 1.0 - _decay_progress(progress, warmup_end)
 
 
 class InverseSqrt(Schedule):
-    """sqrt(warmup / step) (Vaswani et al. 2017, section 5.3, scaled to peak at 1)."""
+    """The inverse square root schedule, sqrt(warmup / step), scaled to a peak of 1.
+
+    Source: Vaswani et al. 2017, section 5.3.
+    """
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """Steps are proportional to progress."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return the inverse square root factor, sqrt(warmup_end / progress).
+
+        Progress is used in place of steps, since they are proportional.
+        """
         return math.sqrt(warmup_end / progress) if progress > 0.0 and warmup_end > 0.0 else 1.0
 
 
 class StableDecay(Schedule):
-    """1, then straight down to `final` over the last `decay` of the run (Hu et al. 2024)."""
+    """Warmup-stable-decay (WSD): 1, then a linear decay to `final` at the end of the run.
+
+    `decay` is the fraction of the run in which the rate decays. Source: Hu et al. 2024.
+    """
 
     kind: Literal["stable-decay"] = "stable-decay"
-    decay: Fraction = Field(0.4, description="last part of the run, in which the rate falls")
+    decay: Fraction = Field(0.4, description="final fraction of the run, in which the rate falls")
     final: Fraction = Field(0.05, description="last factor, a fraction of the peak")
 
-    def decayed(self, progress: float, warmup_end: float) -> float:
-        """final + (1 - final) min(1, (1 - progress) / decay)."""
+    def decay_factor(self, progress: float, warmup_end: float) -> float:
+        """Return 1 until the final decay, then a linear decay to `final`.
+
+        The factor is final + (1 - final) min(1, (1 - progress) / decay).
+        """
         decay = min(self.decay, 1.0 - warmup_end)
         left = 1.0 if decay <= 0.0 else min(1.0, (1.0 - progress) / decay)
         return self.final + (1.0 - self.final) * left
 
 
-def _since(progress: float, warmup_end: float) -> float:
-    """Progress from the end of the warm-up to the end of the run, 0 to 1."""
+def _decay_progress(progress: float, warmup_end: float) -> float:
+    """Return the fraction of the run after the warm-up that is complete, 0 to 1."""
     return (progress - warmup_end) / (1.0 - warmup_end) if warmup_end < 1.0 else 1.0

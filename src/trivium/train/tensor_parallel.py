@@ -1,13 +1,13 @@
-"""Tensor parallelism: the weights of every layer divided among processes (Shoeybi et al. 2019).
+"""Tensor parallelism: the weights of every layer are sharded (Shoeybi et al. 2019).
 
-Each process computes some heads of attention, some hidden units of the feed-forward network and
-some rows of the vocabulary. All parameters become `DTensor`s; between modules there are plain
-tensors, the same on all processes. With sequence parallelism each process keeps some positions of
-the residual stream instead (Korthikanti et al. 2022).
+Each process computes some attention heads, some hidden units of the feed-forward network and some
+rows of the vocabulary. All parameters become `DTensor`s. Between modules there are plain tensors,
+replicated on all processes. With sequence parallelism, each process instead has some positions of
+the residual stream (Korthikanti et al. 2022).
 
-Processes must have the same random seed: dropout of what is not divided is then the same on all of
-them. Dropout of attention weights repeats for the heads of every process, with sequence parallelism
-it differs; neither is that of the whole model.
+The processes must have the same random seed, so that dropout of replicated tensors is the same on
+all of them. Dropout of attention weights uses the same mask for the heads of every process; with
+sequence parallelism, the masks differ. Neither reproduces the masks of a single process.
 
 Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
 """
@@ -47,13 +47,14 @@ from trivium.nn.positions import PositionsModule
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> None:
-    """Divide a Transformer among the processes of a mesh with one dimension, in place.
+    """Apply tensor parallelism to a Transformer on a one-dimensional device mesh, in place.
 
-    The processes must begin with the same weights, which are not compared, and get the same
-    batches. Each then has the loss of the whole model and its parts of the gradients.
+    All processes must start with the same weights, which is not checked, and must get the same
+    batches. Every process then computes the loss of the whole model, and the gradients of its own
+    shards.
 
     Raises:
-        RecipeError: another model, or one whose sizes cannot be divided.
+        RecipeError: the model is not a Transformer, or its sizes cannot be divided.
     """
     if not isinstance(model, Transformer):
         raise RecipeError(
@@ -65,32 +66,37 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool =
         _parallelize_stack(stack, mesh, Shard(1) if sequence_parallel else Replicate())
     for table in (model.tokens, model.source_tokens):
         if table is not None:
-            _distribute(table, _Activations(mesh), Shard(0))
+            _distribute_module(table, _Activations(mesh), Shard(0))
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
             _distribute_parameters(head, mesh, Shard(0))
     model.linear_cross_entropy = vocabulary_parallel_cross_entropy
-    for module in model.modules():  # what is left: norms, positions, layers of heads
+    for module in model.modules():  # all other modules: norms, positions, layers of heads
         if any(not isinstance(p, DTensor) for p in module.parameters(recurse=False)):
-            _distribute(module, _Activations(mesh), Replicate())
+            _distribute_module(module, _Activations(mesh), Replicate())
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(partial(_redistribute, parameter.placements))  # type: ignore
+            parameter.register_hook(partial(_redistribute_gradient, parameter.placements))  # type: ignore
 
 
-def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
-    """A gradient placed as its parameter: summed for norms of some positions, cut for tables."""
+def _redistribute_gradient(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
+    """Return a gradient with the placements of its parameter.
+
+    Gradients of norms that saw only some positions are summed, and gradients of embeddings are
+    sharded.
+    """
     return gradient.redistribute(placements=placements)
 
 
-def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool) -> None:
+def _check_sizes(model: Transformer, num_processes: int, *, sequence_parallel: bool) -> None:
+    """Raise RecipeError if tensor parallelism cannot split a model among the processes."""
     for stack in model.spec.stacks:
         if not stack.sharded_fields:
             positions = [each.positions for each in stack.attentions if each.positions]
             parts = [part for layer in stack.every_layer for part in (*layer.parts, layer.block)]
             kinds = sorted({part.kind for part in (*parts, *positions)})
             raise RecipeError(
-                f"parallel.tensor = {processes} cannot divide a model that is made of "
+                f"parallel.tensor = {num_processes} cannot divide a model that is made of "
                 f"{', '.join(kinds)}: set parallel.tensor = 1."
             )
         if sequence_parallel and stack.num_layer_groups:
@@ -101,37 +107,45 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
             )
     if model.spec.mask_decoder_positions:
         raise RecipeError(
-            f"parallel.tensor = {processes} cannot divide a model with a mask decoder "
+            f"parallel.tensor = {num_processes} cannot divide a model with a mask decoder "
             "(mask_decoder_positions): set parallel.tensor = 1."
         )
     for name, size in (each for stack in model.spec.stacks for each in stack.sharded_fields):
-        if size % processes:
+        if size % num_processes:
             divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise RecipeError(
-                f"parallel.tensor = {processes} does not divide {name} = {size} of this model: "
+                f"parallel.tensor = {num_processes} does not divide {name} = {size} of this model: "
                 f"set parallel.tensor to one of {divisors}."
             )
     vocab_sizes = [model.spec.vocab_size, model.spec.input_vocab_size]
-    if min(vocab_sizes) < processes**2:  # else every process has rows
+    if min(vocab_sizes) < num_processes**2:  # otherwise every process has rows
         raise RecipeError(
-            f"parallel.tensor = {processes} is too much for a vocabulary of {min(vocab_sizes)} "
-            f"entries, which must be at least {processes**2}: set a smaller parallel.tensor."
+            f"parallel.tensor = {num_processes} is too much for a vocabulary of {min(vocab_sizes)} "
+            f"entries, which must be at least {num_processes**2}: set a smaller parallel.tensor."
         )
 
 
 def _parallelize_stack(stack: TransformerStack, mesh: DeviceMesh, placement: Placement) -> None:
-    """Divide heads and hidden units; `placement` is that of x between the blocks."""
+    """Shard the attention heads and the hidden units of a stack.
+
+    `placement` is the placement of the residual stream between the blocks.
+    """
     stream = _Activations(mesh, placement)
     if isinstance(placement, Shard):
-        stack.embedding.register_forward_hook(stream.divide_output)
-    for table in stack.tables:  # of biases, whose last axis are the heads
-        _distribute(table, _Activations(mesh), Shard(1), outputs=Shard(1))
+        stack.embedding.register_forward_hook(stream.shard_output)
+    for table in stack.tables:  # tables of position biases, whose last axis is the heads
+        _distribute_module(table, _Activations(mesh), Shard(1), outputs=Shard(1))
     for block in stack.layers:
         assert isinstance(block, Block)
         _parallelize_block(block, stream, is_last=block is stack.layers[-1])
 
 
 def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> None:
+    """Shard the sublayers of a block; `stream` is the placement of the residual stream.
+
+    In the last block of a stack, the positions are gathered before the feed-forward network, since
+    labelled positions are selected there.
+    """
     last = block.mixer_residual
     _parallelize_sublayer(last, block.mixer, stream)
     if block.cross_attention is not None and block.cross_residual is not None:
@@ -145,36 +159,39 @@ def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> 
 
 
 def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Activations) -> None:
-    """Divide the linear layers that it names (`PartModule.parallel`)."""
+    """Shard the linear layers that `PartModule.parallel` names, and wrap the sublayer's norms."""
     plan: dict[str, ParallelStyle] = {}
     for name, side in sublayer.parallel.items():
-        if getattr(sublayer, name) is not None:  # a network without a gate has none
+        if getattr(sublayer, name) is not None:  # some layers are optional, such as the gate
             row = RowwiseParallel(output_layouts=stream.placement)
             plan[name] = ColwiseParallel() if side == "column" else row
     parallelize_module(sublayer, stream.mesh, plan, src_data_rank=None)
     sublayer.register_forward_pre_hook(stream.gather_input)
     for part in sublayer.modules():
         if isinstance(part, PositionsModule):
-            part.heads = _own_part(part.attention.num_heads, stream.mesh)
+            part.heads = _local_slice(part.attention.num_heads, stream.mesh)
     for norm in (residual.pre_norm, residual.post_sublayer_norm, residual.post_norm):
-        _distribute(norm, stream, Replicate())
+        _distribute_module(norm, stream, Replicate())
 
 
-def _own_part(size: int, mesh: DeviceMesh) -> slice:
-    """What this process has of something that all processes divide."""
+def _local_slice(size: int, mesh: DeviceMesh) -> slice:
+    """Return the slice of `size` items that belongs to this process."""
     part = size // mesh.size()
     return slice(mesh.get_local_rank() * part, (mesh.get_local_rank() + 1) * part)
 
 
 class _Activations:
-    """Tensors between modules: the same on every process, or [B, T, D] divided along T."""
+    """The placement of tensors between modules, with hooks that convert them.
+
+    They are replicated, or [B, T, D] sharded along T (sequence parallelism).
+    """
 
     def __init__(self, mesh: DeviceMesh, placement: Placement | None = None) -> None:
         self.mesh, self.placement = mesh, placement or Replicate()
         self.length = self.seed = 0
 
-    def divide_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
-        """[B, T, D] -> the positions of this process, with dropout of its own."""
+    def shard_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
+        """Shard a module's output [B, T, D] along T. Dropout then differs between the processes."""
         self.length = x.shape[1]
         if module.training:
             self.seed = int(torch.randint(2**62, ()))
@@ -183,7 +200,10 @@ class _Activations:
         return whole.redistribute(placements=[self.placement]).to_local()
 
     def to_dtensor(self, x: Tensor) -> DTensor:
-        """What `x` is a part of; the last process may have fewer positions, or none."""
+        """Return the DTensor with `x` as the local shard.
+
+        The last process may have fewer positions than the others, or none.
+        """
         shape = list(x.shape)
         if isinstance(self.placement, Shard):
             shape[self.placement.dim] = self.length
@@ -196,34 +216,43 @@ class _Activations:
             stride=torch.empty(shape, device="meta").stride(),
         )
 
-    def gathered(self, x: Tensor) -> DTensor:
-        """All of `x`, the same on every process."""
+    def gather(self, x: Tensor) -> DTensor:
+        """Return `x`, gathered and replicated on every process."""
         return self.to_dtensor(x).redistribute(placements=[Replicate()])
 
     def gather_input(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All of the first input of a module."""
-        return self.gathered(inputs[0]), *inputs[1:]
+        """Gather the first input of a module."""
+        return self.gather(inputs[0]), *inputs[1:]
 
     def gather_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
-        """All of the output of a module, with the same dropout on every process from here on."""
+        """Gather the output of a module. Dropout is the same on every process from here on."""
         if module.training:
             torch.manual_seed(self.seed)
-        return self.gathered(x).to_local()
+        return self.gather(x).to_local()
 
 
-def _distribute(
+def _distribute_module(
     module: nn.Module,
     inputs: _Activations,
     parameters: Placement,
     *,
     outputs: Placement | None = None,
 ) -> None:
-    """Compute a module on DTensors; its first input and its output stay plain tensors."""
+    """Run a module on DTensors. Its first input and its output stay plain tensors.
+
+    Args:
+        module: the module.
+        inputs: the placement of the input.
+        parameters: the placement of the parameters.
+        outputs: the placement of the output; None for the placement of the input.
+    """
 
     def to_dtensor(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Convert the first input of the module to a DTensor."""
         return inputs.to_dtensor(args[0]), *args[1:]
 
     def to_local(_: nn.Module, args: object, output: DTensor) -> Tensor:
+        """Convert the output of the module to a plain tensor."""
         return output.redistribute(placements=[outputs or inputs.placement]).to_local()
 
     if not isinstance(module, nn.Identity):
@@ -233,7 +262,10 @@ def _distribute(
 
 
 def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Make the module's own parameters DTensors; every process has their values already."""
+    """Convert the module's own parameters to DTensors, without communication.
+
+    Every process already has the same values.
+    """
     for name, parameter in module.named_parameters(recurse=False):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(distributed, parameter.requires_grad))
@@ -242,10 +274,17 @@ def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Place
 def vocabulary_parallel_cross_entropy(
     features: Tensor, weight: DTensor, bias: DTensor | None, targets: Tensor, **options: Any
 ) -> Tensor:
-    """Return `linear_cross_entropy` where each process has some rows of the vocabulary.
+    """Return `linear_cross_entropy` with the vocabulary sharded among the processes.
 
-    Processes exchange three numbers for each row of logits, never logits (Shoeybi et al. 2019,
-    section 3). `options` are those of `linear_cross_entropy`.
+    For each row of logits, the processes exchange three numbers, but no logits (Shoeybi et al.
+    2019, section 3).
+
+    Args:
+        features: the hidden states [M, D].
+        weight: the sharded output embedding [V, D].
+        bias: the sharded bias [V], or None.
+        targets: the target ids [M].
+        options: further arguments of `linear_cross_entropy`.
     """
     mesh = weight.device_mesh
     max_rows = -(-len(weight) // mesh.size())

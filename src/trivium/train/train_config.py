@@ -1,4 +1,4 @@
-"""How a run trains, and on what: the keys of `[train]` and `[parallel]`."""
+"""Training settings: the keys of `[train]` and `[parallel]`."""
 
 from __future__ import annotations
 
@@ -12,140 +12,155 @@ from trivium.config import Config
 from trivium.errors import RecipeError
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
-"""The keys of `[train]` that say how long a run is; a recipe has exactly one."""
+"""The keys of `[train]` that set the length of a run; a recipe sets exactly one of them."""
 
 DataParallelism = Literal["ddp", "fsdp"]
-"""Every process holds the whole model, or a shard of weights, gradients and optimizer state."""
+""""ddp": every process has the whole model; "fsdp": every process has a shard of it.
+
+The shards contain weights, gradients and optimizer state.
+"""
 
 
 class TrainConfig(Config):
-    """How long, in which pieces, on what, and what is logged."""
+    """The budget, batch sizes, precision, evaluation, checkpoints and logging of a run."""
 
     steps: PositiveInt | None = Field(None, description="budget in steps")
     minutes: float | None = Field(
         None,
         gt=0,
-        description="budget in minutes from the first step, with evaluations; those of a task are, "
-        "in one process, cut to a tenth of it each, and the one at the end to a quarter more, "
-        "unless eval_examples is set; not bit-equal when resumed",
+        description="budget in minutes from the first step, evaluations included; in one process, "
+        "unless eval_examples is set, evaluations of a task are limited to a tenth of it each, and "
+        "the final one to a quarter on top; a resumed run is not bit-identical",
     )
     tokens: PositiveInt | None = Field(None, description="budget in tokens")
     epochs: float | None = Field(
-        None,
-        gt=0,
-        description="budget in passes over the data; in a mix, over its labelled examples",
+        None, gt=0, description="budget in epochs; in a mix, epochs of its labelled examples"
     )
     batch_tokens: PositiveInt | None = Field(
-        None, description="tokens per step of text; by the model's width unless set"
+        None, description="tokens per step of text (default: by the model's width)"
     )
     batch_examples: PositiveInt | None = Field(
-        None, description="labelled examples per step; by the task unless set"
+        None, description="labelled examples per step (default: by the task)"
     )
     micro_batch_tokens: PositiveInt | None = Field(
         None,
-        description="tokens that pass through the model together, which changes dropout and "
-        "rounding only; by memory unless set",
+        description="tokens per forward pass; affects only dropout and rounding (default: by "
+        "memory)",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
-        description="of activations; auto: what is faster (on a CPU by measurement); fp16 scales "
-        "the loss, and is for GPUs without bf16",
+        description="precision of activations; auto: the fastest (on a CPU, measured); fp16 uses "
+        "loss scaling and is for GPUs without bf16",
     )
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "mps" (untried)')
-    compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
+    compile: bool | None = Field(
+        None, description="torch.compile the blocks (default: only on a GPU)"
+    )
     attention: Literal["sdpa", "flex"] = Field(
         "sdpa",
-        description="self-attention by scaled_dot_product_attention, or by FlexAttention, which "
-        "keeps no scores for a trained bias (T5) or a soft cap (Gemma 2), and skips what documents "
-        "and windows mask: on a GPU, with compile, not with dropout",
+        description="self-attention by scaled_dot_product_attention or FlexAttention; the latter "
+        "stores no scores for a trained bias (T5) or a soft cap (Gemma 2), and skips masked blocks "
+        "of documents and windows; needs a GPU and compile, and no dropout",
     )
     clip: float = Field(1.0, ge=0, description="maximum norm of the gradient; 0: no limit")
     gradual_unfreezing: float | None = Field(
-        None, gt=0, lt=1, description="share of the run in which layers unfreeze, the last first"
+        None,
+        gt=0,
+        lt=1,
+        description="fraction of the run in which layers are unfrozen, the last layer first",
     )
     skip_spikes: float | None = Field(
         None,
         gt=1,
-        description="skip steps whose gradient norm is more than so many times the median of the "
-        "last 100; none unless set",
+        description="skip steps whose gradient norm exceeds this multiple of the median of the "
+        "last 100 (default: no skipping)",
     )
     log_every: PositiveInt | None = Field(
         None,
-        description="steps between log lines, 10 unless set; where the output is no terminal these "
-        "are all shown if it is set, else one in 20 seconds",
+        description="steps between log lines (default: 10); outside of a terminal, all lines are "
+        "printed if this is set, otherwise one every 20 seconds",
     )
     eval_every: PositiveInt | None = Field(
-        None, description="steps between evaluations; 200, or an epoch (policies: 25), unless set"
+        None,
+        description="steps between evaluations (default: 200, for labelled examples an epoch, for "
+        "policies at most 25)",
     )
     eval_tokens: PositiveInt = Field(
-        32_768, description="held-out tokens that the validation loss is measured on, evenly spaced"
+        32_768, description="evenly spaced validation tokens for the validation loss"
     )
     eval_examples: PositiveInt | None = Field(
         None,
-        description="held-out examples of each source per evaluation, evenly spaced, for metrics "
-        "and loss, and in the evaluation at the end; unless set all, but 400 during training where "
-        "text is generated",
+        description="evenly spaced validation examples per source, for metrics and loss in every "
+        "evaluation (default: all, or 400 during training if text is generated)",
     )
     save_every: PositiveInt | None = Field(
         None,
-        description="steps between checkpoints; 500, or as eval_every, unless set; where "
-        "steps are slow also one after half a minute and every two minutes, unless average is set "
-        "or all are kept",
+        description="steps between checkpoints (default: 500, labelled examples: eval_every); if "
+        "steps are slow, also after half a minute and every two minutes, unless average is set or "
+        "all are kept",
     )
-    keep_checkpoints: PositiveInt | Literal["all"] = Field(3, description="older ones are deleted")
+    keep_checkpoints: PositiveInt | Literal["all"] = Field(
+        3, description="older checkpoints are deleted"
+    )
     keep_best: bool | None = Field(
         None,
-        description="of text: end with the weights of lowest validation loss; unless set, of those "
-        "after the first pass over the text, with patience of all",
+        description="text: end with the weights of the lowest validation loss (default: only "
+        "evaluations after the first epoch count; with patience, all count)",
     )
     metric: str | None = Field(
         None,
-        description="metric by which the best weights are kept and patience counts, of the first "
-        'source with labels, such as "macro_f1"; the task\'s first one unless set',
+        description="metric of the first labelled source that decides on the best weights and on "
+        'patience, such as "macro_f1" (default: the main metric of the task)',
     )
     patience: PositiveInt | None = Field(
-        None, description="stop after so many evaluations without a better metric, or loss of text"
+        None,
+        description="stop after this number of evaluations without a better metric (text: loss)",
     )
     average: PositiveInt = Field(
         1,
-        description="on labelled examples without an adapter: also try the mean of so many last "
-        "checkpoints",
+        description="labelled examples without an adapter: also try the mean weights of this many "
+        "last checkpoints",
     )
     verify: bool = Field(
-        True, description="compare the checksums of shards and checkpoint when the run is resumed"
+        True, description="verify the checksums of shards and checkpoint when the run is resumed"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events")
 
     @property
     def budget(self) -> tuple[str, float] | None:
-        """The name of the budget and its size; None while it is open."""
+        """The budget as (name, size); None if it is not set yet."""
         sizes = ((name, getattr(self, name)) for name in BUDGETS)
         return next(((name, size) for name, size in sizes if size is not None), None)
 
     @property
     def most_checkpoints(self) -> int:
-        """How many are kept."""
+        """The maximum number of checkpoints that are kept."""
         return sys.maxsize if self.keep_checkpoints == "all" else self.keep_checkpoints
 
     def compiles(self, device: torch.device) -> bool:
-        """Whether the blocks are compiled on this device."""
+        """Return whether the blocks are compiled on this device."""
         return device.type == "cuda" if self.compile is None else self.compile
 
     def uses_flex(self, device: torch.device) -> bool:
-        """Whether FlexAttention is chosen. Raises RecipeError if `device` does not support it."""
+        """Return whether FlexAttention is used.
+
+        Raises RecipeError if `device` does not support it.
+        """
         if self.attention == "flex" and not (device.type == "cuda" and self.compiles(device)):
             raise RecipeError('train.attention = "flex" needs a GPU, and train.compile = true.')
         return self.attention == "flex"
 
     @field_validator("precision", mode="before")
     @classmethod
-    def _no_fp8(cls, value: Any) -> Any:
+    def _reject_fp8(cls, value: Any) -> Any:
+        """Raise ValueError for fp8, which is not supported."""
         if value in ("fp8", "float8"):
             raise ValueError('training in fp8 is not supported: set "bf16" or leave it out')
         return value
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_consistency(self) -> Self:
+        """Raise ValueError for several budgets, or for patience without the best weights."""
         if len(names := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
             one = f"set exactly one budget of {', '.join(BUDGETS)}"
             raise ValueError(f"{one}, not {' and '.join(names)}")
@@ -155,30 +170,31 @@ class TrainConfig(Config):
 
 
 class ParallelConfig(Config):
-    """How the processes that `torchrun` starts divide the work; one process ignores `data`."""
+    """The parallelism of the processes that `torchrun` starts; a single process ignores `data`."""
 
     data: DataParallelism | None = Field(
         None,
-        description="every process holds the whole model (ddp), or a shard of weights, gradients "
-        "and optimizer state (fsdp); ddp where the whole fits unless set",
+        description="every process has the whole model (ddp), or a shard of weights, gradients and "
+        "optimizer state (fsdp); default: ddp if the whole model fits",
     )
     tensor: PositiveInt = Field(
-        1, description="processes that share each layer (tensor parallelism), with fsdp"
+        1, description="processes that each layer is sharded among (tensor parallelism), with fsdp"
     )
     replicas: PositiveInt = Field(
         1,
-        description="with fsdp: groups of processes, such as machines, that each hold all shards "
-        "and sum their gradients once a step (HSDP)",
+        description="with fsdp: groups of processes, such as machines, that each have all shards "
+        "and sum their gradients once per step (HSDP)",
     )
     sequence: bool = Field(
-        False, description="with tensor: divide the residual stream, too (sequence parallelism)"
+        False, description="with tensor: also shard the residual stream (sequence parallelism)"
     )
     activation_checkpointing: bool = Field(
-        False, description="keep only the inputs of blocks, which the backward pass computes again"
+        False, description="store only the inputs of blocks and recompute them in the backward pass"
     )
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_consistency(self) -> Self:
+        """Raise ValueError if keys that need FSDP or tensor parallelism are set without it."""
         if self.data == "ddp" and max(self.tensor, self.replicas) > 1:
             raise ValueError('tensor or replicas > 1 goes with data = "fsdp": leave data out')
         if self.sequence and self.tensor == 1:

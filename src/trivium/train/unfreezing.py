@@ -1,4 +1,4 @@
-"""Gradual unfreezing: the lower a layer, the later its training begins."""
+"""Gradual unfreezing: the lower a layer, the later its training starts."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ from itertools import chain
 
 from torch import nn
 
-from trivium.train.optimizers import trained
+from trivium.train.optimizers import trained_parameters
 
 
 class GradualUnfreezing:
-    """Heads and the last layer are trained from the start, one more layer after each part.
+    """Gradual unfreezing of a model's layers, from the last to the first.
 
-    The parts are equal; after the last of them embeddings are trained, too. What is trained follows
-    from the share of the budget that is used. Frozen weights lose their gradients before these are
-    clipped: an optimizer passes over weights without one, which stay as they are and have no
-    moments. Processes compute and sum all gradients, so that each layout works as without.
+    Heads and the last layer are trained from the start. Then one more layer is unfrozen after each
+    of several equal parts of the run, and finally the embeddings. The fraction of the budget that
+    is used determines which layers are frozen. Gradients of frozen weights are dropped before
+    clipping: an optimizer skips weights without a gradient, so they do not change and get no
+    moments. All processes still compute and reduce all gradients, so that this works with every
+    parallel layout.
 
     Source: Howard and Ruder 2018, section 3.3, where a part is an epoch.
 
     Args:
-        model: the trained model; weights that need no gradient stay frozen.
-        share: the share of the budget that all parts take together.
+        model: the trained model; weights with `requires_grad` False stay frozen.
+        fraction: the fraction of the budget in which layers are unfrozen.
     """
 
-    def __init__(self, model: nn.Module, share: float) -> None:
+    def __init__(self, model: nn.Module, fraction: float) -> None:
         depths: dict[nn.Parameter, int] = model.layer_depths()  # type: ignore[operator]
-        weights = trained(model).values()
+        weights = trained_parameters(model).values()
         stages = sorted({max(1, depths[weight]) for weight in weights})
-        self.share = share
+        self.fraction = fraction
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
-        """The weights of each stage, in the order in which their training begins."""
+        """The weights of each stage, in the order in which they are unfrozen."""
 
     def drop_gradients(self, progress: float) -> None:
-        """Drop the gradients of weights that are frozen at this share of the budget, 0 to 1."""
-        # Shares such as 0.3 / 0.1 may be a little less than the number that is meant.
-        more = int(progress / self.share * (len(self.stages) - 1) + 1e-9)
+        """Drop the gradients of all weights that are still frozen at this progress (0 to 1)."""
+        # Quotients such as 0.3 / 0.1 may be slightly below the exact integer.
+        more = int(progress / self.fraction * (len(self.stages) - 1) + 1e-9)
         for weight in chain.from_iterable(self.stages[1 + more :]):
             weight.grad = None

@@ -1,4 +1,4 @@
-"""The whole model of a run, also where each process holds only a part."""
+"""Access to the whole model of a run, even if each process has only a shard of it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class WholeModel:
     """The part of the model that this process trains, and the whole model for metrics and saving.
 
     Args:
-        module: the trained module; for ELECTRA both models.
-        lm: the model that is saved, its module a part of `module`.
-        models: a function from the module to the models that a run saves, by folder; the folder of
-            `lm` is "".
+        module: the trained module; for ELECTRA, it contains both models.
+        lm: the model that is saved; its module is a part of `module`.
+        models: returns the models that a run saves, by folder, given the trained module. The folder
+            of `lm` is "".
         parallel: the processes of the run.
-        is_sharded: whether each process holds only a part of the weights.
+        is_sharded: whether each process has only a shard of the weights.
     """
 
     module: nn.Module
@@ -38,7 +38,7 @@ class WholeModel:
 
     def __post_init__(self) -> None:
         self.whole = self.module
-        """The whole module; if `is_sharded`, a copy, which `gather` fills on the first process."""
+        """The whole module. If `is_sharded`, a copy that `gather` fills on the main process."""
         if self.is_sharded:
             memo: dict[int, Any] = {
                 id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
@@ -48,11 +48,11 @@ class WholeModel:
             self.lm.module = self.models(self.whole)[""]
 
     def gather(self, device: torch.device) -> None:
-        """Gather the weights of a divided model on the first process; all processes take part.
+        """Gather the weights of a sharded model on the main process. All processes must call it.
 
-        The weights are gathered one after another into the memory of the host, since a GPU may have
-        no space for all of them. The model then moves to the GPU if there is space for two copies:
-        the end of fine-tuning needs another one.
+        The weights are gathered one at a time into host memory, since a GPU may not have enough
+        memory for all of them. The model is then moved to the GPU if two copies fit there, because
+        the end of fine-tuning needs a second copy.
         """
         if not self.is_sharded:
             return

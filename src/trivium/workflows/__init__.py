@@ -1,1 +1,1 @@
-"""Whole jobs: what the public functions and the command line call."""
+"""Whole jobs that the public functions and the command line call."""

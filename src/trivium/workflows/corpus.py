@@ -1,4 +1,4 @@
-"""What a run reads: its tokenizers, token shards of texts, and labelled examples."""
+"""The data of a run: its tokenizers, token shards of texts, and labelled examples."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "training_text", "source_texts": "sources", "target_texts": "targets"}
 _SAMPLED_EXAMPLES = 1000
-# Keys of `[data]` that say how text is read before it is in shards.
+# Keys of `[data]` that affect how text is read, before it is encoded to shards.
 _READING_KEYS = (
     *("validation", "separator", "text_field", "errors", "encoding"),
     *("keep_duplicates", "keep_text"),
 )
-# Sections of the recipe that decide, with the text, the tokenizer and the shards of a run.
+# Sections of the recipe that determine, with the text, the tokenizer and the shards of a run.
 _PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
 
 @dataclass
 class TextSource:
-    """A source of text, encoded once into shards."""
+    """A source of text, encoded to shards."""
 
     config: MixConfig
     shards: Shards
@@ -72,7 +72,7 @@ class TextSource:
 class ExampleSource:
     """A source of labelled examples, as its objective reads them.
 
-    `train` holds all training examples until they are encoded, and then a sample of them.
+    `train` contains all training examples until they are encoded, and a sample of them afterwards.
     """
 
     config: MixConfig
@@ -81,13 +81,13 @@ class ExampleSource:
     valid: list[Any]
 
     truncations: dict[str, Ints] = field(default_factory=dict, init=False)
-    """`EncodedExamples.truncations` by split, for the splits that are encoded."""
+    """`EncodedExamples.truncations` by split, for the splits that are already encoded."""
 
     @property
     def num_train(self) -> int:
         """The number of training examples.
 
-        Once they are encoded, only those that still have a target token are counted.
+        After encoding, only examples that still have a target token are counted.
         """
         return (
             int(has_target(self.truncations[TRAIN]).sum())
@@ -96,18 +96,26 @@ class ExampleSource:
         )
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """Return the "texts", "source_texts" or "target_texts" of the training examples."""
+        """Return the texts of the training examples for one side.
+
+        `side` is "texts", "source_texts" or "target_texts".
+        """
         return getattr(self.objective, side)(self.train)
 
     def validation_examples(self, limit: int | None) -> list[Any]:
-        """Return at most `limit` held-out examples, evenly spaced since files are often sorted."""
+        """Return at most `limit` validation examples.
+
+        They are evenly spaced, since files are often sorted.
+        """
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
-    def note_truncations(self, split: str, truncations: Ints, length: int | None) -> None:
-        """Store what is cut from the examples of a split, and leave out those without a target.
+    def store_truncations(self, split: str, truncations: Ints, length: int | None) -> None:
+        """Store the truncations of a split, and drop validation examples without a target token.
 
-        Raises DataError where no example has a target token left.
+        Objectives that measure truncated answers keep all validation examples. `length` is the
+        maximum number of tokens, for the error message. Raises DataError if no example has a target
+        token left.
         """
         kept, self.truncations[split] = has_target(truncations), truncations
         if not kept.any():
@@ -121,7 +129,7 @@ class ExampleSource:
             self.valid = list(itertools.compress(self.valid, kept))
 
     def num_bytes(self, side: str = "texts") -> int:
-        """Return the number of bytes of the training texts, or of one side of them."""
+        """Return the number of bytes of the training texts of one side."""
         return sum(len(text.encode()) for text in self.texts(side))
 
 
@@ -132,14 +140,14 @@ class RawText:
     config: MixConfig
     options: CorpusOptions
     keep: bool
-    """Whether the splits are also written as text."""
+    """Whether the splits are also written as text files."""
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """Yield the training texts."""
         return training_texts(list(self.config.paths), self.options)
 
     def num_bytes(self, side: str = "texts") -> int:
-        """Return about how many bytes of text there are."""
+        """Return the approximate number of bytes of text."""
         return text_bytes(self.config.paths)
 
 
@@ -153,7 +161,7 @@ class Corpus:
     Args:
         recipe: the recipe of the run, with the size of a new vocabulary.
         tokenizer: the tokenizer of texts and targets.
-        source_tokenizer: the tokenizer of sources; None unless the encoder has its own.
+        source_tokenizer: the tokenizer of sources; None unless the encoder has its own tokenizer.
         sources: the sources of text and of labelled examples.
     """
 
@@ -173,41 +181,51 @@ class Corpus:
         return [source for source in self.sources if isinstance(source, ExampleSource)]
 
     def count(self, what: str, split: str | None = None) -> int:
-        """Return the number of "documents", "tokens", "text_bytes" or "duplicates" of the text."""
+        """Return the number of "documents", "tokens", "text_bytes" or "duplicates" of the text.
+
+        `split` restricts the count to one split.
+        """
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, what) for name, info in splits if split in (None, name))
 
     def num_validation_examples(self, limit: int | None) -> int:
-        """Return the number of held-out examples of all sources, at most `limit` per source."""
+        """Return the number of validation examples of all sources, at most `limit` per source."""
         return sum(len(source.validation_examples(limit)) for source in self.examples)
 
     def num_measured(self, limit: int | None) -> int:
-        """Return the number of held-out examples whose metric chooses the weights, at most `limit`.
+        """Return the number of validation examples whose metric selects the best weights.
 
-        These are the examples of the first source that has some.
+        These are at most `limit` examples of the first source that has validation examples.
         """
         return next((len(one.validation_examples(limit)) for one in self.examples if one.valid), 0)
 
     def validation_texts(self) -> Iterator[tuple[Objective, str]]:
-        """Yield the beginnings of a few documents of every source, with the source's objective."""
+        """Yield (objective, text) for the beginnings of a few documents of every source.
+
+        The documents are validation documents, or training documents if there are none.
+        """
         for source in self.texts:
             held_out = VALIDATION in source.shards.names
             for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
                 yield source.objective, text.strip()
 
     def unigram_loss(self, probabilities: Sequence[float]) -> float | None:
-        """Return the unigram baseline in the units of `valid_loss`, or None where there is none."""
+        """Return the loss of a unigram model, comparable to `valid_loss`; None if there is none.
+
+        `probabilities` are the sampling probabilities of the sources.
+        """
         offsets = [source.objective.advice().unigram_offset for source in self.sources]
         if self.examples or None in offsets:
             return None
         offset = sum(
-            share * (one or 0.0) for share, one in zip(probabilities, offsets, strict=True)
+            probability * (offset or 0.0)
+            for probability, offset in zip(probabilities, offsets, strict=True)
         )
         return offset + unigram_loss([source.shards for source in self.texts], probabilities)
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
-        """Hashes, by name, of everything that an exact continuation needs unchanged."""
+        """Hashes, by name, of all data that must not change for an exact resume."""
         tokenizers = [self.tokenizer, self.source_tokenizer]
         contents: dict[str, Iterable[Any]] = {
             "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
@@ -231,20 +249,21 @@ class Corpus:
         return digests
 
     def free_examples(self) -> None:
-        """Free the training examples, which are encoded, except for a sample of about a thousand.
+        """Free the encoded training examples, except for a sample of about a thousand.
 
-        The examples are Python objects in the memory of every process. `unknown_shares` counts
-        tokens in the sample.
+        The examples are Python objects in the memory of every process. The sample is for
+        `unknown_shares`.
         """
-        _ = self.digests  # of all examples, cached from now on
+        _ = self.digests  # computed from all examples, then cached
         for source in self.examples:
             source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
 
     def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
-        """Return the share of unknown tokens in "text", and in "sources" and "targets" of examples.
+        """Return the fraction of unknown tokens in "text", "sources" and "targets".
 
-        Only an encoder-decoder generates targets. Examples of other models count as "texts", since
-        their labels are not tokens. The examples are those that `free_examples` has left.
+        "sources" and "targets" are those of labelled examples. `generates_targets` is True for
+        encoder-decoders. The examples of other models count as "texts", since their labels are not
+        tokens. After `free_examples`, only the remaining sample is counted.
         """
         unknown: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -269,24 +288,25 @@ class Corpus:
         return {side: unknown[side] / count for side, count in total.items() if count}
 
 
-def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
-    """Remove what an earlier start prepared from another recipe or other text.
+def remove_outdated_preparation(run: RunFolder, recipe: Recipe) -> bool:
+    """Remove data that an earlier start prepared from another recipe or text.
 
     The earlier start stopped before its first step. Labelled examples and standard input cannot be
-    compared with what the earlier start read, and count as other text. Returns whether something
+    compared with those of the earlier start, so they count as other text. Returns whether anything
     was removed.
     """
     if not run.recipe.is_file():
         return False
     before, now = read_recipe(run.recipe), tomllib.loads(recipe_file(recipe))
     same = all(before.get(name) == now.get(name) for name in _PREPARED_BY)
-    if same and not any(_may_differ(source, run) for source in recipe.sources):
+    if same and not any(_data_may_differ(source, run) for source in recipe.sources):
         return False
     run.remove_preparation()
     return True
 
 
-def _may_differ(source: MixConfig, run: RunFolder) -> bool:
+def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
+    """Return whether the data of a source may differ from the data that the run has prepared."""
     if source.objective.labelled or STDIN in source.paths or source.paths[0].startswith(PYTHON):
         return True
     out = run.shards / source.name
@@ -299,27 +319,29 @@ def load_corpus(
 ) -> Corpus:
     """Read the examples, train or load the tokenizer, and prepare the shards of a run.
 
-    A folder of shards that `trivium prepare` made may take the place of text. `base` is the model
-    that training starts from, whose tokenizers are used.
+    A source may also be a folder of shards from `trivium prepare`. `base` is the model that
+    training starts from; its tokenizers are used.
 
     Raises:
-        DataError: no data, or data that cannot be read.
-        RecipeError: a tokenizer that lacks a special token of the objective, or that does not
-            belong to the shards or to the model.
+        DataError: there is no data, or it cannot be read.
+        RecipeError: the tokenizer lacks a special token of the objective, or does not match the
+            shards or the model.
     """
     for config in recipe.sources:
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
-    _refuse_keys_beside_shards(recipe)
+    _reject_reading_keys(recipe)
     sources = [_open_source(recipe, config, run, line) for config in recipe.sources]
     _remove_validation_examples([one for one in sources if isinstance(one, ExampleSource)], line)
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
-    tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
+    tokenizer, source_tokenizer = _load_tokenizers(recipe, spec, base, sources, run, line)
     for objective in recipe.objectives:
         objective.check_tokens(tokenizer.vocabulary)
     encoded = [
-        _encode(source, sources, tokenizer, run, line) if isinstance(source, RawText) else source
+        _encode_source(source, sources, tokenizer, run, line)
+        if isinstance(source, RawText)
+        else source
         for source in sources
     ]
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
@@ -349,7 +371,8 @@ def load_corpus(
 
 
 def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: ProgressLine) -> _Source:
-    config = _with_own_files(config, run)
+    """Return a source of the recipe: labelled examples, shards, or text that is not encoded yet."""
+    config = _use_stored_files(config, run)
     if isinstance(config.objective, LabelledObjective):
         return _read_examples(config, config.objective, recipe, line)
     if are_shards(config.paths):
@@ -363,8 +386,8 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
     return RawText(config, options, recipe.data.keep_text)
 
 
-def _refuse_keys_beside_shards(recipe: Recipe) -> None:
-    """Raise RecipeError for keys that say how text is read, where it is in shards already."""
+def _reject_reading_keys(recipe: Recipe) -> None:
+    """Raise RecipeError for keys that affect how text is read, if it is already in shards."""
     shards = [one for one in recipe.sources if not one.objective.labelled and are_shards(one.paths)]
     keys = [
         f"validation of the source {one.name}"
@@ -383,15 +406,17 @@ def _refuse_keys_beside_shards(recipe: Recipe) -> None:
         )
 
 
-def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
-    """Return the source with files of the run in place of standard input and data from Python.
+def _use_stored_files(config: MixConfig, run: RunFolder) -> MixConfig:
+    """Return the source with files of the run instead of standard input and data from Python.
 
-    Standard input is copied to the run, since tokenizer and shards both read it. Labelled examples
-    there are JSON lines. Raises RecipeError where the run has not stored data from Python.
+    Standard input is copied to a file of the run, since the tokenizer and the shards both read it;
+    labelled examples on standard input are JSON lines. Raises RecipeError if the run has not stored
+    data from Python.
     """
     stdin = run.standard_input.with_suffix(".jsonl" if config.objective.labelled else ".txt")
 
-    def own(path: str) -> str:
+    def find_stored_file(path: str) -> str:
+        """Return the file of the run in place of a path to standard input or data from Python."""
         if path == STDIN:
             return str(stdin)
         if not path.startswith(PYTHON):
@@ -410,17 +435,17 @@ def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
     if STDIN in given and not stdin.is_file():
         with replace_file(stdin) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    paths = tuple(map(own, config.paths))
+    paths = tuple(map(find_stored_file, config.paths))
     held_out = config.validation
     if isinstance(held_out, tuple):
-        held_out = tuple(map(own, held_out))
+        held_out = tuple(map(find_stored_file, held_out))
     return config.model_copy(update={"paths": paths, "validation": held_out})
 
 
 def _print_columns(
     recipe: Recipe, config: MixConfig, lines: Sequence[str], progress: ProgressLine
 ) -> None:
-    """Tell the user which columns are read; in a mix, with the name of the source."""
+    """Print which columns of a source are read; in a mix, with the name of the source."""
     for number, line in enumerate(lines):
         source = f"{config.name}: " if len(recipe.sources) > 1 else ""
         progress.print_line(labelled("" if number else "columns", source + line))
@@ -429,6 +454,7 @@ def _print_columns(
 def _read_examples(
     config: MixConfig, objective: LabelledObjective, recipe: Recipe, line: ProgressLine
 ) -> ExampleSource:
+    """Read the labelled examples of a source and warn about skipped records."""
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
     report = ReadReport()
     options = RecordOptions(
@@ -444,12 +470,13 @@ def _read_examples(
 
 
 def _remove_validation_examples(sources: Sequence[ExampleSource], line: ProgressLine) -> None:
-    """Remove the training examples whose group a source of the run holds out; tell how many.
+    """Remove training examples whose group is in the validation data of any source.
 
-    Raises DataError where no training example of a source is left.
+    Prints the number of removed examples. Raises DataError if no training example of a source is
+    left.
     """
     if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
-        return  # a fraction of the examples: no group is on both sides
+        return  # a fraction of the examples: no group is in both splits
     held_out = {group_of(one) for source in sources for one in source.valid}
     for source in sources:
         train = [one for one in source.train if group_of(one) not in held_out]
@@ -470,21 +497,21 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], line: Progress
 
 
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:
-    """Return the recipe with the size of a new vocabulary: as set, else by the amount of text."""
+    """Return the recipe with the size of a new vocabulary, by default from the amount of text."""
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
     if not isinstance(config, TokenizerConfig) or config.vocab_size or shards:
         return recipe
-    size = defaults.vocabulary_size(spec, _num_bytes(sources))
+    size = defaults.vocabulary_size(spec, _count_text_bytes(sources))
     return recipe.replace(tokenizer=config.replace(vocab_size=size))
 
 
-def _num_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
-    """Return about how many bytes of text a tokenizer can be trained on."""
+def _count_text_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
+    """Return the approximate number of bytes of text that a tokenizer can be trained on."""
     return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
-def _tokenizers(
+def _load_tokenizers(
     recipe: Recipe,
     spec: Spec,
     base: LanguageModel | None,
@@ -492,7 +519,7 @@ def _tokenizers(
     run: RunFolder,
     line: ProgressLine,
 ) -> tuple[Tokenizer, Tokenizer | None]:
-    """Return the tokenizer of texts and targets, and that of sources if the encoder has its own."""
+    """Return the tokenizer of texts and targets, and the encoder's own tokenizer or None."""
     if base is not None:
         if base.tokenizer is None:
             raise RecipeError(f"{recipe.model.init_from} has no tokenizer, so it cannot read text.")
@@ -508,8 +535,8 @@ def _tokenizers(
         if isinstance(source, TextSource):
             return Tokenizer.load(source.shards.tokenizer_path), None
 
-    def trained(file: Path, side: str) -> Tokenizer:
-        """Return the tokenizer in a file of the run; where there is no file, train it first."""
+    def load_or_train(file: Path, side: str) -> Tokenizer:
+        """Load the tokenizer from a file of the run. Train and save it first if it is missing."""
         if not file.is_file():
             _train_tokenizer(recipe, sources, side, line).save(file)
         return Tokenizer.load(file)
@@ -517,16 +544,17 @@ def _tokenizers(
     if isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     else:
-        tokenizer = trained(run.tokenizer, "target_texts" if separate else "texts")
-    return tokenizer, trained(run.source_tokenizer, "source_texts") if separate else None
+        tokenizer = load_or_train(run.tokenizer, "target_texts" if separate else "texts")
+    return tokenizer, load_or_train(run.source_tokenizer, "source_texts") if separate else None
 
 
 def _train_tokenizer(
     recipe: Recipe, sources: Sequence[_Source], side: str, line: ProgressLine
 ) -> Tokenizer:
+    """Train a tokenizer on one side of all sources, with progress lines."""
     config = recipe.tokenizer
     assert isinstance(config, TokenizerConfig)
-    size = min(_num_bytes(sources, side), config.sample_bytes)
+    size = min(_count_text_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     raw = [source for source in sources if not isinstance(source, TextSource)]
     line.print_message(
@@ -544,19 +572,21 @@ def _train_tokenizer(
     return tokenizer
 
 
-def _encode(
+def _encode_source(
     source: RawText,
     sources: Sequence[_Source],
     tokenizer: Tokenizer,
     run: RunFolder,
     line: ProgressLine,
 ) -> TextSource:
-    """Encode a source to shards in the run's folder, or open the shards of an earlier start.
+    """Encode a source to shards in the run folder, or open the shards of an earlier start.
 
-    Documents that other sources of a mix hold out, with another `validation`, are not trained on.
+    Documents that other sources of a mix hold out, with another `validation`, are excluded from
+    training.
     """
 
-    def show(progress: PrepareProgress) -> None:
+    def show_progress(progress: PrepareProgress) -> None:
+        """Print the progress of encoding."""
         if progress.note:
             line.print_line(progress.note)
         else:
@@ -569,7 +599,7 @@ def _encode(
         if texts_changed(shards, paths, source.options.validation):
             line.warn("resuming with the text as it was when the run began: it has changed since")
     else:
-        # Of equal fractions the hash of a document decides the same in all sources.
+        # With equal fractions, the hash of a document decides the same in all sources.
         others = [
             other
             for other in sources
@@ -581,7 +611,7 @@ def _encode(
             tokenizer,
             out,
             options=source.options,
-            progress=show,
+            progress=show_progress,
             not_in_training=set().union(*elsewhere),
         )
         if source.keep:

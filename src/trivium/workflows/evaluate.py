@@ -1,4 +1,4 @@
-"""Evaluating a model: the metrics of its task on labelled files, perplexity on text."""
+"""Evaluation of a model: metrics of its task on labelled files, or perplexity on text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
 from trivium.train.data_config import as_list
-from trivium.train.recipe_loading import Changes, changes_tree, check_tables, read_recipe
+from trivium.train.recipe_loading import Changes, check_tables, parse_changes, read_recipe
 from trivium.workflows.text_options import TextOptions
 
 PERPLEXITY = "perplexity"
@@ -34,7 +34,7 @@ _TEXT = TextOptions()
 
 
 def evaluation_tasks() -> tuple[str, ...]:
-    """Return the tasks that `evaluate` accepts: perplexity, and every fine-tuning task."""
+    """Return the tasks that `evaluate` accepts: perplexity and every fine-tuning task."""
     return (PERPLEXITY, *task_kinds())
 
 
@@ -50,39 +50,41 @@ def evaluate(
     quantize: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Metrics:
-    """Return metrics of a model on files: those of its task, with mistakes, or perplexity of text.
+    """Evaluate a model on files: by the metrics of its task, or by perplexity.
+
+    Returns the metrics, with misclassified examples if the task has them.
 
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
             `LanguageModel`.
         data: labelled examples in the format of the task, or text: files, folders, globs.
-        task: one of `evaluation_tasks()`; default: what the model was fine-tuned for, else
-            perplexity.
-        limit: the number of documents or examples to read; all unless set.
-        text: options of perplexity; `errors` and `encoding` are also used for labelled examples.
+        task: one of `evaluation_tasks()`; default: the task that the model was fine-tuned for, or
+            else perplexity.
+        limit: the maximum number of documents or examples to read; None for all.
+        text: options for perplexity; `errors` and `encoding` also apply to labelled examples.
         changes: keys of a task's objective, such as ["objective.text_field=review"], and keys of
-            `data_changes`, which override those of `text`.
+            `data` for reading files, which override `text`.
         device: the device that a model is loaded to, if it is not loaded yet.
-        quantize: how a model is quantized, if it is not loaded yet.
+        quantize: the quantization of a model, if it is not loaded yet.
         progress: called with the number of tokens that are scored (perplexity only).
 
     Raises:
         DataError: a file is missing or cannot be read.
-        TriviumError: the task is unknown, an option belongs to another task, or the model cannot
-            do the task.
+        TriviumError: the task is unknown, an option belongs to another task, or the model does not
+            support the task.
     """
     if task is not None:
         check_task(task, evaluation_tasks())
     lm = model
     if not isinstance(lm, LanguageModel):
         lm = load(lm, device=device, quantize=quantize)
-    recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
-    task = task or task_of(lm)
+    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
+    task = task or infer_task(lm)
     names = path_names(data)
     changes, read_keys = data_changes(changes)
     bad = BadRecords() if read_keys.pop("bad_records", "stop") == "skip" else None
     text = dataclasses.replace(text, **read_keys)
-    seen = _training_data(names, recipe)
+    seen = _note_training_data(names, recipe)
     if task == PERPLEXITY and changes:
         raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
     if task != PERPLEXITY and dataclasses.replace(text, errors="strict", encoding="utf-8") != _TEXT:
@@ -111,7 +113,7 @@ def evaluate(
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:
         lm.require(capability)
-    objective = objective_of(lm, task, recipe, changes)
+    objective = build_task_objective(lm, task, recipe, changes)
     objective.check_metrics()
     report = ReadReport()
     records = RecordOptions(errors=text.errors, encoding=text.encoding, bad=bad, report=report)
@@ -125,11 +127,12 @@ def evaluate(
 
 
 def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
-    """Return changes without those of `data`, and the keys of `data` that say how files are read.
+    """Separate the keys of `data`, which affect how files are read, from all other changes.
 
-    Raises RecipeError for another key of `data`.
+    Returns the other changes and the keys of `data`. Raises RecipeError for keys of `data` that do
+    not affect how files are read.
     """
-    tree = changes_tree(changes)
+    tree = parse_changes(changes)
     read_keys = tree.pop("data", {})
     known = [*(field.name for field in dataclasses.fields(ReadOptions)), "bad_records"]
     for key in read_keys:
@@ -154,28 +157,33 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
         )
 
 
-def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
-    """Return a note if a run, by its recipe, was trained on one of these paths.
+def _note_training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
+    """Return a note if a run was trained on one of these paths, according to its recipe.
 
-    Files that the run held out were not trained on, even if they are among its data.
+    Validation files of the run do not count, even if they are among its data.
     """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
-    trained, validation = (_files(tables, key) for key in ("paths", "validation"))
-    known = [path for path in paths if _is_in(path, trained) and not _is_in(path, validation)]
+    trained, validation = (_expand_paths(tables, key) for key in ("paths", "validation"))
+    known = [
+        path for path in paths if _is_path_in(path, trained) and not _is_path_in(path, validation)
+    ]
     if not known:
         return ()
     return (english("note.trained_on_it", paths=", ".join(known)),)
 
 
-def _files(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
-    """Return the files and folders that tables of a recipe name under a key."""
+def _expand_paths(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
+    """Return the files and folders under a key in several tables of a recipe."""
     listed = [as_list(table.get(key)) for table in tables]
     patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
     return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
 
 
-def _is_in(path: str, files: Sequence[str]) -> bool:
-    """Return whether a path is one of the files, also by another name (a link), or inside one."""
+def _is_path_in(path: str, files: Sequence[str]) -> bool:
+    """Return whether a path is among the files, is a link to a file, or is inside a folder.
+
+    `files` contains files and folders.
+    """
     whole = Path(os.path.realpath(path))
     return any(
         whole.is_relative_to(os.path.realpath(one))
@@ -184,20 +192,20 @@ def _is_in(path: str, files: Sequence[str]) -> bool:
     )
 
 
-def task_of(lm: LanguageModel) -> str:
-    """Return the task of a model by its settings or capabilities, else "perplexity"."""
+def infer_task(lm: LanguageModel) -> str:
+    """Return the task of a model from its settings or capabilities, by default "perplexity"."""
     if lm.settings.task in LabelledObjective.kinds:
         return str(lm.settings.task)
     tasks = (task for name, task in TASK_OF_CAPABILITY.items() if name in lm.capabilities)
     return next(tasks, PERPLEXITY)
 
 
-def objective_of(
+def build_task_objective(
     lm: LanguageModel, task: str, recipe: dict[str, Any], changes: Changes = ()
 ) -> LabelledObjective:
-    """Return the objective of a task, with the keys of the run's recipe or the model's settings.
+    """Return the objective of a task with the keys of the run's recipe or the model's settings.
 
-    Raises RecipeError where a change is not a key of the objective.
+    Raises RecipeError if a change is not a key of the objective.
     """
     trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
@@ -207,11 +215,11 @@ def objective_of(
 
 
 def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> LabelledObjective:
-    """Return the objective of a task with these keys and changes.
+    """Return the objective of a task with the given keys and changes.
 
-    Raises RecipeError where a change is not a key of the objective.
+    Raises RecipeError if a change is not a key of the objective.
     """
-    changed = changes_tree(changes)
+    changed = parse_changes(changes)
     others = [name for name in changed if name != "objective"]
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
@@ -221,10 +229,10 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
     return objective
 
 
-def run_recipe(path: Path) -> dict[str, Any]:
-    """Return the recipe of a run, given the run or one of its checkpoints; {} for other models.
+def read_run_recipe(path: Path) -> dict[str, Any]:
+    """Return the recipe of a run as a tree, given the run or a checkpoint; {} for other models.
 
-    Raises RecipeError where the recipe cannot be read.
+    Raises RecipeError if the recipe cannot be read.
     """
     file = (path.parent.parent if path.parent.name == CHECKPOINTS else path) / RECIPE
     if not file.is_file():

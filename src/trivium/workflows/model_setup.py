@@ -1,4 +1,4 @@
-"""The model of a run: its final spec, module, weights to start from, settings and adapter."""
+"""The model of a run: its final spec, module, initial weights, settings and adapter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource
-from trivium.workflows.known_labels import KnownLabels, copied_rows, known_labels, over_labels
+from trivium.workflows.known_labels import (
+    KnownLabels,
+    compare_labels,
+    copy_known_rows,
+    has_label_rows,
+)
 
 
 @dataclass
@@ -39,16 +44,16 @@ class ModelSetup:
     """The model of a run, ready to be trained.
 
     Args:
-        recipe: the recipe of the corpus, with the keys of labelled objectives that follow from
-            their examples.
-        vocabulary: the facts about the tokenizer, with the decoder's start token.
-        module: the module that the trainer trains: `lm.module` or, for ELECTRA, both models.
+        recipe: the recipe of the corpus. Keys of labelled objectives that depend on their examples
+            are set.
+        vocabulary: the vocabulary of the tokenizer, with the decoder's start token.
+        module: the trained module: `lm.module` or, for ELECTRA, a module with both models.
         lm: the model that the run saves.
         parameters: the numbers of trained and frozen parameters.
-        new_heads: the kinds of heads with new weights in a model that starts from trained weights.
-        labels: the labels of the model to start from, and those of the data.
-        fitted: a function that returns the model's settings, given the number of tokens of the
-            longest example.
+        new_heads: the kinds of heads that get new weights although the model is pretrained.
+        labels: the labels of the base model and of the data.
+        fitted: returns the settings of the model, given the number of tokens of the longest
+            example.
     """
 
     recipe: Recipe
@@ -61,7 +66,7 @@ class ModelSetup:
     fitted: Callable[[int], Settings]
 
     def fit_length(self, corpus: Corpus, longest: int) -> None:
-        """Set the model's length to that of the longest example, if no example is cut."""
+        """Set the model's length to that of the longest example, if no example is truncated."""
         cut = any(
             truncations[:, 0].any()
             for one in corpus.examples
@@ -74,20 +79,20 @@ class ModelSetup:
 def set_up_model(
     corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device
 ) -> ModelSetup:
-    """Build the model for the objectives and tokenizer of a run.
+    """Build the model for the objectives and the tokenizer of a run.
 
     Raises:
-        RecipeError: a model, tokenizer, weights or adapter that do not fit.
+        RecipeError: the model, tokenizer, weights or adapter do not fit together.
     """
     settings = base.settings if base is not None else Settings()
     for source in corpus.examples:
         examples = [*source.train, *source.valid]
         source.objective = source.objective.continuing(settings, examples).resolve(spec, examples)
     objectives = [source.objective for source in corpus.sources]
-    vocabulary = _vocabulary(corpus.tokenizer, settings)
+    vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     if spec.family == "encoder-decoder":
         settings = _with_generation_ids(settings, objectives, vocabulary)
-        vocabulary = _vocabulary(corpus.tokenizer, settings)
+        vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     _check_labels(corpus)
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
@@ -95,7 +100,7 @@ def set_up_model(
         _warn_of_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
     keeps = base is not None and not corpus.recipe.model.new_weights
-    labels = known_labels(base if keeps else None, settings, heads)
+    labels = compare_labels(base if keeps else None, settings, heads)
     if labels.before:
         settings = settings.with_labels(labels.after, settings.label_kind)
     for source in corpus.examples:
@@ -104,7 +109,7 @@ def set_up_model(
     objectives = [source.objective for source in corpus.sources]
     recipe = corpus.recipe.with_objectives(objectives)
     settings = _with_prefixes(settings, objectives)
-    final = _final_spec(recipe, spec, settings, corpus, new=base is None)
+    final = _build_final_spec(recipe, spec, settings, corpus, new=base is None)
     answers = final.family == "decoder-only" and any(head.kind == "lm" for head in final.heads)
     if corpus.examples and answers:
         settings = _with_end_of_turn(settings, corpus.tokenizer)
@@ -116,7 +121,7 @@ def set_up_model(
     if base is not None and not recipe.model.new_weights:
         objectives[0].untie_weights(module)
         for name, model in models.items():
-            # Beside a run of ELECTRA is its generator.
+            # A run of ELECTRA also contains the generator, in a subfolder.
             folder = Path(str(recipe.model.init_from)) / name
             if not name:
                 new_heads = copy_weights(base, model, labels)
@@ -144,25 +149,25 @@ def set_up_model(
 def copy_weights(
     base: LanguageModel, model: Any, labels: KnownLabels | None = None
 ) -> tuple[str, ...]:
-    """Fill a model with the weights of another one. Returns the kinds of heads that stay new.
+    """Copy the weights of a base model into a model. Returns the kinds of heads that stay new.
 
-    These are the heads that the other model does not have. A head over labels keeps the rows of
-    the labels that the other model knows, and is new where it knows none of them.
+    Heads that the base model does not have stay new. A head with one row per label keeps the rows
+    of known labels, and stays new if the base model knows none of the labels.
 
-    Raises RecipeError where another weight is missing or has another shape.
+    Raises RecipeError if any other weight is missing or has another shape.
     """
     trained, rows = base.module.state_dict(), 0 if labels is None else len(labels.before)
     new_heads = tuple(
         head.kind for head in model.spec.heads if not _has_head(base.spec, head, labels)
     )
     new = tuple(f"heads.{kind}." for kind in new_heads)
-    partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if over_labels(head))
+    partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if has_label_rows(head))
     taken = {}
     for name, weight in model.state_dict().items():
         if name.startswith(new):
             continue
         if name in trained and name.startswith(partly):
-            trained[name] = copied_rows(trained[name], weight, rows)
+            trained[name] = copy_known_rows(trained[name], weight, rows)
         if name not in trained or trained[name].shape != weight.shape:
             raise RecipeError(
                 f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
@@ -174,10 +179,13 @@ def copy_weights(
 
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
-    """Return whether a model has a head; a head over labels also if only some labels stay."""
-    if labels is None or not over_labels(head):
+    """Return whether the spec of a base model has a head of the new model.
+
+    A head with one row per label also counts if only some of its labels are kept.
+    """
+    if labels is None or not has_label_rows(head):
         return head in spec.heads
-    same = (one for one in spec.heads if over_labels(one) and one.kind == head.kind)
+    same = (one for one in spec.heads if has_label_rows(one) and one.kind == head.kind)
     return labels.kept and any(one.replace(num_labels=head.num_labels) == head for one in same)
 
 
@@ -201,7 +209,7 @@ def _check_labels(corpus: Corpus) -> None:
 
 
 def _warn_of_unseen_labels(source: ExampleSource) -> None:
-    """Warn of labels that only held-out examples have."""
+    """Warn of labels that occur only in validation examples."""
     seen = source.objective.label_names(source.train)
     unseen = [name for name in source.objective.label_names(source.valid) if name not in seen]
     if unseen:
@@ -212,15 +220,17 @@ def _warn_of_unseen_labels(source: ExampleSource) -> None:
         )
 
 
-def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
+def _build_vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
+    """Return the vocabulary of a tokenizer, with the decoder's start token from the settings."""
     start = next(iter(settings.decoder_start), None)
     return dataclasses.replace(tokenizer.vocabulary, decoder_start_id=start)
 
 
 def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Settings:
-    """Return settings with the prefix of the task that is added to every source.
+    """Return settings with the task's prefix, which is prepended to every source text.
 
-    If the tasks of a mix have different prefixes, none is added: each source must begin with one.
+    If the tasks of a mix have different prefixes, none is prepended automatically: source texts
+    must then start with one.
     """
     tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
     prefixes = list(dict.fromkeys(task.prefix for task in tasks))
@@ -233,7 +243,10 @@ def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Setti
 def _with_generation_ids(
     settings: Settings, objectives: Sequence[Objective], vocabulary: Vocabulary
 ) -> Settings:
-    """Return settings with the first, last and padding ids that an encoder-decoder generates."""
+    """Return settings with the start, end and padding ids for generation by an encoder-decoder.
+
+    Raises RecipeError if the tokenizer lacks one of these tokens.
+    """
     starts = [objective.decoder_start(vocabulary) for objective in objectives]
     starts += [vocabulary.bos_id, vocabulary.pad_id]
     ids = {
@@ -255,7 +268,7 @@ def _with_generation_ids(
 
 
 def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
-    """Return settings in which the token that closes a turn of the chat template ends a text."""
+    """Return settings in which the end-of-turn token of the chat template ends generation."""
     if settings.chat_template is None:
         return settings
     end = ChatTemplate.of(settings.chat_template, tokenizer).end_of_turn(tokenizer)
@@ -273,10 +286,13 @@ def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
     return dataclasses.replace(settings, generation={**settings.generation, **ends})
 
 
-def _final_spec(
+def _build_final_spec(
     recipe: Recipe, spec: Spec, settings: Settings, corpus: Corpus, *, new: bool
 ) -> Spec:
-    """Return the spec with its vocabulary, the heads of all objectives and this run's dropout."""
+    """Return the spec with its vocabulary size, the heads of all objectives, and dropout.
+
+    `new` is whether the model is not loaded from existing weights.
+    """
     heads: dict[str, Head] = {}
     for objective in recipe.objectives:
         heads |= {head.kind: head for head in objective.heads(spec, settings.labels)}
@@ -291,15 +307,15 @@ def _final_spec(
         source = corpus.source_tokenizer
         sizes = corpus.tokenizer.vocab_size, source.vocab_size if source else None
         spec = defaults.with_vocabularies(spec, *sizes)
-        spec = spec.replace(**_with_padding(spec, corpus.tokenizer))
+        spec = spec.replace(**_padding_offset_changes(spec, corpus.tokenizer))
     final = spec.with_heads(tuple(heads[kind] for kind in ordered))
     return final.with_dropout(defaults.dropout(recipe))
 
 
-def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return changes of a spec whose positions do not count padding.
+def _padding_offset_changes(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return changes to a spec whose position indices skip padding; {} for other specs.
 
-    Such positions recognize padding by its id, and their offset is that id plus one.
+    Such positions recognize padding by its id. Their offset is the padding id plus one.
     """
     positions = spec.absolute_position_encoding
     if not isinstance(positions, Learned) or positions.counted != "not-padding":
@@ -311,24 +327,25 @@ def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
 def _with_lengths(
     settings: Settings, spec: Spec, corpus: Corpus, before: int | None, longest: int | None = None
 ) -> Settings:
-    """Return settings with the length of the longest rows and of the longest input of examples.
+    """Return settings with the longest row of training and the maximum input length of examples.
 
-    The settings also state whether names of special tokens in the data were control tokens.
+    The settings also record whether names of special tokens in the data were control tokens.
 
     Args:
         settings: the settings without the lengths of this run.
-        spec: the spec of the model. RNNs and n-gram models get no row length, since they carry a
-            state or read a few tokens.
+        spec: the spec of the model. RNNs and n-gram models get no row length, since they carry
+            state or read only a few tokens.
         corpus: the data.
         before: the number of tokens of the longest rows that the model was trained on before; None
             for new weights. 0 means unknown, and the length then stays unknown.
-        longest: the number of tokens of the longest example, if no example is cut and the recipe
-            sets no length; None before the examples are encoded, and if an example is cut.
+        longest: the number of tokens of the longest example, if no example is truncated and the
+            recipe sets no length. None before the examples are encoded, and if an example is
+            truncated.
     """
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []
     if corpus.examples:
-        length = defaults.example_length(recipe, spec)
+        length = defaults.max_example_length(recipe, spec)
         if longest is None:
             options["model_max_length"] = length
         else:

@@ -1,4 +1,4 @@
-"""Predicting on tables: every row of a file, with the model's answer in columns of its own."""
+"""Prediction on tables: every row of a file is written with the model's prediction added."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective
 from trivium.train.recipe_loading import Changes
-from trivium.workflows.evaluate import Model, data_changes, objective_of, run_recipe, task_of
+from trivium.workflows.evaluate import (
+    Model,
+    build_task_objective,
+    data_changes,
+    infer_task,
+    read_run_recipe,
+)
 
-_ROWS = 256  # that the model answers at a time
-_GROUP = 4096  # rows of a row group of Parquet
+_ROWS = 256  # the number of rows that the model predicts at a time
+_GROUP = 4096  # the number of rows per row group of Parquet
 _READING = ReadOptions()
 Row = dict[str, Any]
 Line = Callable[[Row, Sequence[str]], str]
@@ -36,7 +42,7 @@ class Predicted(NamedTuple):
     Args:
         num_rows: the number of rows.
         num_below: the number of rows whose score was below the threshold.
-        columns: lines on the columns that were read.
+        columns: messages about the columns that were read.
     """
 
     num_rows: int
@@ -57,35 +63,36 @@ def predict(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
-    """Write the records of files with the predictions of a model for each.
+    """Write the records of files with a prediction of the model for each record.
 
-    The files are read twice: first to check every record, then for the model, some records at a
-    time. All columns are kept, in their order and with their values. The columns prediction, score,
-    runner_up and runner_up_score follow; a regression model has only a prediction. `out` appears
+    The files are read twice: first to check every record, then to predict in batches. All columns
+    are kept in their order, with their values. The columns prediction, score, runner_up and
+    runner_up_score are added at the end; a regression model adds only prediction. `out` is created
     when it is complete.
 
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
             `LanguageModel`.
-        data: records as the task of the model reads them; they need no labels.
+        data: files with records in the format of the model's task; they need no labels.
         out: the file to write: .csv, .tsv, .jsonl or .parquet.
-        threshold: the score below which the prediction is `below`, for one class per text.
+        threshold: the score below which the prediction is replaced by `below`; only for one class
+            per text.
         below: the label of texts whose score is below the threshold.
-        prefix: text before the names of the columns that are added.
-        reading: the encoding of text files, and what invalid bytes are read as. The output is
-            always UTF-8.
+        prefix: a prefix for the names of the added columns.
+        reading: the encoding of text files, and how invalid bytes are handled. The output is always
+            UTF-8.
         changes: keys of the task's objective, such as ["objective.text_field=review"], and
             data.encoding and data.errors.
         device: the device that a model is loaded to, if it is not loaded yet.
-        progress: called with the number of records that are predicted, and of all records.
+        progress: called with the number of predicted records and the number of all records.
 
     Raises:
         DataError: a record cannot be read, its text is blank, or it does not fit the format of
             `out`.
-        TriviumError: the task has no labels, or the threshold does not fit.
+        TriviumError: the task has no labels, or does not support the threshold.
     """
     out, names = Path(out), path_names(data)
-    line = _line_writer(out, names)
+    line = _choose_line_format(out, names)
     if (threshold is None) != (below is None) or not 0 < (threshold or 1) <= 1:
         raise TriviumError("give a threshold from 0 to 1 and the label below it, or neither.")
     changes, keys = data_changes(changes)
@@ -93,21 +100,22 @@ def predict(
         raise RecipeError("predict uses data.encoding and data.errors, and no other key of data.")
     reading = replace(reading, **keys)
     options = RecordOptions(errors=reading.errors, encoding=reading.encoding)
-    recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
+    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
-    task = task_of(lm)
+    task = infer_task(lm)
     known = [name for name, kind in LabelledObjective.kinds.items() if getattr(kind, "inputs", ())]
     if task not in known:
         raise TriviumError(
             f"predict is for tasks with labels ({', '.join(known)}), and this model is for {task}."
         )
-    objective = objective_of(lm, task, recipe, changes)
+    objective = build_task_objective(lm, task, recipe, changes)
     added = [prefix + name for name in objective.predicted_columns(lm)]
     if threshold is not None and (len(added) < 4 or lm.settings.label_kind != "classes"):
         raise TriviumError("a threshold is for one class per text: leave it out.")
     report, columns, num_rows, num_below = ReadReport(), dict.fromkeys(()), 0, 0
 
-    def records(report: ReadReport | None = None) -> Iterator[Record]:
+    def read_records(report: ReadReport | None = None) -> Iterator[Record]:
+        """Yield the records of all files. Raises DataError for files with one word per line."""
         schema = objective.input_schema
         for record in objective.records(names, options):
             if not isinstance(record, Record):
@@ -118,13 +126,16 @@ def predict(
             schema.resolve(record, report)
             yield record
 
-    def answered() -> Iterator[Row]:
+    def predict_rows() -> Iterator[Row]:
+        """Yield the records with the added columns, predicted in batches."""
         nonlocal num_below
-        rest, done = records(), 0
+        rest, done = read_records(), 0
         while batch := list(islice(rest, _ROWS)):
             answers = objective.predict(lm, [objective.unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
-                values = objective.predicted(answer, in_cell=line in (_csv_line, _tsv_line))
+                values = objective.predicted(
+                    answer, in_cell=line in (_format_csv_line, _format_tsv_line)
+                )
                 if threshold is not None and values[1] < threshold:
                     values, num_below = (below, *values[1:]), num_below + 1
                 yield {**record, **dict(zip(added, values, strict=True))}
@@ -132,7 +143,7 @@ def predict(
             if progress:
                 progress(done, num_rows)
 
-    for record in records(report):
+    for record in read_records(report):
         num_rows += 1
         objective.unlabelled(record, lm)
         _check_writable(record, added, line)
@@ -141,18 +152,18 @@ def predict(
     out.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(out) as file:
         if line is None:
-            _write_parquet(file, answered(), [*columns], names)
+            _write_parquet(file, predict_rows(), [*columns], names)
         else:
-            header = [dict(zip(columns, columns))] if line is not _json_line else []
-            rows = chain(header, answered())
+            header = [dict(zip(columns, columns))] if line is not _format_json_line else []
+            rows = chain(header, predict_rows())
             file.writelines(line(row, [*columns]).encode() for row in rows)
     return Predicted(num_rows, num_below, report.lines)
 
 
-def _line_writer(out: Path, names: Sequence[str]) -> Line | None:
-    """Return what makes a row a line of the output; None for Parquet.
+def _choose_line_format(out: Path, names: Sequence[str]) -> Line | None:
+    """Return the function that formats a row as a line of the output; None for Parquet.
 
-    Raises DataError for data that cannot be read twice, or an output that is not a new table.
+    Raises DataError if data cannot be read twice, or if the output is not a new table.
     """
     if out.suffix.lower() not in FORMATS:
         raise DataError(f"{out} does not end in {', '.join(FORMATS)}, the formats of tables.")
@@ -167,7 +178,7 @@ def _line_writer(out: Path, names: Sequence[str]) -> Line | None:
 
 
 def _check_writable(record: Record, added: Sequence[str], line: Line | None) -> None:
-    """Raise DataError where a record has an added column, or a value that cannot be written."""
+    """Raise DataError if a record already has an added column or cannot be written to `out`."""
     if taken := [name for name in added if name in record]:
         raise DataError(
             f'{record.table_or_row} has a column "{taken[0]}" already. Choose other names with '
@@ -179,40 +190,50 @@ def _check_writable(record: Record, added: Sequence[str], line: Line | None) -> 
         raise DataError(f"{record.where}: {error}") from error
 
 
-def _csv_line(row: Row, columns: Sequence[str]) -> str:
-    """Return cells with commas; those with commas, quotation marks or line breaks are quoted."""
+def _format_csv_line(row: Row, columns: Sequence[str]) -> str:
+    """Return a row as a line of CSV. Cells with commas, quotes or line breaks are quoted."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow([_cell(row.get(name)) for name in columns])
+    csv.writer(text, lineterminator="\n").writerow(
+        [_format_cell(row.get(name)) for name in columns]
+    )
     return text.getvalue()
 
 
-def _tsv_line(row: Row, columns: Sequence[str]) -> str:
-    """Return cells with tabs. Raises DataError for a tab or a line break in a cell."""
-    cells = [_cell(row.get(name)) for name in columns]
+def _format_tsv_line(row: Row, columns: Sequence[str]) -> str:
+    """Return a row as a line of TSV. Raises DataError if a cell contains a tab or a line break."""
+    cells = [_format_cell(row.get(name)) for name in columns]
     if any(mark in cell for mark in "\t\n\r" for cell in cells):
         raise DataError("a cell has a tab or a line break, which .tsv cannot hold: write .csv.")
     return "\t".join(cells) + "\n"
 
 
-def _json_line(row: Row, _: Sequence[str]) -> str:
-    """Return a row as an object; numbers that are not finite, which JSON lacks, become null."""
-    return json.dumps(nan_to_none(row), ensure_ascii=False, default=_plain) + "\n"
+def _format_json_line(row: Row, _: Sequence[str]) -> str:
+    """Return a row as a line of JSON. Numbers that are not finite become null."""
+    return json.dumps(nan_to_none(row), ensure_ascii=False, default=_to_json_value) + "\n"
 
 
-_LINES: dict[str, Line] = {".csv": _csv_line, ".tsv": _tsv_line, ".jsonl": _json_line}
+_LINES: dict[str, Line] = {
+    ".csv": _format_csv_line,
+    ".tsv": _format_tsv_line,
+    ".jsonl": _format_json_line,
+}
 FORMATS = (*_LINES, ".parquet")
-"""The endings of files that `predict` writes."""
+"""The file name extensions that `predict` can write."""
 
 
-def _cell(value: Any) -> str:
-    """Return a value as the cell of a table: strings as they are, lists and objects as JSON."""
+def _format_cell(value: Any) -> str:
+    """Return a value as the text of a cell: strings unchanged, lists and objects as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
-    return json.dumps(value, ensure_ascii=False, default=_plain).strip('"')  # a date has marks
+    text = json.dumps(value, ensure_ascii=False, default=_to_json_value)
+    return text.strip('"')  # a date is quoted
 
 
-def _plain(value: Any) -> str:
-    """Return a date, a decimal or another value of Parquet that JSON lacks as a string."""
+def _to_json_value(value: Any) -> str:
+    """Return a value that JSON does not support, such as a date or a decimal, as a string.
+
+    Raises DataError for bytes.
+    """
     if isinstance(value, bytes):
         raise DataError("a column of bytes can be written as .parquet only.")
     return str(value)
@@ -221,14 +242,17 @@ def _plain(value: Any) -> str:
 def _write_parquet(
     file: BinaryIO, rows: Iterator[Row], columns: Sequence[str], names: Sequence[str]
 ) -> None:
-    """Write rows. Columns have the types of the Parquet files, else those of the first rows."""
+    """Write rows to a Parquet file.
+
+    Columns have the types of the Parquet files that are read, or else the types of the first rows.
+    """
     import pyarrow
     from pyarrow import parquet
 
     stored = [one for one in names if file_format(one) == ".parquet" and os.path.isfile(one)]
     kept = {field.name: field for one in stored for field in parquet.read_schema(one)}
     none, string = pyarrow.null(), pyarrow.string()
-    known = {none: string, pyarrow.list_(none): pyarrow.list_(string)}  # of what is always empty
+    known = {none: string, pyarrow.list_(none): pyarrow.list_(string)}  # types of empty columns
     batch = list(islice(rows, _GROUP))
     try:
         schema = pyarrow.table({name: [row.get(name) for row in batch] for name in columns}).schema

@@ -1,4 +1,4 @@
-"""An encoder and a decoder trained on the bundled text in a few minutes, every step explained."""
+"""An encoder and a decoder, trained on the bundled text in a few minutes with explanations."""
 
 from __future__ import annotations
 
@@ -47,15 +47,19 @@ def quickstart(
 ) -> tuple[RunFolder, RunFolder]:
     """Train an encoder that fills masks and a decoder that continues text, half the time each.
 
+    Returns the two runs.
+
     Args:
-        language: "en" or "zh", the bundled sample to train on.
-        minutes: training time of both models together.
-        out: folder for the two runs; None: runs/quickstart, of Chinese runs/quickstart-zh.
-        overwrite: replace the runs of an earlier quickstart in it.
+        language: the language of the bundled sample to train on, "en" or "zh".
+        minutes: the total training time of both models.
+        out: the folder for the two runs; None for runs/quickstart, or runs/quickstart-zh for
+            Chinese.
+        overwrite: whether to replace the runs of an earlier quickstart in the folder.
+        console: where progress is printed.
 
     Raises:
-        DataError: there is no sample of the language.
-        RecipeError: the folder has runs, and they are not to be replaced.
+        DataError: there is no sample in this language.
+        RecipeError: the folder contains runs, and `overwrite` is False.
     """
     line = ProgressLine(console)
     text = sample(language)
@@ -70,7 +74,7 @@ def quickstart(
         "data": text,
         "changes": {"train": {"minutes": each}},
         "overwrite": overwrite,
-        "suggest": False,  # the last lines do, with prompts that suit the bundled text
+        "suggest": False,  # the last lines suggest commands with prompts for the bundled text
         "console": console,
     }
     line.print_line(translated("quickstart.text", name=text.name))
@@ -95,7 +99,7 @@ def quickstart(
         name = translated(f"quickstart.name_{name}")
         line.print_line(translated("quickstart.loss", name=name, report=run.report, **values))
     activate = ""
-    if shutil.which("trivium") is None:  # it was started by its path
+    if shutil.which("trivium") is None:  # trivium was started by its path
         activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"
     line.print_line(
         f"\n{translated('quickstart.next')}\n{activate}"

@@ -1,4 +1,4 @@
-"""A run as `pretrain` and `finetune` return it: its folder and its results."""
+"""The result of `pretrain` and `finetune`: the folder of the run and its results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Run(RunFolder):
         pandas.DataFrame(run.history).plot("step", ["train_loss", "valid_loss"])
         lm = trivium.load(run.path)
 
-    The results are read from the files of the folder whenever they are asked for.
+    The results are read from the files of the folder on every access.
     """
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The held-out results of the model that the run keeps, by name.
+        """The validation results of the model that the run keeps, by name.
 
-        These are metrics (shares from 0 to 1) of labelled runs, the main one first, and `loss` in
-        nats, of text per token. Empty if nothing was held out.
+        The results of labelled runs are metrics from 0 to 1, with the main metric first, and `loss`
+        in nats. For text, `loss` is in nats per token. Empty if there are no validation data.
 
-        Raises CheckpointError where the folder has no run, or nothing was measured yet.
+        Raises CheckpointError if the folder has no run, or if nothing was measured yet.
         """
         return read_run(self.path).validation_metrics
 
@@ -36,8 +36,8 @@ class Run(RunFolder):
     def history(self) -> list[dict[str, Any]]:
         """The records of the run in order, as in `metrics.jsonl`.
 
-        Records of training have `train_loss`, those of evaluations `valid_loss` and metrics; all
-        have `step`, `tokens` and `seconds` since the start.
+        Training records contain `train_loss`, and evaluation records contain `valid_loss` and
+        metrics. All records contain `step`, `tokens` and `seconds` since the start.
         """
         return self.read_metrics()
 

@@ -1,4 +1,4 @@
-"""Show a recipe before it is run: every key, its value, and where the value comes from."""
+"""Display of a recipe before it is run: every key, its value, and the origin of the value."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from trivium.train.recipe_loading import (
     Changes,
     apply_changes,
     build_recipe,
+    format_recipe_with_origins,
+    load_recipe_tree,
     recipe_name,
-    recipe_tree,
-    recipe_with_origins,
 )
 
 
 def show_recipe(recipe: AnyRecipe, data: Sequence[str] = (), changes: Changes = ()) -> str:
-    """Return a recipe as TOML text; a comment after each value says where the value comes from.
+    """Return a recipe as TOML text, with the origin of each value in a comment.
 
-    The vocabulary size and the micro-batch follow from the data and the machine, and are left open.
-    So are the numbers of labelled runs that follow from the number of examples.
+    The vocabulary size and the micro-batch size depend on the data and the machine, and are
+    omitted. So are the values of labelled runs that depend on the number of examples.
 
     Args:
-        recipe: as in `pretrain`.
+        recipe: the recipe, as in `pretrain`.
         data: the paths of the data, which need not exist.
-        changes: as in `pretrain`.
+        changes: changes to the recipe, as in `pretrain`.
 
-    Raises RecipeError for a recipe that cannot be used.
+    Raises:
+        RecipeError: the recipe is not valid.
     """
     if not recipe:
         raise RecipeError("which recipe? Name a preset, a recipe file or a model.")
-    tree = recipe_tree(recipe)
+    tree = load_recipe_tree(recipe)
     if data:
         apply_changes(tree, {"data": {"paths": list(data)}})
     chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     if chosen.labelled:
-        return recipe_with_origins(chosen)
+        return format_recipe_with_origins(chosen)
     spec = chosen.model.build_spec() or load(str(chosen.model.init_from), device="meta").spec
-    return recipe_with_origins(defaults.complete(chosen, spec))
+    return format_recipe_with_origins(defaults.complete(chosen, spec))

@@ -1,4 +1,4 @@
-"""The batches of a run's sources, and the sources' shares of the steps."""
+"""The batches of a run's sources, and the sampling probabilities of the sources."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
 _EXAMPLES_AT_ONCE = 1 << 14
-# What the seed of an order of rows of another length is derived with.
+# The constant with which the seed of a new row order is derived, for phases with other row lengths.
 _ORDER = 1 << 21
 
 
 def build_streams(
     recipe: Recipe, corpus: Corpus, setup: ModelSetup, split: str, folder: Path, parallel: Parallel
 ) -> list[BatchStream]:
-    """Return the batches of every source that has data in a split.
+    """Build the batch stream of every source that has data in a split.
 
-    The first process encodes labelled examples to `folder`, from which all processes read them.
+    The main process encodes labelled examples to `folder`, and all processes read them from there.
 
     Raises:
         DataError: a source does not fill a row.
         SpecError: a text has an id that the model does not have.
-        RecipeError: a source has too few rows to carry state from one row to another.
+        RecipeError: a source has too few rows to carry state from one step to the next.
     """
     streams, spec = [], setup.lm.spec
     for number, source in enumerate(corpus.sources):
@@ -50,21 +50,21 @@ def build_streams(
             if examples:
                 encoded = folder / f"{number}-{split}"
                 with parallel.main_first():
-                    # In chunks: their ids as Python integers take ten times the memory.
+                    # Encode in chunks, since ids as Python integers take ten times the memory.
                     starts = range(0, len(examples), _EXAMPLES_AT_ONCE)
                     parts = (examples[start : start + _EXAMPLES_AT_ONCE] for start in starts)
                     chunks = (source.objective.encode(one, setup.lm) for one in parts)
                     if parallel.is_main:
                         EncodedExamples.store(chunks, encoded)
-                    elif source.objective.rolls_out:  # every process keeps the prompts
+                    elif source.objective.rolls_out:  # encode() stores the prompts in every process
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
                 check_example_ids(data, spec)
-                source.note_truncations(split, data.truncations, setup.lm.max_length)
+                source.store_truncations(split, data.truncations, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
-            data = _rows(source, recipe, setup, split)
-            text = _rows(source, recipe, setup, TRAIN)
+            data = _open_rows(source, recipe, setup, split)
+            text = _open_rows(source, recipe, setup, TRAIN)
             assert text is not None
             if data is not None:
                 seen = np.flatnonzero(source.shards.split(split).counts())
@@ -73,7 +73,7 @@ def build_streams(
             rows_per_step = _rows_per_step(recipe)
         if data is not None:
             assert rows_per_step is not None
-            # Each source has noise of its own; held-out data has the same in every run.
+            # Each source has its own noise. Validation data has the same noise in every run.
             seed = recipe.seed if number == 0 else derived_seed(recipe.seed, number)
             stream = BatchStream(
                 source.config.name,
@@ -84,7 +84,7 @@ def build_streams(
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
                 has_aux_loss=setup.lm.spec.has_aux_loss,
-                num_taken=_num_taken(recipe, len(data)) if split == TRAIN else None,
+                num_taken=_count_rows_taken(recipe, len(data)) if split == TRAIN else None,
             )
             if (
                 split == TRAIN
@@ -103,9 +103,9 @@ def build_streams(
 def build_phases(
     recipe: Recipe, streams: Sequence[BatchStream], corpus: Corpus, setup: ModelSetup
 ) -> list[LoaderPhase]:
-    """Return the phases of a run; `streams` are the training data with the keys of the last phase.
+    """Build the phases of a run, given the training streams of the last phase.
 
-    Rows of another length than in the phase before have an order of their own.
+    If the row length differs from that of the previous phase, a phase has its own row order.
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):
@@ -120,7 +120,7 @@ def build_phases(
             data, objective = stream.data, stream.objective.model_copy(update=values)
             rows_per_step = stream.rows_per_step
             if isinstance(source, TextSource):
-                rows = _rows(source, current, setup, TRAIN)
+                rows = _open_rows(source, current, setup, TRAIN)
                 assert rows is not None
                 data = rows
                 rows_per_step = _rows_per_step(current)
@@ -141,15 +141,18 @@ def _rows_per_step(recipe: Recipe) -> int:
     return max(1, (recipe.train.batch_tokens or 0) // defaults.row_length(recipe))
 
 
-def _num_taken(recipe: Recipe, size: int) -> int | None:
-    """Return the number of rows of a budget in epochs; None for a mix or for phases."""
+def _count_rows_taken(recipe: Recipe, num_rows: int) -> int | None:
+    """Return the total number of rows that a run reads if its budget is in epochs, else None.
+
+    It is also None for a mix and for a run with phases.
+    """
     if recipe.mix or recipe.phases or recipe.train.epochs is None:
         return None
-    return max(1, math.ceil(recipe.train.epochs * size - 1e-6))
+    return max(1, math.ceil(recipe.train.epochs * num_rows - 1e-6))
 
 
 def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
-    """Return every source's share of the steps, by its weight or its number of rows."""
+    """Return the sampling probability of each source, from its weight or its number of rows."""
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {
         source.name: source.weight or len(stream.data) ** exponent
@@ -159,7 +162,8 @@ def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> di
     return {name: weight / total for name, weight in sampling_weights.items()}
 
 
-def _rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:
+def _open_rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:
+    """Return the rows of a text source in a split; None if the source does not have the split."""
     if split != TRAIN and split not in source.shards.names:
         return None
     pad_ids = (setup.vocabulary.pad_id, setup.vocabulary.eos_id, 0)

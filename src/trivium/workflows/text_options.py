@@ -1,4 +1,4 @@
-"""The options of perplexity, which the command line shows without torch."""
+"""The options for perplexity. The command line imports this module without torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trivium.inference.sampling_params import check_options
 
 @dataclass(frozen=True)
 class TextOptions(ReadOptions):
-    """How raw text is read and scored for its perplexity; see `evaluate.perplexity.perplexity`.
+    """Options for reading text and computing its perplexity; see `evaluate.perplexity.perplexity`.
 
-    Raises TriviumError for a number below its bound.
+    Raises TriviumError for a number below its minimum.
     """
 
     separator: str = option(
@@ -21,12 +21,12 @@ class TextOptions(ReadOptions):
     )
     text_field: str = option("text", "perplexity: the column of the text")
     window: int | None = option(
-        None, "perplexity: tokens of a window, the training length unless set", ge=2
+        None, "perplexity: tokens per window (default: the training length)", ge=2
     )
     stride: int | None = option(
-        None, "perplexity: tokens from one window to the next, half a window unless set", ge=1
+        None, "perplexity: tokens from one window to the next (default: half a window)", ge=1
     )
-    batch_size: int = option(8, "perplexity: windows at a time", ge=1)
+    batch_size: int = option(8, "perplexity: windows per forward pass", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

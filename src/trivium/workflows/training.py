@@ -1,4 +1,4 @@
-"""A whole run, pretraining and fine-tuning alike: data, model, training, and what is written."""
+"""A whole run, for pretraining and fine-tuning alike: data, model, training and output files."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import (
     AnyRecipe,
     Changes,
-    absolute_paths,
     apply_changes,
     build_recipe,
-    changes_tree,
+    load_recipe_tree,
+    make_paths_absolute,
     map_paths,
+    parse_changes,
     read_origins,
     read_recipe,
     recipe_file,
     recipe_name,
-    recipe_tree,
 )
 from trivium.train.run_folder import Resume
 from trivium.train.trainer import Interrupted
-from trivium.workflows.corpus import load_corpus, remove_other_preparation
+from trivium.workflows.corpus import load_corpus, remove_outdated_preparation
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.run import Run
 from trivium.workflows.training_run import RunContext, train_run
 
 # Keys that a resumed run may not change, since rows, noise, weights, optimizer state and best
-# weights follow from them. Tables stand for all of their keys.
+# weights depend on them. A table stands for all of its keys.
 _FIXED = (
     *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples", "train.metric"),
@@ -80,30 +80,32 @@ def pretrain(
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> Run:
-    """Train a model on raw text; everything it makes is in the run folder `out`.
+    """Train a model on raw text. All output is written to the run folder `out`.
 
-    Returns the run: its folder, held-out metrics and history.
+    Returns the run: its folder, validation metrics and history.
 
     Args:
         recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
-            or its keys as a nested dict, or the folder of a model to continue from, local or
-            Hugging Face's; "" to resume.
+            or its keys as a nested dict, or a model to continue from (a local folder or a Hugging
+            Face name); "" to resume.
         data: files, folders or globs of text, or a folder of shards; they replace `data.paths`. Or
             the data itself: a list or iterable of texts or dictionaries, a `datasets.Dataset` or a
-            pandas DataFrame. It is read once and stored in the run folder, which `resume` uses; the
-            recipe alone cannot repeat such a run. A list of strings is a list of paths if all exist
-            or look like paths.
-        validation: a held-out fraction of the documents, files, or the data itself.
+            pandas DataFrame. It is read once and stored in the run folder, where `resume` finds it;
+            the recipe alone cannot repeat such a run. A list of strings is a list of paths if all
+            exist or look like paths.
+        validation: the fraction of the documents to hold out, or validation files, or the data
+            itself.
         changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
-        resume: continue the run in `out` from its last good checkpoint. On a CPU metrics and
-            weights are then equal to those of a run that was never interrupted, unless the budget
-            is in minutes, where the clock decides the learning rate and the number of steps. The
-            recipe, data and changes are those of the run; arguments must agree with them, or change
-            only how the rest of the run trains. "auto": resume if `out` has a run, else start one.
-        overwrite: replace a run in `out`.
-        suggest: show at the end a command that uses the model.
+        resume: whether to continue the run in `out` from its last undamaged checkpoint. On a CPU,
+            metrics and weights are then equal to those of a run that was never interrupted, unless
+            the budget is in minutes: the clock then affects the learning rate and the number of
+            steps. The recipe, data and changes are those of the run; arguments must agree with
+            them, or change only how the rest of the run trains. "auto": resume if `out` contains a
+            run, else start one.
+        overwrite: whether to replace a run in `out`.
+        suggest: whether to print a command at the end that uses the model.
         callbacks: objects that are called when the run starts, logs, evaluates and saves.
-        console: where progress is shown; standard error unless set.
+        console: where progress is printed; None for standard error.
 
     Raises:
         TriviumError: a recipe, text, tokenizer or checkpoint cannot be used.
@@ -112,39 +114,39 @@ def pretrain(
     started, threads = time.monotonic(), torch.get_num_threads()
     run = Run(out)
     resume = run.is_resumed(resume)
-    speaks = os.environ.get("RANK", "0") == "0"  # the first process of several
-    line = ProgressLine(console if speaks else Console(quiet=True, force_terminal=False))
+    is_main = os.environ.get("RANK", "0") == "0"
+    line = ProgressLine(console if is_main else Console(quiet=True, force_terminal=False))
     data, rows = named_data(data, "data")
     held_out = None
     if not isinstance(validation, float | int | None):
         validation, held_out = named_data(validation, "validation")
-    recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
-    _check_needs(run, recipe, resume=resume)
+    recipe = _load_run_recipe(run, recipe, data, validation, changes, line, resume=resume)
+    _check_requirements(run, recipe, resume=resume)
     if any(are_shards(source.paths) for source in recipe.sources):
-        recipe = recipe.replace(tokenizer=None)  # the shards have theirs
+        recipe = recipe.replace(tokenizer=None)  # the shards have their own
     origin = recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
     hardware.keep_freed_memory()
     device = hardware.choose_device(recipe.train.device)
-    recipe.train.uses_flex(device)  # refused before the data is read
+    recipe.train.uses_flex(device)  # raises an error before the data is read
     parallel = join_processes(recipe.parallel, device)
     opened = contextlib.nullcontext()
     if parallel.is_main:
         opened = run.opened(resume=resume, overwrite=overwrite)
     try:
-        # SIGTERM stops a run like Ctrl-C, also before the loop, which handles both by itself.
+        # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
         with handle_signals(signal.default_int_handler), line.running(), opened:
             base = None if origin is None else load(origin, device="cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
-            # Several processes build the model on the host, to divide it.
+            # Several processes build the model on the host before it is sharded.
             start = device if parallel.size == 1 else torch.device("cpu")
             _check_model(recipe, spec, start, copies=parallel.local_size)
             _check_parallel(recipe, spec, parallel)
             with parallel.main_first():
                 if parallel.is_main:
-                    if not resume and remove_other_preparation(run, recipe):
+                    if not resume and remove_outdated_preparation(run, recipe):
                         line.print_message("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
@@ -166,7 +168,7 @@ def pretrain(
     except KeyboardInterrupt:
         if not parallel.is_main:
             raise
-        raise _interrupted(run, recipe) from None
+        raise _interrupted_error(run, recipe) from None
     except (OSError, SafetensorError) as error:
         if not is_disk_full(error):
             raise
@@ -192,18 +194,23 @@ def finetune(
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> Run:
-    """Fine-tune a model on labelled examples; everything it makes is in the run folder `out`.
+    """Fine-tune a model on labelled examples. All output is written to the run folder `out`.
 
-    Returns the run: its folder, held-out metrics and history.
+    Returns the run: its folder, validation metrics and history.
 
     Args:
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
-        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights);
-            "gpt2" is a preset, "gpt2@main" the model of that name on the hub.
-        data: labelled files, which replace `data.paths`, or the examples as in `pretrain`.
-        validation: a fraction of the examples, files, or the examples themselves.
+        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights); "gpt2"
+            is a preset, and "gpt2@main" the model of that name on the Hugging Face Hub.
+        data: labelled files, which replace `data.paths`, or the examples themselves, as in
+            `pretrain`.
+        validation: the fraction of the examples to hold out, or validation files, or the examples
+            themselves.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
-        resume: as in `pretrain`, and so are `overwrite`, `callbacks` and `console`.
+        resume: as in `pretrain`.
+        overwrite: as in `pretrain`.
+        callbacks: as in `pretrain`.
+        console: as in `pretrain`.
 
     Raises:
         TriviumError: examples, a model or a recipe cannot be used.
@@ -233,8 +240,8 @@ def finetune(
     )
 
 
-def _interrupted(run: Run, recipe: Recipe) -> Interrupted:
-    """Return the error of an interrupted run: what is left of it, and how to resume it."""
+def _interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
+    """Return the error for an interrupted run. Its message states how to resume."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
         first = "checkpoint" if run.training else "step"
@@ -247,7 +254,7 @@ def _interrupted(run: Run, recipe: Recipe) -> Interrupted:
     return Interrupted(step, f"interrupted; {saved}. To resume:\n  {resume}")
 
 
-def _chosen_recipe(
+def _load_run_recipe(
     run: Run,
     recipe: AnyRecipe,
     data: PathList,
@@ -257,13 +264,13 @@ def _chosen_recipe(
     *,
     resume: bool,
 ) -> Recipe:
-    """Return the recipe of a new or resumed run, with the data and changes that were given.
+    """Return the recipe of a new or resumed run, with the given data and changes.
 
-    Raises RecipeError or DataError, which also names all paths that do not exist.
+    Raises RecipeError or DataError; the message also lists all paths that do not exist.
     """
     try:
-        tree = recipe_tree(recipe) if recipe else {}
-        if data and (tree.get("mix") or changes_tree(changes).get("mix")):
+        tree = load_recipe_tree(recipe) if recipe else {}
+        if data and (tree.get("mix") or parse_changes(changes).get("mix")):
             raise RecipeError(
                 "this recipe names its sources in [[mix]]: leave --data out, or set mix."
             )
@@ -276,25 +283,25 @@ def _chosen_recipe(
         if validation is not None:
             apply_changes(tree, {"data": {"validation": validation}})
         if resume:
-            return _resumed_recipe(run, tree, changes, line)
+            return _load_resumed_recipe(run, tree, changes, line)
         chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     except TriviumError as error:
-        problems = [] if resume else _missing_data(data, validation)
+        problems = [] if resume else _find_missing_data(data, validation)
         if not problems:
             raise
         raise RecipeError("\n".join([str(error), *problems])) from None
     problems = [
-        one for each in chosen.sources for one in _missing_data(each.paths, each.validation)
+        one for each in chosen.sources for one in _find_missing_data(each.paths, each.validation)
     ]
     if problems:
         raise DataError("\n".join(problems))
     return chosen
 
 
-def _check_needs(run: Run, recipe: Recipe, *, resume: bool) -> None:
-    """Check the place of the run and the libraries that it needs, before anything is read.
+def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
+    """Check the output folder and the required libraries of a run, before any data is read.
 
-    A run that is resumed has its texts, and its data may be gone.
+    A resumed run has its own copy of the data, so libraries for reading data are not required.
 
     Raises CheckpointError or MissingExtraError.
     """
@@ -307,14 +314,18 @@ def _check_needs(run: Run, recipe: Recipe, *, resume: bool) -> None:
         check_libraries((*source.paths, *held_out))
 
 
-def _missing_data(data: tuple[str, ...], validation: float | tuple[str, ...] | None) -> list[str]:
+def _find_missing_data(
+    data: tuple[str, ...], validation: float | tuple[str, ...] | None
+) -> list[str]:
+    """Return a message for each path of the data or validation data that does not exist."""
     return missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
 
 def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: int) -> None:
-    """Raise RecipeError for a model that cannot be built, or that its objectives cannot train.
+    """Check that a model fits into memory and that its objectives support it.
 
     This is checked before data is read. `copies` is the number of models built on the device.
+    Raises RecipeError.
     """
     needed, free = 4 * num_parameters(spec) * copies, hardware.free_memory(device)
     if needed > free:
@@ -333,7 +344,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
     length = max([defaults.row_length(recipe), *lengths])
     by_layer = recipe.optimizer.layer_decay < 1.0 or recipe.train.gradual_unfreezing is not None
     for objective in recipe.objectives:
-        objective.heads(spec, ("A", "B"))  # the true labels are in the data
+        objective.heads(spec, ("A", "B"))  # placeholders: the data is not read yet
         if by_layer and not objective.trains_one_model:
             raise RecipeError(
                 f'objective.kind = "{objective.kind}" trains two models at once, whose layers are '
@@ -348,10 +359,10 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
 
 
 def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
-    """Raise RecipeError for a layout that an objective cannot have, before data is prepared.
+    """Raise RecipeError if an objective does not support the parallel layout.
 
-    RNNs may carry state with activation checkpointing, since none of their blocks is computed
-    twice.
+    This is checked before data is prepared. RNNs may carry state with activation checkpointing,
+    since their blocks are not recomputed.
     """
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
@@ -366,12 +377,13 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
             )
 
 
-def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: ProgressLine) -> Recipe:
-    """Return the recipe of a run with changes that keep everything the run depends on.
+def _load_resumed_recipe(
+    run: Run, tree: dict[str, Any], changes: Changes, line: ProgressLine
+) -> Recipe:
+    """Return the recipe of a resumed run, with changes that do not affect completed steps.
 
-    `tree` has the keys of the preset, recipe, task or data that were also given.
-
-    Raises RecipeError for a change of anything else.
+    `tree` contains the keys that were also given: preset, recipe, task or data. Raises RecipeError
+    for all other changes.
     """
     try:
         before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
@@ -379,49 +391,49 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
         raise CheckpointError(
             f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
         ) from None
-    if tree.get("data", {}).get("paths") == []:  # of a Recipe that names no data
+    if tree.get("data", {}).get("paths") == []:  # from a Recipe without data
         del tree["data"]["paths"]
-    tree, changes = absolute_paths(tree), absolute_paths(changes_tree(changes))
-    after, edited = recipe_tree(before), before.to_tree()
-    # What somebody edited in recipe.toml. Files may have moved; their contents are compared.
+    tree, changes = make_paths_absolute(tree), make_paths_absolute(parse_changes(changes))
+    after, edited = load_recipe_tree(before), before.to_tree()
+    # Keys that the user edited in recipe.toml. Files may have moved; their contents are compared.
     trained = run.read_metadata().get("recipe", edited)
-    if "tokenizer" not in trained:  # the run has that of its shards
+    if "tokenizer" not in trained:  # the run uses the tokenizer of its shards
         edited.pop("tokenizer", None)
-    edits = [*_differences(_without_paths(trained), _without_paths(edited))]
+    edits = [*_iter_differences(_mask_paths(trained), _mask_paths(edited))]
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
-        # Before the recipes are merged: the keys of one model may make no sense for another.
+        # Checked before the recipes are merged: keys of one model may not be valid for another.
         if tree["model"][origin] != after["model"].get(origin):
             was = before.model.preset or before.model.init_from or "a spec of its own"
-            _refuse_change(run, "model", was, tree["model"][origin])
+            _reject_change(run, "model", was, tree["model"][origin])
     if before.objective is not None and "kind" in tree.get("objective", {}):
         was, kind = before.objective.kind, tree["objective"]["kind"]
         if kind != was:
-            _refuse_change(run, "objective", was, kind)
+            _reject_change(run, "objective", was, kind)
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
     if run.metadata_file.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
         line.print_message("resuming", "run.resumed_from_start", where=where)
-    _refuse_other_texts(run, before, recipe)
-    both = (_without_paths(one.to_tree()) for one in (before, recipe))
-    for key, old, new in (*edits, *_differences(*both)):
+    _reject_changed_texts(run, before, recipe)
+    both = (_mask_paths(one.to_tree()) for one in (before, recipe))
+    for key, old, new in (*edits, *_iter_differences(*both)):
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
-            _refuse_change(run, key, old, new)
+            _reject_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
-        elif new is not None:  # a budget of another kind is gone
+        elif new is not None:  # None: the old budget, replaced by another kind of budget
             old = translated("run.unset") if old is None else old
             line.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
-    changed = dict.fromkeys(flatten_keys(changes_tree(changes)), "--set")
+    changed = dict.fromkeys(flatten_keys(parse_changes(changes)), "--set")
     recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe
 
 
-def _refuse_other_texts(run: Run, before: Recipe, after: Recipe) -> None:
-    """Raise RecipeError for other raw text than the run has encoded.
+def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
+    """Raise RecipeError if the raw text differs from the text that the run has encoded.
 
-    Files that have moved but keep their size and time are the same text. Labelled files and shards
-    are compared later.
+    Moved files with the same size and modification time count as the same text. Labelled files and
+    shards are compared later.
     """
     for old, new in zip(before.sources, after.sources):
         shards, held_out = run.shards / new.name, new.validation or 0.0
@@ -429,23 +441,24 @@ def _refuse_other_texts(run: Run, before: Recipe, after: Recipe) -> None:
         if is_other and holds_shards(shards):
             is_missing = missing_paths(new.paths) != []
             if is_missing or texts_changed(Shards.open(shards), new.paths, held_out):
-                _refuse_change(run, "data.paths", list(old.paths), list(new.paths))
+                _reject_change(run, "data.paths", list(old.paths), list(new.paths))
 
 
-def _without_paths(tree: Any) -> Any:
-    """Return a recipe's tree in which every path is the same."""
+def _mask_paths(tree: Any) -> Any:
+    """Return a recipe's tree in which all paths are replaced by the same placeholder."""
     return map_paths(tree, lambda _: "a path")
 
 
-def _refuse_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
+def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
+    """Raise RecipeError, since a resumed run cannot change `key` from `old` to `new`."""
     raise RecipeError(
         f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
         "so far depends on it. Leave it out, or start a new run with another --out."
     )
 
 
-def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, value before, value after) of all keys that differ; None is unset."""
+def _iter_differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, old value, new value) for all keys that differ; None means unset."""
     old, new = flatten_keys(before), flatten_keys(after)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):

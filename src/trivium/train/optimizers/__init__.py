@@ -1,4 +1,4 @@
-"""Optimizers as configuration classes; a kind is one class in a file of its own here."""
+"""Optimizers as configuration classes. Each kind is one class in its own file of this package."""
 
 from __future__ import annotations
 
@@ -16,56 +16,61 @@ from trivium.config import Config
 from trivium.nn.part import PartModule
 
 Optimizers = list[torch.optim.Optimizer]
-"""Those that together train a model."""
+"""The PyTorch optimizers that train a model together."""
 
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
 _WEIGHT_DECAY = 0.01
-# Weights that read a text again are a mean of at least so many steps.
+# The minimum averaging window of weights in steps, for `set_weight_decay`.
 _FEWEST_STEPS = 100
 
 
 class Optimizer(Choice, Config, ABC):
-    """Keys that all optimizers have, since all leave some parameters to AdamW.
+    """Base class of optimizers. It has AdamW's fields, since every optimizer may use AdamW.
 
-    `lr` follows from the model's width unless set.
+    If `lr` is not set, it is chosen by the width of the model.
     """
 
-    lr: float | None = Field(None, gt=0, description="peak learning rate; by width unless set")
+    lr: float | None = Field(
+        None, gt=0, description="peak learning rate (default: by the model's width)"
+    )
     embedding_lr: float | None = Field(
         None,
         gt=0,
-        description="peak learning rate of token embeddings; lr unless set, with Muon the same at "
-        "every width, 16 lr at 256",
+        description="peak learning rate of token embeddings (default: lr; with Muon 16 lr at width "
+        "256, and the same rate at every width)",
     )
     layer_decay: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="factor of a layer's learning rate to that of the layer above; heads have lr, "
-        "embeddings the smallest rate (discriminative rates)",
+        description="ratio of a layer's learning rate to that of the layer above; heads use lr, "
+        "embeddings the smallest rate (layer-wise decay)",
     )
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="decoupled decay of matrices, not vectors; unless set, 0.01, and from the "
-        "second pass on more for small new models of one causal or translation source",
+        description="decoupled weight decay of matrices, not vectors (default: 0.01, and more from "
+        "the second epoch on for small new models of one causal or translation source)",
     )
 
-    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.98), description="decay rates of AdamW's two moments"
+    )
     eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
 
     fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
-    """Keys whose default is another on labelled examples."""
+    """The fields with another default on labelled examples, and that default."""
 
     supports_sharding: ClassVar[bool] = True
-    """Whether weights may be divided among processes (FSDP, tensor parallelism)."""
+    """Whether the optimizer supports sharded weights (FSDP, tensor parallelism)."""
 
     def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
-        """Optimizers that together train every parameter with `requires_grad`.
+        """Build the optimizers that together train every parameter with `requires_grad`.
 
-        Products of matrices that a step takes have the run's `precision`. With a `layer_decay` the
-        rates of a layer are those of the layer above times it: discriminative fine-tuning (Howard
-        and Ruder 2018, section 3.1, with 1 / 2.6), layer-wise decay (Clark et al. 2020, table 7).
+        `precision` is the dtype of matmuls during a step. With a `layer_decay` below 1, the
+        learning rate of a layer is that of the layer above times `layer_decay`. This is
+        discriminative fine-tuning (Howard and Ruder 2018, section 3.1, with 1 / 2.6) or layer-wise
+        decay (Clark et al. 2020, table 7).
         """
         optimizers = self._build(model, precision)
         if self.layer_decay < 1.0:
@@ -74,38 +79,46 @@ class Optimizer(Choice, Config, ABC):
                 optimizer.param_groups[:] = [
                     part
                     for group in optimizer.param_groups
-                    for part in _by_layer(group, depths, self.layer_decay)
+                    for part in _split_group_by_layer(group, depths, self.layer_decay)
                 ]
         return optimizers
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay while text is read for the first time."""
+        """The weight decay in the first epoch."""
         return _WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
     @abstractmethod
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """As `build`, with the rates of heads for all layers."""
+        """Build the optimizers without `layer_decay`, as described in `build`."""
 
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """With every learning rate decided.
+        """Return the optimizer with a value for every learning rate.
 
         Args:
-            adamw_rate: what suits AdamW.
-            embedding_scale: how much less the rate of token embeddings falls with the width.
+            adamw_rate: the default peak learning rate of AdamW for this model.
+            embedding_scale: the factor for the learning rate of token embeddings, by the model's
+                width.
         """
         if self.lr is not None:
             return self
         return self.replace(lr=float(f"{adamw_rate:.3g}"))
 
     def state_size(self, model: nn.Module) -> int:
-        """Numbers that are kept of the weights that are trained: two moments of each (AdamW)."""
-        return 2 * sum(weight.numel() for weight in trained(model).values())
+        """Return the number of elements of the optimizer state.
 
-    def _groups(
+        AdamW stores two moments of each trained weight.
+        """
+        return 2 * sum(weight.numel() for weight in trained_parameters(model).values())
+
+    def _parameter_groups(
         self, parameters: Mapping[str, nn.Parameter], non_matrices: set[int]
     ) -> list[dict[str, Any]]:
-        """Matrices decay, vectors do not; token embeddings may have a rate of their own."""
+        """Return the parameter groups of a PyTorch optimizer.
+
+        Matrices have weight decay; vectors and the parameters with the ids `non_matrices` have
+        none. Token embeddings form a group of their own if `embedding_lr` is set.
+        """
         tokens: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, weight in parameters.items():
@@ -128,10 +141,10 @@ class Optimizer(Choice, Config, ABC):
     def adamw(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter]
     ) -> torch.optim.Optimizer:
-        """AdamW for these parameters, fused."""
+        """Return a fused AdamW for these parameters of the model."""
         assert self.lr is not None
         return torch.optim.AdamW(
-            self._groups(parameters, _vectors(model)),
+            self._parameter_groups(parameters, _non_matrix_ids(model)),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -139,10 +152,13 @@ class Optimizer(Choice, Config, ABC):
         )
 
 
-def _by_layer(
+def _split_group_by_layer(
     group: dict[str, Any], depths: Mapping[nn.Parameter, int], decay: float
 ) -> list[dict[str, Any]]:
-    """A group for every layer that one has weights of, its rate times decay ** depth."""
+    """Split a parameter group into one group per layer, with the learning rate lr decay^depth.
+
+    `depths` contains the depth of each parameter's layer, counted from the top.
+    """
     layers: dict[int, list[nn.Parameter]] = defaultdict(list)
     for weight in group["params"]:
         layers[depths[weight]].append(weight)
@@ -153,19 +169,23 @@ def _by_layer(
 
 
 def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
-    """Set every group's rate to its peak, which is its rate at the first call, times `factor`."""
+    """Set the learning rate of every parameter group to its peak times `factor`.
+
+    The peak of a group is its learning rate at the first call.
+    """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
 def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
-    """Let every decaying group forget its steps within about so many more, those of a pass.
+    """Set the weight decay so that weights average over the last `steps` steps, about one epoch.
 
-    With decoupled decay, weights are a moving mean of the last 1 / (rate * decay) steps. The best
-    number of them is a number of passes over the data, whatever the model's and the data's size
-    (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset
-    size"). We take one pass, and never a smaller decay than that of the group.
+    With decoupled decay, weights are a moving average of the last 1 / (learning rate * decay)
+    steps. The best window is a number of epochs that does not depend on the size of the model or of
+    the data (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and
+    dataset size"). We use one epoch. The decay of a group is never reduced, and groups without
+    decay are skipped.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -175,7 +195,7 @@ def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
 
 
 def change_weight_decay(optimizers: Optimizers, decay: float) -> None:
-    """Set the weight decay of every group that has one."""
+    """Set the weight decay of every parameter group that has one."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group["weight_decay"]:
@@ -183,7 +203,7 @@ def change_weight_decay(optimizers: Optimizers, decay: float) -> None:
 
 
 def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor the optimizers keep, named `parameter/entry`."""
+    """Return every tensor of the optimizers' state by name, `parameter/entry`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{entry}": value
@@ -197,7 +217,10 @@ def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]
 def load_state_tensors(
     optimizers: Optimizers, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Restore what `state_tensors` returned. Raises KeyError for an entry of no parameter."""
+    """Load the tensors that `state_tensors` returned into the optimizers.
+
+    Raises KeyError if an entry belongs to no parameter.
+    """
     owner = {
         parameter: optimizer
         for optimizer in optimizers
@@ -213,20 +236,23 @@ def load_state_tensors(
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name."""
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained parameters (with `requires_grad`) by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The matrices of the blocks that are trained, by name."""
+    """Return the trained matrices of the blocks by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
-    blocks -= _vectors(model)
-    return {n: p for n, p in trained(model).items() if id(p) in blocks and p.ndim == 2}
+    blocks -= _non_matrix_ids(model)
+    return {n: p for n, p in trained_parameters(model).items() if id(p) in blocks and p.ndim == 2}
 
 
-def _vectors(model: nn.Module) -> set[int]:
-    """The weights that parts call vectors (`PartModule.non_matrices`)."""
+def _non_matrix_ids(model: nn.Module) -> set[int]:
+    """Return the ids of parameters that are stored as matrices but count as vectors.
+
+    Modules name these parameters in `PartModule.non_matrices`.
+    """
     parts = (module for module in model.modules() if isinstance(module, PartModule))
     return {id(getattr(part, name)) for part in parts for name in part.non_matrices}
 

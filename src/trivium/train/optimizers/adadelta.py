@@ -9,32 +9,32 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adadelta(Optimizer):
     """Adadelta (Zeiler 2012, algorithm 1), PyTorch's `torch.optim.Adadelta`.
 
-    The step of a weight is lr RMS(earlier steps) / RMS(gradients) g, with moving means of squares.
-    The learning rate is 1 in the paper, which is the default.
+    The update of a weight with gradient g is lr RMS(earlier updates) / RMS(gradients) g, where RMS
+    is the root of a moving average of squares. The default learning rate is that of the paper, 1.
     """
 
     kind: Literal["adadelta"] = "adadelta"
-    rho: float = Field(0.95, ge=0, lt=1, description="decay of the moving means of squares")
-    eps: float = Field(1e-6, gt=0, description="added to the means of squares")
+    rho: float = Field(0.95, ge=0, lt=1, description="decay of the moving averages of squares")
+    eps: float = Field(1e-6, gt=0, description="added to the averages of squares")
     fine_tuning: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, 0 by default; added to the gradient (L2)."""
+        """The weight decay, by default 0. It is added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer with the learning rate of the paper, unless another is set."""
+        """Return the optimizer with the learning rate of the paper, unless another one is set."""
         return self if self.lr is not None else self.replace(lr=1.0)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adadelta for all parameters."""
+        """Return one Adadelta optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adadelta(groups, lr=self.lr, rho=self.rho, eps=self.eps)]

@@ -1,4 +1,4 @@
-"""Adafactor, whose second moments take little memory."""
+"""Adafactor, whose second moments need little memory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
-# Raffel et al. 2019, section 3.1.2: 1 / sqrt(10,000).
+# The default learning rate: 1 / sqrt(10,000) as in Raffel et al. 2019, section 3.1.2.
 _RATE = 0.01
 
 
 class Adafactor(Optimizer):
     """Adafactor (Shazeer and Stern 2018), PyTorch's `torch.optim.Adafactor`.
 
-    The second moment of a matrix is the product of a vector of rows and a vector of columns. A
-    first moment is not kept. A step is lr max(1e-3, RMS(weight)) u / max(1, RMS(u)), where u is
-    the gradient divided by the root of the second moment. PyTorch limits lr to 1 / sqrt(step), as
-    in algorithm 4 of the paper.
+    The second moment of a matrix is the outer product of a vector for rows and a vector for
+    columns. There is no first moment. An update is lr max(1e-3, RMS(weight)) u / max(1, RMS(u)),
+    where u is the gradient divided by the root of the second moment. PyTorch limits lr to 1 /
+    sqrt(step), as in algorithm 4 of the paper.
     """
 
     kind: Literal["adafactor"] = "adafactor"
@@ -33,22 +33,22 @@ class Adafactor(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, 0 by default; decoupled."""
+        """The weight decay, by default 0. It is decoupled from the gradient."""
         return self.weight_decay or 0.0
 
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer with a learning rate, relative to the size of each weight."""
+        """Return the optimizer with a default learning rate, relative to the RMS of each weight."""
         return self if self.lr is not None else self.replace(lr=_RATE)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adafactor for all parameters."""
+        """Return one Adafactor optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the second moments: rows and columns of matrices."""
-        shapes = [weight.shape for weight in trained(model).values()]
+        """Return the number of elements of the second moments: for matrices, rows plus columns."""
+        shapes = [weight.shape for weight in trained_parameters(model).values()]
         return sum(
             shape.numel() // shape[-1] + shape.numel() // shape[-2]
             if len(shape) > 1

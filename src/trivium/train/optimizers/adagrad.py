@@ -9,28 +9,29 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al. 2011), PyTorch's `torch.optim.Adagrad`.
 
-    The step of a weight is lr g / (sqrt(s) + eps), where s is the sum of all its squared gradients.
+    The update of a weight with gradient g is lr g / (sqrt(s) + eps), where s is the sum of all its
+    squared gradients.
     """
 
     kind: Literal["adagrad"] = "adagrad"
-    initial_sum: float = Field(0.0, ge=0, description="first value of the sums of squares")
+    initial_sum: float = Field(0.0, ge=0, description="initial value of the sums of squares")
     fine_tuning: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, 0 by default; added to the gradient (L2)."""
+        """The weight decay, by default 0. It is added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adagrad for all parameters."""
+        """Return one Adagrad optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         first = self.initial_sum
         return [
             torch.optim.Adagrad(groups, lr=self.lr, eps=self.eps, initial_accumulator_value=first)
@@ -38,4 +39,4 @@ class Adagrad(Optimizer):
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements of the sums of squares."""
-        return sum(weight.numel() for weight in trained(model).values())
+        return sum(weight.numel() for weight in trained_parameters(model).values())

@@ -7,14 +7,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
+    """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
 
     kind: Literal["adamw"] = "adamw"
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """One AdamW for everything."""
-        return [self.adamw(model, trained(model))]
+        """Return one AdamW optimizer for all parameters."""
+        return [self.adamw(model, trained_parameters(model))]

@@ -1,4 +1,4 @@
-"""LAMB, for large batches."""
+"""LAMB, an optimizer for large batches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from trivium.errors import require_extra
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class LAMB(Optimizer):
     """LAMB (You et al. 2019, algorithm 2), the `Lamb` of the library `pytorch_optimizer`.
 
-    The step of a weight w is lr min(|w|, 10) / |u| u, where u is Adam's step without bias
+    The update of a weight w is lr min(|w|, 10) / |u| u. Here u is Adam's update without bias
     correction, plus the weight decay times w.
     """
 
@@ -22,16 +22,17 @@ class LAMB(Optimizer):
     supports_sharding: ClassVar[bool] = False
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one LAMB for all parameters."""
+        """Return one LAMB optimizer for all parameters."""
         assert self.lr is not None
         with require_extra("optimizer.kind = lamb", "optimizers"):
             from pytorch_optimizer import Lamb
         options: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
-        # The library then corrects no bias, for which it would count steps outside of the state.
+        # With adam_debias, the library does not correct the bias. It would count the steps for this
+        # outside of the state.
         options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         return [Lamb(groups, lr=self.lr, **options)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of two moments, and of three numbers for each weight."""
-        return super().state_size(model) + 3 * len(trained(model))
+        """Return the number of elements of two moments, plus three numbers per parameter tensor."""
+        return super().state_size(model) + 3 * len(trained_parameters(model))

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from trivium.errors import RecipeError
-from trivium.train.optimizers import Optimizer, Optimizers, trained
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class SGD(Optimizer):
@@ -22,24 +22,24 @@ class SGD(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, 0 by default; added to the gradient (L2)."""
+        """The weight decay, by default 0. It is added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
     def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer unchanged.
+        """Return the optimizer unchanged. Raises RecipeError if the learning rate is not set.
 
-        Raises RecipeError if the learning rate is not set: none suits many models.
+        There is no default, since no learning rate suits many models.
         """
         if self.lr is None:
             raise RecipeError('optimizer.kind = "sgd" has no default rate: set optimizer.lr.')
         return self
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one SGD for all parameters."""
+        """Return one SGD optimizer for all parameters."""
         assert self.lr is not None
-        groups = self._groups(trained(model), set())
+        groups = self._parameter_groups(trained_parameters(model), set())
         return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the momentum."""
-        return sum(w.numel() for w in trained(model).values()) if self.momentum else 0
+        """Return the number of elements of the momentum; 0 without momentum."""
+        return sum(w.numel() for w in trained_parameters(model).values()) if self.momentum else 0
