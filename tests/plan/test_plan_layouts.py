@@ -232,7 +232,7 @@ def test_what_cannot_be_planned_is_refused(capsys, tmp_path):
         (["lama-7b"], "llama-7b"),
         (["llama-7b", "--tokens-per-second-per-gpu", "9000"], "at most 7,5"),
         (["llama-7b", "--data", "text/"], "--data is for a plan with --this-machine"),
-        (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan on GPUs"),
+        (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan for GPUs"),
         (["bert-tiny", "--this-machine", "--set", "train.epochs=1"], "has train.epochs"),
         (["bert-tiny", "--this-machine", "--data", str(table)], 'has no column "text"'),
     ):
