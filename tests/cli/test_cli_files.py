@@ -152,7 +152,7 @@ def test_prepare(capsys, tmp_path, text_file):
     other = output(capsys, *arguments[:-1], "151", code=1)
     assert "another tokenizer" in other[-1]
     both = ["--tokenizer", shards, "--kind", "bpe"]
-    assert "not both" in output(capsys, *arguments, *both, code=1)[0]
+    assert "give either --tokenizer, or --kind and --vocab-size" in output(capsys, *arguments, *both, code=1)[0]
     assert "only once" in output(capsys, "prepare", "-", "--out", shards, code=1)[0]
 
 

@@ -120,7 +120,7 @@ def test_classify(saved, run, stdin, warned):
     assert record["scores"] == pytest.approx(pair.scores)
     stdin("a\tb\r\n\nAda wrote it\n \n")
     lines = run("classify")
-    assert warned.pop().endswith("without a label: line 2, 4.")
+    assert warned.pop().endswith("no label is predicted: line 2, 4.")
     assert [bool(line) for line in lines] == [True, False, True, False]
     (record,) = as_json(run("classify", "", "--json"))
     assert warned == ["blank, so no label is predicted: text 1."]
@@ -201,7 +201,7 @@ def test_answer(saved, run, stdin, tmp_path):
         (["Who?"], "'Who?' has no context: give --context TEXT or --context-file FILE"),
         (["Who?", "--context-file", str(file)], "UTF-8"),
         (["Who?", "--context-file", str(tmp_path / "none")], "none"),
-        (["Who?", "--context", "a", "--context-file", str(file)], "leave out one of them"),
+        (["Who?", "--context", "a", "--context-file", str(file)], "leave one of them out"),
     ):
         assert message in run("answer", *arguments, code=1)[0]
 
@@ -417,7 +417,7 @@ def test_standard_input_that_is_not_utf8(run, stdin):
 
 def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned):
     run("tag", "Ada \u9f98 wrote", "\u9f98 \u9f99 \u9f98")
-    assert [message[:30] for message in warned] == [
+    assert [message[:24] for message in warned] == [
         "not in the vocabulary: \u9f98",
         "not in the vocabulary: \u9f99",
     ]
@@ -425,11 +425,11 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned)
     run("embed", "Ada [MASK] wrote")
     assert warned == []
     run("answer", "\u9f98 who?", "\u9f98 wrote it", "--context", "\u9f99 wrote")
-    assert [message[30:31] for message in warned] == [":", ":"]
+    assert [message[24:25] for message in warned] == [":", ":"]
     warned.clear()
     words = Tokenizer.train("whitespace", texts=["the cat"], vocab_size=10, progress=False)
     assert list(check_characters(["the dog", "a dog"], words)) == ["the dog", "a dog"]
-    assert [message.split(":")[0].split("know ")[1] for message in warned] == ["dog", "a"]
+    assert [message.split(": ")[1] for message in warned] == ["dog", "a"]
 
 
 def test_generate_with_beams(saved, run):

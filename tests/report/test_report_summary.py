@@ -73,7 +73,7 @@ def test_verdicts_of_tasks(make_run):
     }
     run = read_run(make_run("a", metrics=metrics(0.6), metadata=metadata, evaluation=evaluation))
     summary = summarize(run)
-    assert "on 7 held-out examples: no better than always predicting" in summary.verdict
+    assert "on 7 validation examples: no better than always predicting" in summary.verdict
     assert summary.stuck
     evaluation = {"main": "bleu", "values": {"bleu": 0.001}}
     summary = summarize(
@@ -90,7 +90,7 @@ def test_verdicts_of_tasks(make_run):
     )
     assert summary.best is not None
     assert summary.best.step == 1
-    assert summary.verdict == "mse 0.5000, with the weights of step 1, best of 2."
+    assert summary.verdict == "mse 0.5000, with the weights of step 1, the best of 2."
 
 
 def test_the_table_for_the_terminal(make_run):
@@ -137,7 +137,7 @@ def test_equal_budgets_in_steps_or_tokens_are_compared_without_the_clock(make, b
     assert [line.loss for line in ranking.lines if line.place] == [5.0, 5.0]
     assert ranking.note == ""
     after = "step 40" if "steps" in budgets[0] else "4,000 tokens"
-    assert ranking.title == f"next token after {after}"
+    assert ranking.title == f"next-token prediction after {after}"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
         (None, "unigram baseline", 7.0, None),
     ]
     text = text_ranking(ranking)
-    assert text.startswith("next token after 6s")
+    assert text.startswith("next-token prediction after 6s")
     assert " 1. short" in text
 
 
@@ -188,7 +188,7 @@ def test_objectives_are_ranked_apart(make):
     ]
     rankings = rank_runs(runs, list("abcd"))
     assert {one.objective: [line.name for line in one.lines] for one in rankings} == {
-        "next token": ["a", "c", "unigram baseline"],
+        "next-token prediction": ["a", "c", "unigram baseline"],
         "masked": ["d", "b", "unigram baseline"],
     }
     assert rank_runs(runs[:2], ["a", "b"]) == []
@@ -264,7 +264,7 @@ def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task,
     one = labelled("one", task, examples[:8], predicted[0])
     other = labelled("second", task, examples[2:], predicted[1])
     first, second = incomparable([one, other])
-    assert "examples differ: 6 are in all runs (one: 8, second: 8)" in first
+    assert "examples differ: 6 are shared by all runs (one: 8, second: 8)" in first
     assert second.startswith("On these 6: one ")
     assert second.count(metric) == 2
     if task == "classification":
@@ -273,4 +273,4 @@ def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task,
     assert incomparable([one, reordered]) == []
     apart = labelled("fourth", task, examples[8:], predicted[0])
     (sentence,) = incomparable([one, apart])
-    assert "no held-out example in common" in sentence
+    assert "share no validation examples" in sentence

@@ -1,4 +1,4 @@
-"""Grids and curves as SVG, in the colours of the page around them."""
+"""Grids and curves as SVG images. Text and lines have the text colour of the surrounding page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from html import escape
 
 _COLOURS = ("#2b8ad6", "#e0662b", "#12a37a", "#c65fa0", "#b8860b", "#3fb0e0", "#8d6be0", "#808080")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 480, 300, 46, 40
-_FEW, _MANY = 12, 30  # columns whose numbers have room, columns without numbers
+_FEW, _MANY = 12, 30  # max columns with wide cells, max columns that show numbers
 
 
 def _svg(name: str, width: float, height: float, body: list[str], shown: float) -> str:
+    """Return an SVG image with elements `body`. `shown` is its displayed width in pixels."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{shown:g}" role="img" aria-label="{escape(name)}" '
@@ -22,11 +23,12 @@ def _svg(name: str, width: float, height: float, body: list[str], shown: float) 
 
 
 def _write(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    """Return an SVG text element; `more` contains further attributes."""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
 def _wide(text: str) -> int:
-    """About how many pixels a text takes."""
+    """Estimate the width of a text in pixels."""
     return sum(13 if unicodedata.east_asian_width(one) in "WF" else 8 for one in text)
 
 
@@ -37,10 +39,17 @@ def grid_svg(
     columns: Sequence[str],
     cells: Sequence[Sequence[str]],
 ) -> str:
-    """Draw a matrix of shaded cells with their texts; long names of columns stand upright.
+    """Draw a matrix as shaded cells. Returns an SVG image.
 
-    With many columns, numbers are shown only for the cell under the pointer. Screen readers say the
-    `name` of the picture.
+    Long column names are rotated by 90 degrees. If there are many columns, a number is shown only
+    when the pointer is on its cell.
+
+    Args:
+        name: the accessible name of the image, for screen readers.
+        values: the matrix [rows, columns], which determines the shades.
+        rows: the names of the rows.
+        columns: the names of the columns.
+        cells: the text in each cell.
     """
     digits, longest = any(map(any, cells)), max(map(_wide, columns), default=0)
     width = 38 if digits and len(columns) <= _FEW else 27 if len(columns) <= _MANY else 14
@@ -77,20 +86,21 @@ def grid_svg(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four to nine round numbers from low to high."""
+    """Return four to nine round numbers between `low` and `high`, for the ticks of an axis."""
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.99)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * number for number in range(first, last + 1)]
+    return [step * index for index in range(first, last + 1)]
 
 
 def curves_svg(
     name: str, x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str
 ) -> str:
-    """Draw lines over x with two axes and the names of the lines above.
+    """Draw lines over x with two axes and a legend above. Returns an SVG image.
 
-    Screen readers say the `name` of the picture.
+    `name` is the accessible name of the image, for screen readers. `series` contains the value at
+    each x, by name of the line.
     """
     values = [value for line in series.values() for value in line]
     low, high, first, last = min(values), max(values), min(x), max(x)
@@ -108,6 +118,7 @@ def curves_svg(
     across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
     def at(number: float, value: float) -> tuple[float, float]:
+        """Return the pixel coordinates of a point."""
         return _LEFT + (number - first) * across, top + (high - value) / ((high - low) or 1) * up
 
     body = names

@@ -1,4 +1,4 @@
-"""Parts of a page as text; characters of Chinese take two columns of a terminal."""
+"""Parts of a page as plain text. Chinese characters are two terminal columns wide."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ _WIDTH, _CURVE_ROWS = 79, 9
 
 
 def underlined(title: str, line: str) -> str:
-    """A title over a line of its length."""
+    """Return a title, underlined with the character `line`."""
     return f"{title}\n{line * display_width(title)}"
 
 
 def paragraph(words: str) -> str:
-    """Words in lines of a terminal's width; Chinese is left to the terminal, which breaks it."""
+    """Wrap a paragraph at 79 columns. Chinese text is not wrapped, because terminals wrap it."""
     return words if display_width(words) > len(words) else textwrap.fill(words, _WIDTH)
 
 
 def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Return which columns consist of numbers, except for their names in the first row."""
+    """Return whether each column contains only numbers, not counting the names in the first row."""
     return [not "".join(column[1:]).strip("-+.0123456789e,% ") for column in zip(*cells)]
 
 
 def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, those of numbers on the right; the first row has their names."""
+    """Return a table with aligned columns. The first row contains the names of the columns.
+
+    Columns of numbers are aligned to the right.
+    """
     widths = [max(map(display_width, column)) for column in zip(*cells)]
     numeric = numeric_columns(cells)
     lines = [
@@ -40,12 +43,12 @@ def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
 def grid_text(
     caption: str, cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
 ) -> str:
-    """A matrix as a table under the names of its columns."""
+    """Return a matrix as a table with names of rows and columns."""
     return table_text(caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))])
 
 
 def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
-    """A filled square for a number above 0, an empty one below, a dot for 0."""
+    """Replace positive numbers by filled squares, negative numbers by empty squares, 0 by a dot."""
 
     def square(value: float) -> str:
         return "\u25a0" if value > 0 else "\u25a1" if value < 0 else "\u00b7"
@@ -56,7 +59,7 @@ def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
 def curves_text(
     caption: str, x_label: str, x: Sequence[float], series: Mapping[str, Sequence[float]]
 ) -> str:
-    """The values at some of the points."""
+    """Return curves as a table with the values at some of the points."""
     step = max(1, -(-(len(x) - 1) // (_CURVE_ROWS - 1)))
     lines = list(zip(x, *series.values()))[::step]
     cells = [[x_label, *series], *([f"{value:.4g}" for value in line] for line in lines)]
@@ -64,7 +67,10 @@ def curves_text(
 
 
 def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
-    """TokenRow with their notes below, wrapped; what is predicted is in brackets."""
+    """Return tokens as wrapped lines with their notes below.
+
+    Tokens with the tone "predicted" are in brackets, and "changed" tokens are marked with "*".
+    """
     lines = [caption] if caption else []
     above, below = "    ", "    "
     for token, note, tone in cells:
@@ -78,6 +84,6 @@ def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
 
 
 def tree_text(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
-    """A line a node, under the node that it belongs to."""
+    """Return a tree with one line per node; subtrees are indented below their parent."""
     label, branches = shape
     return "\n".join([indent + label, *(tree_text(branch, indent + "  ") for branch in branches)])

@@ -1,4 +1,4 @@
-"""The bytes of a text in UTF-8, which byte-level BPE takes, and in UTF-16."""
+"""Explanation of text as bytes: UTF-8, which byte-level BPE uses, and UTF-16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BOOK = bilingual("bytes.textbook_note")
 
 
 def explain(text: str = "今天") -> Page:
-    """Show code points and bytes of each character.
+    """Show the code point and the bytes of each character.
 
     Args:
         text: Any text.
