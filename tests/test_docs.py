@@ -334,7 +334,7 @@ def _stop(*arguments: Any) -> None:
     raise _SplitError(*((len(source.train), len(source.valid)) for source in examples))
 
 
-COUNTED = re.compile(r"^examples   ([\d,]+) to train on, ([\d,]+) held out", re.MULTILINE)
+COUNTED = re.compile(r"^examples   ([\d,]+) for training, ([\d,]+) for validation", re.MULTILINE)
 
 
 @pytest.mark.parametrize(

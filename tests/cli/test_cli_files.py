@@ -152,7 +152,7 @@ def test_prepare(capsys, tmp_path, text_file):
     other = output(capsys, *arguments[:-1], "151", code=1)
     assert "another tokenizer" in other[-1]
     both = ["--tokenizer", shards, "--kind", "bpe"]
-    assert "give either --tokenizer, or --kind and --vocab-size" in output(capsys, *arguments, *both, code=1)[0]
+    assert "give either --tokenizer, or" in output(capsys, *arguments, *both, code=1)[0]
     assert "only once" in output(capsys, "prepare", "-", "--out", shards, code=1)[0]
 
 
@@ -163,9 +163,7 @@ def test_an_interrupt_says_where_the_work_is_kept(capsys, tmp_path, text_file, m
     monkeypatch.setattr(prepare_command, "prepare_shards", interrupt)
     arguments = ["prepare", text_file, "--out", str(tmp_path / "out"), "--vocab-size", "167"]
     error = output(capsys, *arguments, code=130)[-1]
-    assert error.endswith(
-        f"is kept in {tmp_path / 'out.partial'}: repeat the command to continue."
-    )
+    assert error.endswith(f"is kept in {tmp_path / 'out.partial'}: repeat the command to continue.")
 
 
 def test_eval_refuses_what_it_would_not_read_before_it_begins(capsys, tmp_path, text_file):

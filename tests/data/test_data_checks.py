@@ -44,8 +44,8 @@ def test_texts(capsys, tmp_path):
     assert counts["documents in the wrong encoding"] == (3, 47, True)
     assert counts["repeated documents"] == (1, 47, False)
     # the notice in 41 documents of training, the own line of one of them
-    assert counts["repeated lines of 40 characters"] == (41, 84, True)
-    assert samples["repeated lines of 40 characters"][0] == f"42 x {NOTICE}"
+    assert counts["repeated lines of 40 or more characters"] == (41, 84, True)
+    assert samples["repeated lines of 40 or more characters"][0] == f"42 x {NOTICE}"
     assert counts["texts of one word"] == (1, 47, True)
     assert counts["validation documents in training"] == (1, 2, True)
     assert counts["validation lines in training"] == (2, 2, True)
@@ -193,8 +193,8 @@ def test_one_document_and_markers_of_its_end_are_told(tmp_path):
         findings = {one.check: one for one in check_texts([str(path)], CorpusOptions())}
         assert findings["documents"].count == 1
         assert "there is only one" in findings["documents"].advice
-        assert f'--separator "{marker}"' in findings["markers of a document's end"].advice
+        assert f'--separator "{marker}"' in findings["end-of-document markers"].advice
         options = CorpusOptions(separator=marker)
         findings = {one.check: one for one in check_texts([str(path)], options)}
         assert (findings["documents"].count, findings["documents"].advice) == (20, "")
-        assert "markers of a document's end" not in findings
+        assert "end-of-document markers" not in findings

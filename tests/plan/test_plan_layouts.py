@@ -141,7 +141,7 @@ def test_a_fine_tuning_recipe_needs_sizes_that_only_data_shows(capsys, tmp_path)
         '[objective]\nkind = "classification"\n[train]\nepochs = 3\n'
     )
     assert cli.main(["plan", str(recipe), "--gpus", "8"]) == 1
-    assert "give --length 512 --batch-tokens 16e3," in capsys.readouterr().err
+    assert "give, for example, --length 512 --batch-tokens 16e3." in capsys.readouterr().err
     sizes = ["--length", "128", "--batch-tokens", "16384"]
     unknown = planned(capsys, str(recipe), "--gpus", "8", *sizes)
     known = planned(capsys, str(recipe), "--gpus", "8", *sizes, "--tokens", "1e9")

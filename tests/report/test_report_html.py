@@ -151,8 +151,8 @@ def test_a_fine_tuned_run(make_run, monkeypatch):
     page = Page(write_report(run))
     text = re.sub(r"\n+", "", page.text)
     for words in (
-        "accuracy 0.8000 on 10 validation examples, with the weights of step 20, the best of 3 evaluations. "
-        'Always predicting "good", the most frequent label there, would give 0.6000.',
+        "accuracy 0.8000 on 10 validation examples, with the weights of step 20, the best of 3 "
+        'evaluations. Always predicting the most frequent label, "good", would give 0.6000.',
         "0.8000accuracy",
         "0.7654macro_f1",
         "scikit-learn",
@@ -172,7 +172,7 @@ def test_a_fine_tuned_run(make_run, monkeypatch):
     assert coverage["series"][0]["x"] == [0.5, 1.0]
     assert coverage["series"][0]["y"] == [1.0, 0.8]
     assert "expected calibration error 0.1250" in text
-    assert "try --threshold 0.75 --below other with trivium predict" in text
+    assert "try trivium predict with --threshold 0.75 --below other" in text
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
     page = Page(write_report(run))
     (coverage,) = [one for title, one in page.charts.items() if title.startswith("最有把握")]

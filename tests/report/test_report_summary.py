@@ -28,7 +28,7 @@ def test_verdicts_of_pretraining(make_run):
         (
             losses(4.0, 5.0),
             FACTS,
-            "worse (5.0000) than the best at step 20, and so is the training loss: try",
+            "is worse than the best one, at step 20, and the training loss has risen, too: try",
             False,
         ),
         (losses(4.0), {}, "Validation loss 4.0000 nats.", False),
@@ -39,7 +39,7 @@ def test_verdicts_of_pretraining(make_run):
         (
             [*losses(4.0), {"step": 40, "valid_loss": 5.0}],
             FACTS,
-            "worse (5.0000) than the best at step 20: the model overfits",
+            "(5.0000) is worse than the best one, at step 20: the model overfits",
             False,
         ),
         ([{"step": 1, "lr": 1}], FACTS, "No loss has been logged yet.", False),
@@ -81,7 +81,7 @@ def test_verdicts_of_tasks(make_run):
     )
     assert summary.stuck
     assert (
-        "bleu 0.0010 (0.1 BLEU): next to nothing was learned. Try more examples" in summary.verdict
+        "0.0010 (0.1 BLEU): the model learned almost nothing. Try more examples" in summary.verdict
     )
     evaluation = {"main": "mse", "values": {"mse": 0.5}, "higher_is_better": False}
     records = [{"step": n, "valid_loss": v, "valid_mse": v} for n, v in ((1, 0.5), (2, 0.9))]
@@ -90,7 +90,7 @@ def test_verdicts_of_tasks(make_run):
     )
     assert summary.best is not None
     assert summary.best.step == 1
-    assert summary.verdict == "mse 0.5000, with the weights of step 1, the best of 2."
+    assert summary.verdict == "mse 0.5000, with the weights of step 1, the best of 2 evaluations."
 
 
 def test_the_table_for_the_terminal(make_run):
@@ -155,7 +155,7 @@ def test_unequal_budgets_say_what_is_compared(make, budgets, after):
     (ranking,) = rank_runs(runs, ["long", "short"])
     named = ", ".join(f"{size} {kind}" for one in budgets for kind, size in one.items())
     assert ranking.note == (
-        f"The budgets differ ({named}): the best losses up to {after} are compared."
+        f"The budgets differ ({named}): the comparison uses the best losses up to {after}."
     )
     assert ranking.note in text_ranking(ranking)
     assert [line.name for line in ranking.lines if line.place] == ["short", "long"]
@@ -193,7 +193,7 @@ def test_objectives_are_ranked_apart(make):
     }
     assert rank_runs(runs[:2], ["a", "b"]) == []
     (sentence,) = incomparable(runs)
-    assert "different objectives (next token, masked)" in sentence
+    assert "different objectives (next-token prediction, masked)" in sentence
     assert text_report([run.folder for run in runs]).endswith(sentence)
     assert incomparable([runs[0], runs[2]]) == []
     other = [make("e", 5.0), make("f", 6.0, unigram_loss=8.0, bytes_per_token=8.5)]
@@ -265,10 +265,10 @@ def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task,
     other = labelled("second", task, examples[2:], predicted[1])
     first, second = incomparable([one, other])
     assert "examples differ: 6 are shared by all runs (one: 8, second: 8)" in first
-    assert second.startswith("On these 6: one ")
+    assert second.startswith("On these 6 examples: one ")
     assert second.count(metric) == 2
     if task == "classification":
-        assert second == "On these 6: one accuracy 0.5000, second accuracy 0.5000."
+        assert second == "On these 6 examples: one accuracy 0.5000, second accuracy 0.5000."
     reordered = labelled("third", task, examples[:8][::-1], predicted[1])
     assert incomparable([one, reordered]) == []
     apart = labelled("fourth", task, examples[8:], predicted[0])

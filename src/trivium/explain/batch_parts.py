@@ -32,7 +32,7 @@ _SIDES = {
 }
 
 
-def text_rows(
+def encode_rows(
     texts: Sequence[str],
     tokenizer: str | None,
     special_tokens: Sequence[str],
@@ -81,12 +81,12 @@ def objective_page(
     seed: int = 0,
 ) -> Page:
     """Return a page with the batch that an objective creates from rows, followed by `notes`."""
-    batch = noisy_batch(objective, tokenizer, rows, seed=seed)
+    batch = prepare_batch(objective, tokenizer, rows, seed=seed)
     parts = batch_parts(objective, batch, tokenizer, details=True)
     return Page(title, [*parts, *notes], batch_data(objective, batch, tokenizer))
 
 
-def noisy_batch(
+def prepare_batch(
     objective: Objective, tokenizer: Tokenizer, rows: RowBatch, *, seed: int = 0
 ) -> Batch:
     """Return the batch that an objective creates from rows, with different noise for each row.
@@ -140,13 +140,15 @@ def batch_parts(
     labels = label_names or tokenizer.readable_tokens
     parts: list[Part] = []
     for row in range(min(batch.num_rows, most_rows or batch.num_rows)):
-        for side, ids, targets in _sides(batch, row):
+        for side, ids, targets in _model_inputs(batch, row):
             reads = source_tokenizer if side == "encoder" else None
             view = _Side(objective, reads or tokenizer, labels, ids, targets)
-            parts.append(TokenRow(view.tokens(most_tokens), _caption(batch, row, side, targets)))
+            parts.append(
+                TokenRow(view.tokens(most_tokens), _row_caption(batch, row, side, targets))
+            )
             if details and row == 0 and targets is not None:
                 parts.append(view.table(batch))
-    return [*parts, _weights(objective, label_counts or objective.label_counts(batch))]
+    return [*parts, _loss_weight_table(objective, label_counts or objective.label_counts(batch))]
 
 
 def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict
             else [_label_name(names, label) or None for label in targets],
         }
         for row in range(batch.num_rows)
-        for side, ids, targets in _sides(batch, row)
+        for side, ids, targets in _model_inputs(batch, row)
     ]
     arrays = {name: array.tolist() for name, array in batch.arrays().items()}
     return {"objective": objective.kind, "rows": rows, "batch": arrays}
@@ -235,7 +237,7 @@ class _Side:
         return Table([*columns, *others], rows, bilingual("page.row_1_by_position"))
 
 
-def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
+def _model_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
     """Yield the inputs of a row: their name (such as "encoder"), the ids [T] and the targets [T].
 
     T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss; targets
@@ -244,7 +246,7 @@ def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
         for index in range(2):
             arrays = {name: a[:, index] for name, a in batch.arrays().items() if a.ndim == 3}
-            yield from _sides(Batch(**arrays), row)
+            yield from _model_inputs(Batch(**arrays), row)
         return
     ids, labels = batch.input_ids[row], None if batch.labels is None else batch.labels[row]
     if batch.decoder_input_ids is not None:
@@ -266,7 +268,7 @@ def _label_name(names: Sequence[str], label: int) -> str:
     return "" if label == IGNORE_INDEX else names[label]
 
 
-def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
+def _row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
     """Return the caption above the tokens of a row."""
     parts = [bilingual("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:
@@ -277,7 +279,7 @@ def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingu
     return Bilingual(*map("".join, zip(*parts)))
 
 
-def _weights(objective: Objective, label_counts: Mapping[str, int]) -> Table:
+def _loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
     """Return a table of the loss terms: the number of labels, and the weight per term and label."""
     weights = objective.term_weights()
     rows = [

@@ -87,7 +87,7 @@ def training_page(
     words: Mapping[str, int], merges: int, ties: Ties, *, byte_level: bool, notes: Sequence[Part]
 ) -> Page:
     """Return a page that shows how merges are learned from words with their counts."""
-    show, to_bytes = (_readable, symbols_to_bytes) if byte_level else (str, str.encode)
+    show, to_bytes = (_to_readable_text, symbols_to_bytes) if byte_level else (str, str.encode)
     steps = learn_merges(words, merges, ties, to_bytes)
     shown = list(words)[:_SHOWN_WORDS]
 
@@ -116,7 +116,7 @@ def training_page(
 def merging_page(path: Path, texts: Sequence[str]) -> Page:
     """Return a page that shows how a trained BPE tokenizer merges each word of the texts."""
     tokenizer = load_tokenizer(path, ("bpe", "byte-bpe"))
-    show = _readable if tokenizer.kind == "byte-bpe" else str
+    show = _to_readable_text if tokenizer.kind == "byte-bpe" else str
     ranks = {(left, right): rank for rank, (left, right) in enumerate(tokenizer.model["merges"])}
     whole_words = tokenizer.model["vocab"] if tokenizer.model.get("ignore_merges") else {}
 
@@ -132,7 +132,7 @@ def merging_page(path: Path, texts: Sequence[str]) -> Page:
     return encoding_page(tokenizer, texts, explain_word)
 
 
-def _readable(symbols: str) -> str:
+def _to_readable_text(symbols: str) -> str:
     """Convert byte-level symbols to text; incomplete characters become byte values (\\xe4)."""
     data = symbols_to_bytes(symbols)
     return symbols if data is None else readable(data)

@@ -14,17 +14,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader
 
-from trivium.explain.svg import curves_svg, grid_svg
+from trivium.explain.svg import draw_curves, draw_grid
 from trivium.explain.text_format import (
-    curves_text,
-    grid_text,
-    numeric_columns,
-    paragraph,
-    squares,
-    table_text,
-    tokens_text,
-    tree_text,
-    underlined,
+    draw_squares,
+    find_numeric_columns,
+    format_curves,
+    format_grid,
+    format_table,
+    format_tokens,
+    format_tree,
+    underline,
+    wrap_paragraph,
 )
 from trivium.files import write_file
 from trivium.messages import Language, terminal_language
@@ -77,7 +77,7 @@ class Heading:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return underlined(say(self.words, language), "-")
+        return underline(say(self.words, language), "-")
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class Table:
 
     def numeric(self, language: Language) -> list[bool]:
         """Return whether each column contains only numbers."""
-        return numeric_columns(self.cells(language))
+        return find_numeric_columns(self.cells(language))
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return table_text(say(self.caption, language), self.cells(language))
+        return format_table(say(self.caption, language), self.cells(language))
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Grid:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        cells = self.numbers() if self.digits else squares(self.values)
-        return grid_text(say(self.caption, language), cells, *self.labels(language))
+        cells = self.numbers() if self.digits else draw_squares(self.values)
+        return format_grid(say(self.caption, language), cells, *self.labels(language))
 
     def labels(self, language: Language) -> tuple[list[str], list[str]]:
         """Return the names of the rows and of the columns as text."""
@@ -147,7 +147,7 @@ class Grid:
         """Return the grid as an SVG image. If it has no caption, `title` is its accessible name."""
         cells = self.numbers() if self.digits else [[""] * len(row) for row in self.values]
         name = say(self.caption or title, language)
-        return grid_svg(name, self.values, *self.labels(language), cells)
+        return draw_grid(name, self.values, *self.labels(language), cells)
 
     def numbers(self) -> list[list[str]]:
         """Format the values: as integers if all are integers, otherwise with two decimals."""
@@ -172,12 +172,12 @@ class Curves:
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
         caption, x_label = say(self.caption, language), say(self.x_label, language)
-        return curves_text(caption, x_label, self.x, self.named(language))
+        return format_curves(caption, x_label, self.x, self.named(language))
 
     def svg(self, language: Language, title: Label = "") -> str:
         """Return the curves as an SVG image. Without a caption, `title` is the accessible name."""
         name = say(self.caption or title, language)
-        return curves_svg(name, self.x, self.named(language), say(self.x_label, language))
+        return draw_curves(name, self.x, self.named(language), say(self.x_label, language))
 
 
 class Token(NamedTuple):
@@ -205,7 +205,7 @@ class TokenRow:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return tokens_text(say(self.caption, language), self.cells(language))
+        return format_tokens(say(self.caption, language), self.cells(language))
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Tree:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return tree_text(self.shape(language))
+        return format_tree(self.shape(language))
 
     def shape(self, language: Language) -> tuple[str, list[Any]]:
         """Return the tree as nested tuples of a label and a list of subtrees."""
@@ -238,12 +238,12 @@ class Page:
     def text(self, language: Language = "en") -> str:
         """Return the page as text for a terminal."""
         parts = [
-            paragraph(say(part, language))
+            wrap_paragraph(say(part, language))
             if isinstance(part, str | Bilingual)
             else part.text(language)
             for part in self.parts
         ]
-        return "\n\n".join([underlined(say(self.title, language), "="), *parts])
+        return "\n\n".join([underline(say(self.title, language), "="), *parts])
 
     def html(self, language: Language = "en", *, whole: bool = True) -> str:
         """Return the page as a self-contained HTML document, or an HTML fragment if not `whole`."""

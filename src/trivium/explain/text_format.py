@@ -11,28 +11,28 @@ from trivium.messages import display_width, padded
 _WIDTH, _CURVE_ROWS = 79, 9
 
 
-def underlined(title: str, line: str) -> str:
+def underline(title: str, line: str) -> str:
     """Return a title, underlined with the character `line`."""
     return f"{title}\n{line * display_width(title)}"
 
 
-def paragraph(words: str) -> str:
+def wrap_paragraph(words: str) -> str:
     """Wrap a paragraph at 79 columns. Chinese text is not wrapped, because terminals wrap it."""
     return words if display_width(words) > len(words) else textwrap.fill(words, _WIDTH)
 
 
-def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
+def find_numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
     """Return whether each column contains only numbers, not counting the names in the first row."""
     return [not "".join(column[1:]).strip("-+.0123456789e,% ") for column in zip(*cells)]
 
 
-def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
+def format_table(caption: str, cells: Sequence[Sequence[str]]) -> str:
     """Return a table with aligned columns. The first row contains the names of the columns.
 
     Columns of numbers are aligned to the right.
     """
     widths = [max(map(display_width, column)) for column in zip(*cells)]
-    numeric = numeric_columns(cells)
+    numeric = find_numeric_columns(cells)
     lines = [
         "  ".join(map(lambda cell, width, right: padded(cell, width, right=right), *parts)).rstrip()
         for parts in ((row, widths, numeric) for row in cells)
@@ -40,14 +40,16 @@ def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(([caption] if caption else []) + ["    " + line for line in lines])
 
 
-def grid_text(
+def format_grid(
     caption: str, cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
 ) -> str:
     """Return a matrix as a table with names of rows and columns."""
-    return table_text(caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))])
+    return format_table(
+        caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))]
+    )
 
 
-def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
+def draw_squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
     """Replace positive numbers by filled squares, negative numbers by empty squares, 0 by a dot."""
 
     def square(value: float) -> str:
@@ -56,17 +58,17 @@ def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
     return [list(map(square, row)) for row in values]
 
 
-def curves_text(
+def format_curves(
     caption: str, x_label: str, x: Sequence[float], series: Mapping[str, Sequence[float]]
 ) -> str:
     """Return curves as a table with the values at some of the points."""
     step = max(1, -(-(len(x) - 1) // (_CURVE_ROWS - 1)))
     lines = list(zip(x, *series.values()))[::step]
     cells = [[x_label, *series], *([f"{value:.4g}" for value in line] for line in lines)]
-    return table_text(caption, cells)
+    return format_table(caption, cells)
 
 
-def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
+def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     """Return tokens as wrapped lines with their notes below.
 
     Tokens with the tone "predicted" are in brackets, and "changed" tokens are marked with "*".
@@ -83,7 +85,7 @@ def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(line for line in [*lines, above.rstrip(), below.rstrip()] if line)
 
 
-def tree_text(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
+def format_tree(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
     """Return a tree with one line per node; subtrees are indented below their parent."""
     label, branches = shape
-    return "\n".join([indent + label, *(tree_text(branch, indent + "  ") for branch in branches)])
+    return "\n".join([indent + label, *(format_tree(branch, indent + "  ") for branch in branches)])

@@ -15,7 +15,7 @@ Word: TypeAlias = tuple[Part, dict[str, Any]]
 """The encoding of a word: a part of the page, and data with the `word` and its `tokens`."""
 
 
-def texts_or_default(texts: list[str] | None, default: list[str]) -> list[str]:
+def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
     """Return the texts to explain, or `default` if there are none.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.blank_filling import BlankFilling
 from trivium.text.roles import TEXT_SPECIALS
@@ -30,7 +30,7 @@ def explain(
     return objective_page(
         bilingual("blank_filling.blank_filling"),
         BlankFilling.from_tree({**keys, "document_share": 0.0, "whole_share": 0.0}),
-        *text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
+        *encode_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
         bilingual("blank_filling.note"),
         seed=seed,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Page, bilingual
-from trivium.explain.tokens import texts_or_default
+from trivium.explain.tokens import check_texts
 from trivium.text.symbols import SPACE
 
 _RATS = ["the car", "the cat", "the rat"]
@@ -31,7 +31,7 @@ def explain(
         spaces: Treat a space like any other symbol, so that merges can cross spaces.
         tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    texts_shown = texts_or_default(texts, _RATS)
+    texts_shown = check_texts(texts, _RATS)
     if tokenizer is not None:
         return merging_page(tokenizer, texts_shown)
     words = (

@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 
 from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Page, bilingual
-from trivium.explain.tokens import texts_or_default
+from trivium.explain.tokens import check_texts
 
 _NOTE = bilingual("byte_bpe.words_note")
 
@@ -29,7 +29,7 @@ def explain(
         ties: Which of several equally frequent pairs to merge.
         tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    texts = texts_or_default(texts, ["今天", "今天", "天气", "the cat"])
+    texts = check_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
         return merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str

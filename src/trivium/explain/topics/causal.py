@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Formula, Page, bilingual
 from trivium.objectives.causal import Causal
 from trivium.text.roles import TEXT_SPECIALS
@@ -22,7 +22,7 @@ def explain(
     return objective_page(
         bilingual("causal.causal_language_modelling"),
         Causal.from_tree({"context": context}),
-        *text_rows(texts, tokenizer, TEXT_SPECIALS),
+        *encode_rows(texts, tokenizer, TEXT_SPECIALS),
         Formula("L = - 1/T sum_t log P(x_t | x_1 ... x_(t-1))"),
         bilingual("causal.note"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Heading, Page, Part, bilingual
 from trivium.objectives.denoising import Denoising
 from trivium.text.roles import TEXT_SPECIALS
@@ -26,7 +26,7 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
         seed: Random seed of the noise.
     """
     texts = text or ["The cat sat on it. We saw it. It was late."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS)
     title = bilingual("denoising.denoising")
     parts: list[Part] = []
     data = {}

@@ -6,7 +6,7 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.masked import Masked
 from trivium.text.roles import BERT_SPECIALS
@@ -38,7 +38,7 @@ def explain(
     """
     keys = {"probability": probability, "whole_words": whole_words, "max_span": max_span}
     objective = Masked.from_tree(keys)
-    chosen, rows = text_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
+    chosen, rows = encode_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
     page = objective_page(
         bilingual("masked.masked_language_modelling"), objective, chosen, rows, seed=seed
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.permutation import Permutation
 from trivium.text.roles import TEXT_SPECIALS
@@ -28,7 +28,7 @@ def explain(
         seed: Random seed for the targets and their order.
     """
     texts = text or ["The cat sat on the mat and it slept."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS)
     page = objective_page(
         bilingual("permutation.permutation_language"),
         Permutation.from_tree({"probability": probability, "max_span": max_span}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Heading, Page, bilingual
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.text.roles import TEXT_SPECIALS
@@ -17,7 +17,7 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
         seed: Random seed for the lengths of the prefixes.
     """
     texts = text or ["Thank you for inviting me to your party."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
     title = bilingual("prefix_lm.prefix_language_modelling")
     decoder = objective_page(title, PrefixLM.from_tree({}), chosen, rows, seed=seed)
     both = objective_page(title, Seq2SeqPrefixLM.from_tree({}), chosen, rows, seed=seed)

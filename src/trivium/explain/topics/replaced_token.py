@@ -9,7 +9,7 @@ import torch
 
 from trivium.data.batch import RowBatch
 from trivium.errors import TriviumError
-from trivium.explain.batch_parts import batch_data, batch_parts, noisy_batch, text_rows
+from trivium.explain.batch_parts import batch_data, batch_parts, encode_rows, prepare_batch
 from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.model_loading import load
 from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
@@ -43,9 +43,9 @@ def explain(
         seed: Random seed for masks and sampled tokens.
     """
     objective = ReplacedToken.from_tree({"probability": probability})
-    chosen, rows = text_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
+    chosen, rows = encode_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
     both = _build_untrained(chosen.vocabulary, rows) if model is None else _load_run(model)
-    host = noisy_batch(objective, chosen, rows, seed=seed)
+    host = prepare_batch(objective, chosen, rows, seed=seed)
     batch = to_device(host, torch.device("cpu"))
     corrupted, sums = objective.corrupt(both, batch), objective.loss(both, batch)  # type: ignore[arg-type]
     states = both.discriminator(**(batch.inputs | {"input_ids": corrupted.shown}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.text.roles import BERT_SPECIALS
@@ -30,7 +30,7 @@ def explain(
     return objective_page(
         bilingual("sentence_pairs.sentence_pairs"),
         SentencePairs.from_tree({"pairs": pairs}),
-        *text_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
+        *encode_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
         bilingual("sentence_pairs.note"),
         seed=seed,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import WITH_SENTINELS, objective_page, text_rows
+from trivium.explain.batch_parts import WITH_SENTINELS, encode_rows, objective_page
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.span_corruption import SpanCorruption
 
@@ -27,7 +27,7 @@ def explain(
             word is a token.
         seed: Random seed for the choice of the spans.
     """
-    chosen, rows = text_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
+    chosen, rows = encode_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
     objective = SpanCorruption.from_tree({"probability": probability, "mean_span": mean_span})
     noise, spans = objective.noise_size(int(rows.lengths[0]))
     return objective_page(

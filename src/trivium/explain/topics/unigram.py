@@ -18,7 +18,7 @@ from typing import Any
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Formula, Heading, Page, Part, Table, bilingual
-from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
+from trivium.explain.tokens import Word, check_texts, encoding_page, load_tokenizer
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
@@ -52,17 +52,17 @@ def explain(
         tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
     if tokenizer is not None:
-        return _encoding_page(tokenizer, texts_or_default(texts, _EXAMPLE))
+        return _encoding_page(tokenizer, check_texts(texts, _EXAMPLE))
     parts, data = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab is not None or texts is None:
         data["texts"] = []
-        for text in texts_or_default(texts, ["ababc"]):
+        for text in check_texts(texts, ["ababc"]):
             probabilities, fitting = fit(text, (vocab or "ab c").split())
             paths, text_data = lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
             data["texts"].append(text_data)
     if vocab is None:
-        rounds, data["training"] = train(texts_or_default(texts, _EXAMPLE), vocab_size, keep)
+        rounds, data["training"] = train(check_texts(texts, _EXAMPLE), vocab_size, keep)
         parts += [Heading(bilingual("unigram.training")), *rounds, _NOTE]
     return Page(bilingual("unigram.unigram_model"), parts, data)
 

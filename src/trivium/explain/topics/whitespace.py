@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Page, Table, Token, TokenRow, bilingual
-from trivium.explain.tokens import load_tokenizer, texts_or_default
+from trivium.explain.tokens import check_texts, load_tokenizer
 from trivium.text import Tokenizer
 
 _COLUMNS = [bilingual("whitespace.word"), bilingual("shared.count"), bilingual("whitespace.kept")]
@@ -25,7 +25,7 @@ def explain(
         kept: Number of words in the vocabulary.
         tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    texts = texts_or_default(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
+    texts = check_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
     counts = Counter(" ".join(texts).split())
     if kept < 1:
         raise TokenizerError(f"A vocabulary must keep at least one word, not {kept}.")

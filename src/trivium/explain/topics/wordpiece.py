@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers.normalizers import BertNormalizer
 
 from trivium.explain.page import Formula, Page, Table, bilingual
-from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
+from trivium.explain.tokens import Word, check_texts, encoding_page, load_tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 _BERT = {
@@ -40,7 +40,7 @@ def explain(
         vocab: The tokens of the vocabulary, separated by spaces.
         tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    words = texts_or_default(words, ["playing", "unaffable", "player"])
+    words = check_texts(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
         return encoding_page(loaded, words, lambda word: match(word, loaded.model))
