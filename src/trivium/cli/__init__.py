@@ -155,7 +155,7 @@ class CommandGroup(TyperGroup):
         if name in known:
             completes = ctx.resilient_parsing
             with exit_on_interrupt():
-                command = _completion_command(name) if completes else load_command(name)
+                command = _build_completion_command(name) if completes else load_command(name)
             return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):
             inside = (other for other in stored("completion") if other.endswith(f" {name}"))
@@ -176,7 +176,7 @@ class CommandGroup(TyperGroup):
         except UsageError as error:
             if not _is_first_error():
                 raise typer.Exit(error.exit_code) from None
-            error.message = _usage_message(error)
+            error.message = _format_usage_error(error)
             raise
         except TriviumError as error:
             _fail(str(error), debug)
@@ -203,7 +203,7 @@ app = typer.Typer(
 )
 
 
-def _completion_command(name: str) -> Any:
+def _build_completion_command(name: str) -> Any:
     """Return a stand-in for a command or command group, with options only, for shell completion."""
     outline = typer.Typer(add_completion=False, rich_markup_mode=None)
     for command, options in stored("completion").items():
@@ -234,7 +234,7 @@ def _simplify_message(message: str) -> str:
     return plain.replace("Input should be", "expected")
 
 
-def _usage_message(error: Any) -> str:
+def _format_usage_error(error: Any) -> str:
     """Return the message of a usage error, with a suggestion of what the user may have meant."""
     if isinstance(error, typer.BadParameter):
         return _simplify_message(error.message)
@@ -258,12 +258,14 @@ def _usage_message(error: Any) -> str:
 
 
 def _show_version(requested: bool) -> None:
+    """Print the version and exit, if `--version` is given."""
     if requested:
         typer.echo(f"trivium {trivium.__version__}")
         raise typer.Exit
 
 
 def _set_language(language: Language | None) -> None:
+    """Set the language of messages, if `--language` is given."""
     if language is not None:
         os.environ["TRIVIUM_LANGUAGE"] = language
 
@@ -349,4 +351,5 @@ def _is_first_error() -> bool:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a Python warning as one line, without its source location."""
     print(f"warning: {message}", file=sys.stderr)

@@ -33,7 +33,7 @@ class _Ranking(Config):
     reward: RewardFunction
 
 
-def reward_function(rank: str) -> RewardFunction:
+def load_reward(rank: str) -> RewardFunction:
     """Return the reward function that the value of `--rank` describes.
 
     `rank` is the name or folder of a reward model, or a reward in the TOML syntax of a recipe.

@@ -19,7 +19,7 @@ _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 _ARGUMENT = re.compile(r"(\{|\[+)([\w=-]+)(\.\.\.)?[}\]]+(\.\.\.)?")
 
 
-def _argument_name(match: re.Match[str]) -> str:
+def _format_usage(match: re.Match[str]) -> str:
     """Return a matched argument in the style of manual pages: MODEL..., DATA, [TEXT], [FOLDER]."""
     name = match[2].upper()
     return (name if match[1] == "{" else f"[{name}]") + (match[3] or match[4] or "")
@@ -36,7 +36,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write the usage line of a command."""
         super().write_usage(
-            prog, _ARGUMENT.sub(_argument_name, args), prefix or translated("click.usage")
+            prog, _ARGUMENT.sub(_format_usage, args), prefix or translated("click.usage")
         )
 
     def write_heading(self, heading: str) -> None:

@@ -13,7 +13,7 @@ import typer
 from trivium.adapt import count_parameters
 from trivium.cli._shared import print_json, shorten_count
 from trivium.cli._tables import TextTable, new_table, print_table
-from trivium.cli.presets import shape_cells
+from trivium.cli.presets import format_shape
 from trivium.errors import RecipeError
 from trivium.gpus import find_gpu
 from trivium.interop.hf_folder import export_problem
@@ -109,6 +109,7 @@ def _find_published(name: str) -> dict[str, PlannedSize]:
     """
 
     def complete(name: str) -> PlannedSize:
+        """Return a preset with its published training settings."""
         preset, recipe = catalogue[name], published_recipes().get(name)
         values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
         return PlannedSize(
@@ -208,7 +209,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
     """Print the plan of one model: its shape, the layouts, the time and the memory."""
     work = plan.step.work
     typer.echo(labelled("model", _format_model(plan, size)))
-    width, heads, layers, feed_forward = shape_cells(shape_summary(work.spec))
+    width, heads, layers, feed_forward = format_shape(shape_summary(work.spec))
     text = size.text_bytes and translated("plan.text_size", size=size.text_bytes / 1e9)
     shape = translated(
         "plan.shape",
@@ -333,7 +334,7 @@ def _build_size_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Planned
         table.add_row(
             plan.name,
             shorten_count(work.sizes.parameters),
-            *shape_cells(shape_summary(work.spec)),
+            *format_shape(shape_summary(work.spec)),
             f"{size.text_bytes / 1e9:,.0f}" if size.text_bytes else "-",
             f"{size.lr:.1e}" if size.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",

@@ -149,7 +149,7 @@ def parse_validation(values: list[str]) -> float | PathList:
         return PathList(values)
 
 
-def recipe_changes(
+def format_changes(
     reading: Mapping[str, Any], changes: Sequence[str] | None, *, no_verify: bool
 ) -> list[str]:
     """Return the options of a run that change its recipe, in the KEY=VALUE form of `--set`.
@@ -163,7 +163,7 @@ def recipe_changes(
     return [*keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
 
 
-def run_folder(
+def choose_run_folder(
     name: str | None, out: Path | None, advice: str, *, resume: bool | str, overwrite: bool
 ) -> Path:
     """Return the folder of a run: `out`, or by default `runs/NAME`.

@@ -43,7 +43,7 @@ from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
 from trivium.cli import stored
-from trivium.cli._shared import parse_validation, recipe_changes, run_folder
+from trivium.cli._shared import choose_run_folder, format_changes, parse_validation
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
@@ -109,7 +109,7 @@ def finetune(
         "reviews.jsonl`."
     )
     resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
-    out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
+    out = choose_run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
     with exit_on_interrupt():
         from trivium.workflows.training import finetune as run_finetuning
 
@@ -119,7 +119,7 @@ def finetune(
         data=PathList(data or ()),
         validation=None if validation is None else parse_validation(validation),
         out=out,
-        changes=recipe_changes(reading, changes, no_verify=no_verify),
+        changes=format_changes(reading, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
     )

@@ -123,7 +123,7 @@ def generate(
         for sample in generation.generate_samples(lm, options, batch, slots, drafts, chats)
     )
     if rank is not None:
-        reward = generation.reward_function(rank)
+        reward = generation.load_reward(rank)
         generation.show_ranked(lm, reward, generated, num_samples, pairs, as_json)
         return
     separator = ""

@@ -142,8 +142,8 @@ def prepare(
         return
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
-        typer.echo(_summary_line("text", ", ".join(map(str, files.values()))))
-    typer.echo(_summary(shards, out))
+        typer.echo(_format_line("text", ", ".join(map(str, files.values()))))
+    typer.echo(_format_summary(shards, out))
 
 
 def _parse_part(part: str) -> tuple[int, int]:
@@ -175,23 +175,23 @@ def _train_or_reuse_tokenizer(
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
 
 
-def _summary(shards: Shards, out: str) -> str:
+def _format_summary(shards: Shards, out: str) -> str:
     """Return a summary of a folder of shards as a few lines of text."""
     splits = shards.manifest.splits
-    lines = [_summary_line("shards", out)]
+    lines = [_format_line("shards", out)]
     for name, info in splits.items():
         numbers = {"documents": info.documents, "tokens": info.tokens}
         size = info.text_bytes / max(info.tokens, 1)
-        lines.append(_summary_line(name, translated("prepare.split", size=size, **numbers)))
+        lines.append(_format_line(name, translated("prepare.split", size=size, **numbers)))
     duplicates = sum(info.duplicates for info in splits.values())
-    lines.append(_summary_line("dropped", translated("prepare.duplicates", count=duplicates)))
+    lines.append(_format_line("dropped", translated("prepare.duplicates", count=duplicates)))
     if overlap := sum(info.overlap for info in splits.values()):
-        lines.append(_summary_line("dropped", translated("prepare.overlap", count=overlap)))
+        lines.append(_format_line("dropped", translated("prepare.overlap", count=overlap)))
     loss = unigram_loss([shards])
-    lines.append(_summary_line("loss", translated("prepare.unigram_loss", loss=loss)))
+    lines.append(_format_line("loss", translated("prepare.unigram_loss", loss=loss)))
     return "\n".join(lines)
 
 
-def _summary_line(label: str, text: str) -> str:
+def _format_line(label: str, text: str) -> str:
     """Return a line of the summary: a translated label, padded to 12 columns, and a text."""
     return f"{padded(translated(f'label.{label}'), 12)} {text}"

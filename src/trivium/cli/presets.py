@@ -142,7 +142,7 @@ def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
     )  # fmt: skip
     add_texts(table, "paper")
     for row in rows:
-        d_model, heads, layers, d_ff = shape_cells(row)
+        d_model, heads, layers, d_ff = format_shape(row)
         table.add_row(
             row["name"],
             _format_parameters(row["parameters"], row["active_parameters"]),
@@ -166,7 +166,7 @@ def _format_parameters(total: int, active: int) -> str:
     return shorten_count(total) + part
 
 
-def shape_cells(shape: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def format_shape(shape: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return the width, heads, layers and feed-forward width of a model as cells of a table.
 
     Heads are "32/8" if there are fewer key-value heads, and layers are "6+6" for an encoder and a

@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import recipe_changes, run_folder
+from trivium.cli._shared import choose_run_folder, format_changes
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
@@ -78,7 +78,7 @@ def pretrain(
 
         typer.echo(
             print_recipe(
-                recipe or "", data or (), recipe_changes(reading, changes, no_verify=no_verify)
+                recipe or "", data or (), format_changes(reading, changes, no_verify=no_verify)
             )
         )
         return
@@ -87,7 +87,7 @@ def pretrain(
         "`trivium presets` lists them."
     )
     resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
-    out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
+    out = choose_run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
     with exit_on_interrupt():
         from trivium.explain.show_batch import ShowBatch
         from trivium.workflows.training import pretrain as run_pretraining
@@ -96,7 +96,7 @@ def pretrain(
         recipe or "",
         data=PathList(data or ()),
         out=out,
-        changes=recipe_changes(reading, changes, no_verify=no_verify),
+        changes=format_changes(reading, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
         callbacks=[ShowBatch(out)] if show_batch else [],

@@ -140,7 +140,7 @@ def batch_parts(
     labels = label_names or tokenizer.readable_tokens
     parts: list[Part] = []
     for row in range(min(batch.num_rows, most_rows or batch.num_rows)):
-        for side, ids, targets in _model_inputs(batch, row):
+        for side, ids, targets in _split_inputs(batch, row):
             reads = source_tokenizer if side == "encoder" else None
             view = _Side(objective, reads or tokenizer, labels, ids, targets)
             parts.append(
@@ -166,7 +166,7 @@ def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict
             else [_label_name(names, label) or None for label in targets],
         }
         for row in range(batch.num_rows)
-        for side, ids, targets in _model_inputs(batch, row)
+        for side, ids, targets in _split_inputs(batch, row)
     ]
     arrays = {name: array.tolist() for name, array in batch.arrays().items()}
     return {"objective": objective.kind, "rows": rows, "batch": arrays}
@@ -237,7 +237,7 @@ class _Side:
         return Table([*columns, *others], rows, bilingual("page.row_1_by_position"))
 
 
-def _model_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
+def _split_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
     """Yield the inputs of a row: their name (such as "encoder"), the ids [T] and the targets [T].
 
     T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss; targets
@@ -246,7 +246,7 @@ def _model_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | No
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
         for index in range(2):
             arrays = {name: a[:, index] for name, a in batch.arrays().items() if a.ndim == 3}
-            yield from _model_inputs(Batch(**arrays), row)
+            yield from _split_inputs(Batch(**arrays), row)
         return
     ids, labels = batch.input_ids[row], None if batch.labels is None else batch.labels[row]
     if batch.decoder_input_ids is not None:

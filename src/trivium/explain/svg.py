@@ -119,9 +119,9 @@ def draw_curves(
     top, right = y_at + 14, _WIDTH - 14
     across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
-    def at(number: float, value: float) -> tuple[float, float]:
+    def at(x_value: float, y_value: float) -> tuple[float, float]:
         """Return the pixel coordinates of a point."""
-        return _LEFT + (number - first) * across, top + (high - value) / ((high - low) or 1) * up
+        return _LEFT + (x_value - first) * across, top + (high - y_value) / ((high - low) or 1) * up
 
     body = names
     for value in _round_ticks(low, high):

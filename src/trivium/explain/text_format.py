@@ -16,9 +16,9 @@ def underline(title: str, line: str) -> str:
     return f"{title}\n{line * display_width(title)}"
 
 
-def wrap_paragraph(words: str) -> str:
+def wrap_paragraph(text: str) -> str:
     """Wrap a paragraph at 79 columns. Chinese text is not wrapped, because terminals wrap it."""
-    return words if display_width(words) > len(words) else textwrap.fill(words, _WIDTH)
+    return text if display_width(text) > len(text) else textwrap.fill(text, _WIDTH)
 
 
 def find_numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:

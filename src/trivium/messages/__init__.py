@@ -76,7 +76,7 @@ def translated_english(text: str, /) -> str:
 
     Any other text is returned unchanged.
     """
-    for identifier, pattern in _patterns().items():
+    for identifier, pattern in _compile_patterns().items():
         if match := pattern.fullmatch(text):
             translation = catalog(terminal_language())[identifier]
             return _FIELD.sub(r"{\1}", translation).format(**match.groupdict())
@@ -84,7 +84,7 @@ def translated_english(text: str, /) -> str:
 
 
 @functools.cache
-def _patterns() -> Mapping[str, re.Pattern[str]]:
+def _compile_patterns() -> Mapping[str, re.Pattern[str]]:
     """Return regular expressions that match texts created by `english`, by identifier."""
     patterns = {}
     for identifier, text in catalog("en").items():

@@ -118,7 +118,8 @@ def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
         raise TokenizerError(
             f"{text!r} cannot be segmented into the pieces {pieces}. Give others with --vocab."
         )
-    likelihood, best = (_prefix_sums(text, probabilities)[-1], _best_paths(text, probabilities))
+    likelihood = _prefix_sums(text, probabilities)[-1]
+    best = _find_best_paths(text, probabilities)
     rows = []
     for pieces, nats in best:
         product = " x ".join(_format_probability(probabilities[piece]) for piece in pieces)
@@ -168,7 +169,7 @@ def _prefix_sums(text: str, pieces: Mapping[str, float]) -> list[float]:
     return forward
 
 
-def _best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
+def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
     """Return the most probable segmentations of a text and their log-probabilities in nats.
 
     This is the Viterbi algorithm with the ten best paths to each character.
@@ -244,13 +245,13 @@ def train(
     while True:
         expected: dict[str, float] = {}
         for _ in range(_ROUND_EM_STEPS):
-            expected, _ = _corpus_counts(words, probabilities)
+            expected, _ = _count_in_corpus(words, probabilities)
             # Characters keep a tiny probability, so that every word can be segmented.
             floor = {p: max(n, 1e-12) if len(p) == 1 else n for p, n in expected.items()}
             probabilities = _normalize(floor)
-        _, whole = _corpus_counts(words, probabilities)
+        _, whole = _count_in_corpus(words, probabilities)
         losses = {
-            piece: whole - _corpus_counts(words, {**probabilities, piece: 0.0})[1]
+            piece: whole - _count_in_corpus(words, {**probabilities, piece: 0.0})[1]
             for piece in probabilities
             if len(piece) > 1
         }
@@ -277,7 +278,7 @@ def train(
     return parts, {"seed": list(seed), "rounds": rounds, "probabilities": final}
 
 
-def _corpus_counts(
+def _count_in_corpus(
     words: Mapping[str, int], probabilities: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
     """Return the expected count of each piece in all words, and the log-likelihood in nats."""
