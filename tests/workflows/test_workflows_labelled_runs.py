@@ -57,7 +57,7 @@ def test_a_run_says_what_is_cut_and_refuses_data_without_targets(kind, tmp_path)
     records = [record(kind, n, size=4 if n % 2 else 90) for n in range(30)]
     console = quiet()
     done = run(kind, tmp_path, records, console=console, steps=1)
-    assert "are cut" not in printed(console)  # a model with 1,024 positions reads them whole
+    assert "are truncated" not in printed(console)  # a model with 1,024 positions reads them whole
     assert done.read_metadata()["train_examples"] + done.read_metadata()["valid_examples"] == 30
     changes = {"data": {"length": 40}, "train": {"device": "cpu", "steps": 1}}
     data = tmp_path / "data.jsonl"
@@ -94,7 +94,7 @@ def test_the_default_length_is_that_of_the_data_up_to_the_positions(tmp_path):
         records = [record("chat", n, response=response) for n in range(6)]
         console = quiet()
         lm = trivium.load(run("chat", tmp_path, records, console=console, steps=1).path)
-        assert ("are cut" in printed(console)) == (response == 2000)
+        assert ("are truncated" in printed(console)) == (response == 2000)
         if response == 700:
             assert 700 < lm.max_length <= 1024
         else:
