@@ -67,7 +67,7 @@ def test_the_index_has_every_chapter():
 
 @pytest.mark.slow
 # Of models of a few steps, and of vocabularies learned from a little text.
-@pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:the vocabulary does not")
+@pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:not in the vocabulary")
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_examples_of_a_chapter_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -312,7 +312,7 @@ def test_forms_of_output() -> None:
 
 @pytest.mark.slow
 # Of models of a few steps, and of vocabularies learned from a little text.
-@pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:the vocabulary does not")
+@pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:not in the vocabulary")
 @pytest.mark.parametrize("name", RUN)
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -334,7 +334,7 @@ def _stop(*arguments: Any) -> None:
     raise _SplitError(*((len(source.train), len(source.valid)) for source in examples))
 
 
-COUNTED = re.compile(r"^examples   ([\d,]+) to train on, ([\d,]+) held out", re.MULTILINE)
+COUNTED = re.compile(r"^examples   ([\d,]+) for training, ([\d,]+) for validation", re.MULTILINE)
 
 
 @pytest.mark.parametrize(

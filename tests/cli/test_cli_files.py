@@ -15,7 +15,7 @@ from their_tokenizers import TEXT, ours
 
 from trivium.cli import main
 from trivium.cli import prepare as prepare_command
-from trivium.cli.eval_ import _lines
+from trivium.cli.eval_ import _format_result
 from trivium.data.records import RecordOptions
 from trivium.data.shards import Shards
 from trivium.errors import DataError
@@ -152,7 +152,7 @@ def test_prepare(capsys, tmp_path, text_file):
     other = output(capsys, *arguments[:-1], "151", code=1)
     assert "another tokenizer" in other[-1]
     both = ["--tokenizer", shards, "--kind", "bpe"]
-    assert "not both" in output(capsys, *arguments, *both, code=1)[0]
+    assert "give either --tokenizer, or" in output(capsys, *arguments, *both, code=1)[0]
     assert "only once" in output(capsys, "prepare", "-", "--out", shards, code=1)[0]
 
 
@@ -163,9 +163,7 @@ def test_an_interrupt_says_where_the_work_is_kept(capsys, tmp_path, text_file, m
     monkeypatch.setattr(prepare_command, "prepare_shards", interrupt)
     arguments = ["prepare", text_file, "--out", str(tmp_path / "out"), "--vocab-size", "167"]
     error = output(capsys, *arguments, code=130)[-1]
-    assert error.endswith(
-        f"is kept in {tmp_path / 'out.partial'}: the same command continues there."
-    )
+    assert error.endswith(f"is kept in {tmp_path / 'out.partial'}: repeat the command to continue.")
 
 
 def test_eval_refuses_what_it_would_not_read_before_it_begins(capsys, tmp_path, text_file):
@@ -204,7 +202,9 @@ def test_eval_and_prompt(capsys, tmp_path, text_file):
     result = json.loads(results.read_text())[0]
     assert result["int8"]["loss"] > 0
     result["int8"]["loss"] = 1.25 * result["loss"]
-    (line,) = [line for line in _lines(result, "int8").split("\n") if line.split()[0] == "loss"]
+    (line,) = [
+        line for line in _format_result(result, "int8").split("\n") if line.split()[0] == "loss"
+    ]
     assert line.endswith(" +25.00%")
     assert "nothing to evaluate on" in output(capsys, "eval", folder, code=1)[0]
     assert not any("was trained on" in line for line in lines)

@@ -21,7 +21,7 @@ from their_tokenizers import TEXT, ours
 
 from trivium import cli
 from trivium.cli import main
-from trivium.cli._shared import known_texts
+from trivium.cli._shared import check_characters
 from trivium.inference.score import encode_item, score_continuations
 from trivium.inference.speculative import PromptLookup
 from trivium.inference.text_model import prompt_ids
@@ -120,10 +120,10 @@ def test_classify(saved, run, stdin, warned):
     assert record["scores"] == pytest.approx(pair.scores)
     stdin("a\tb\r\n\nAda wrote it\n \n")
     lines = run("classify")
-    assert warned.pop().endswith("without a label: line 2, 4.")
+    assert warned.pop().endswith("no label is predicted: line 2, 4.")
     assert [bool(line) for line in lines] == [True, False, True, False]
     (record,) = as_json(run("classify", "", "--json"))
-    assert warned == ["blank, and so without a label: text 1."]
+    assert warned == ["blank, so no label is predicted: text 1."]
     assert record == {"text": "", "label": None}
     stdin("a\tb\r\nAda wrote it\n")
     records = as_json(run("classify", "--json"))
@@ -201,7 +201,7 @@ def test_answer(saved, run, stdin, tmp_path):
         (["Who?"], "'Who?' has no context: give --context TEXT or --context-file FILE"),
         (["Who?", "--context-file", str(file)], "UTF-8"),
         (["Who?", "--context-file", str(tmp_path / "none")], "none"),
-        (["Who?", "--context", "a", "--context-file", str(file)], "leave out one of them"),
+        (["Who?", "--context", "a", "--context-file", str(file)], "leave one of them out"),
     ):
         assert message in run("answer", *arguments, code=1)[0]
 
@@ -417,19 +417,19 @@ def test_standard_input_that_is_not_utf8(run, stdin):
 
 def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned):
     run("tag", "Ada \u9f98 wrote", "\u9f98 \u9f99 \u9f98")
-    assert [message[:30] for message in warned] == [
-        "the vocabulary does not know \u9f98",
-        "the vocabulary does not know \u9f99",
+    assert [message[:24] for message in warned] == [
+        "not in the vocabulary: \u9f98",
+        "not in the vocabulary: \u9f99",
     ]
     warned.clear()
     run("embed", "Ada [MASK] wrote")
     assert warned == []
     run("answer", "\u9f98 who?", "\u9f98 wrote it", "--context", "\u9f99 wrote")
-    assert [message[30:31] for message in warned] == [":", ":"]
+    assert [message[24:25] for message in warned] == [":", ":"]
     warned.clear()
     words = Tokenizer.train("whitespace", texts=["the cat"], vocab_size=10, progress=False)
-    assert list(known_texts(["the dog", "a dog"], words)) == ["the dog", "a dog"]
-    assert [message.split(":")[0].split("know ")[1] for message in warned] == ["dog", "a"]
+    assert list(check_characters(["the dog", "a dog"], words)) == ["the dog", "a dog"]
+    assert [message.split(": ")[1] for message in warned] == ["dog", "a"]
 
 
 def test_generate_with_beams(saved, run):

@@ -41,11 +41,11 @@ def test_texts(capsys, tmp_path):
     counts, samples = check(capsys, *files, "--strict", code=1)
     assert counts["unreadable sources"] == (1, 3, True)
     assert "is UTF-16, not UTF-8: give --encoding utf-16" in samples["unreadable sources"][0]
-    assert counts["documents in wrong encoding"] == (3, 47, True)
+    assert counts["documents in the wrong encoding"] == (3, 47, True)
     assert counts["repeated documents"] == (1, 47, False)
     # the notice in 41 documents of training, the own line of one of them
-    assert counts["repeated lines of 40 characters"] == (41, 84, True)
-    assert samples["repeated lines of 40 characters"][0] == f"42 x {NOTICE}"
+    assert counts["repeated lines of 40 or more characters"] == (41, 84, True)
+    assert samples["repeated lines of 40 or more characters"][0] == f"42 x {NOTICE}"
     assert counts["texts of one word"] == (1, 47, True)
     assert counts["validation documents in training"] == (1, 2, True)
     assert counts["validation lines in training"] == (2, 2, True)
@@ -121,7 +121,7 @@ def test_labelled_examples(capsys, tmp_path, heldout):
             *samples["labels never in training"],
             *samples["labels with one example"],
         }
-    assert samples["labels that differ in case only"] == ["Bad, bad"]
+    assert samples["labels that differ only in case"] == ["Bad, bad"]
     assert counts["repeated examples"][0] == 0
     (disputed,) = samples["texts with different labels"]
     assert f"good ({train}, line 2)" in disputed
@@ -160,7 +160,7 @@ def test_tags_and_wrong_options(capsys, tmp_path):
     counts, _ = check(capsys, path, "--task", "tagging")
     assert counts["labels never in validation"] == (0, 2, False)
     for arguments, message in (
-        (("--set", "objective.column=1"), "name it with --task"),
+        (("--set", "objective.column=1"), "name the task with --task"),
         (("--task", "tagging", "--text-field", "words"), "words_field"),
         (("--task", "taging"), 'Did you mean "tagging"'),
         (("--task", "tagging", "--set", "train.steps=1"), "write objective.KEY"),
@@ -193,8 +193,8 @@ def test_one_document_and_markers_of_its_end_are_told(tmp_path):
         findings = {one.check: one for one in check_texts([str(path)], CorpusOptions())}
         assert findings["documents"].count == 1
         assert "there is only one" in findings["documents"].advice
-        assert f'--separator "{marker}"' in findings["markers of a document's end"].advice
+        assert f'--separator "{marker}"' in findings["end-of-document markers"].advice
         options = CorpusOptions(separator=marker)
         findings = {one.check: one for one in check_texts([str(path)], options)}
         assert (findings["documents"].count, findings["documents"].advice) == (20, "")
-        assert "markers of a document's end" not in findings
+        assert "end-of-document markers" not in findings

@@ -37,7 +37,7 @@ def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
         "gopher-repetition: dup line frac": "\n".join([good[0][:400].replace("\n", " ")] * 5),
         "gopher: short doc": " ".join(good[3].split()[:45]) + ".",
         "c4: lorem ipsum": good[1] + "\nLorem ipsum dolor sit amet, and so it goes on.",
-        "near-duplicate: of an earlier document": changed,
+        "near-duplicate: similar to an earlier document": changed,
     }
     path = write(tmp_path / "in.jsonl", [*good, *bad.values()])
     arguments = ["clean", str(path), "--out", str(tmp_path / "out")]
@@ -94,7 +94,7 @@ def test_near_duplicates_of_near_duplicates_are_dropped(tmp_path):
     assert not {*texts[0].split()} & {*texts[-1].split()}
     path = write(tmp_path / "in.jsonl", [*texts, "another text of nine words that is kept too"])
     report = clean(path, tmp_path / "out", CleanOptions(language="any", rules=()))
-    assert report.dropped == {"near-duplicate: of an earlier document": 20}
+    assert report.dropped == {"near-duplicate: similar to an earlier document": 20}
 
 
 @pytest.mark.slow

@@ -162,5 +162,5 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     with monkeypatch.context() as patch:
         patch.setattr(task_shards, "write_json", fail)
         assert main(command) == 1
-    assert "out.partial: the disk is full. What is finished is kept" in capsys.readouterr().err
+    assert "out.partial: the disk is full. The finished work is kept" in capsys.readouterr().err
     assert main(command) == 0

@@ -134,7 +134,7 @@ def test_the_batch_shown_is_the_one_that_is_trained_on(tmp_path, monkeypatch, ca
             assert np.array_equal(ours.arrays()[name], array)
     assert one.label_counts == trained[0].label_counts
     page = (out / "report.html").read_text()
-    assert "What the loss sees of the first batch" in page
+    assert "Inputs and labels of the first batch" in page
     assert page.count('<span class="token') == sum(map(len, shown_tokens(out)))
     printed = capsys.readouterr().err
     assert "first batch of masked" in printed

@@ -207,7 +207,7 @@ def test_lattice_of_the_textbook():
     assert data["tokens"] == ("ab", "ab", "c")
     assert data["path_count"] == 1
     assert "2/3 x 2/3 x 1/3  4/27" in page.text()
-    with pytest.raises(TokenizerError, match="cannot be written"):
+    with pytest.raises(TokenizerError, match="cannot be segmented"):
         explain("unigram", ["abd"], vocab="ab c")
 
 

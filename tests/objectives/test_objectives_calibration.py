@@ -142,8 +142,8 @@ def test_lines_say_how_predict_takes_the_threshold(monkeypatch):
     found = Calibration(0.125, ((0.9, 0.5, 1.0), (0.5, 1.0, 0.75)), 0.83, 0.5, 1.0)
     coverage, error, threshold = found.lines()
     assert "100% 0.7500, 50% 1.0000" in coverage
-    assert "0.1250 (15 bins" in error
-    assert threshold.startswith("try --threshold 0.83 --below other with trivium predict")
+    assert "0.1250 (15 probability bins" in error
+    assert threshold.startswith("try trivium predict with --threshold 0.83 --below other")
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
     assert "--threshold 0.83 --below other" in found.lines()[-1]
     assert "覆盖率" in found.lines()[0]

@@ -217,7 +217,7 @@ def test_each_layout_is_told_once(tmp_path):
     assert (len(lines), "text <- review" in lines[1]) == (2, True)
     many = [{"text": "a", "label": "x", f"more{n}": 1} for n in range(30)]
     _, lines = read(TextClassification(), tmp_path, *many)
-    assert (len(lines), lines[-1]) == (6, "and 25 other layouts")
+    assert (len(lines), lines[-1]) == (6, "and 25 other column layouts")
     wide = {"text": "a", "label": "x", **{f"c{n}": 1 for n in range(30)}}
     assert read(TextClassification(), tmp_path, wide)[1][0].endswith("c11, 18 more")
 
@@ -297,11 +297,12 @@ def test_joined_texts_are_told(tmp_path):
     plain_one = {"prompt": "Why?", "completion": "Because", "label": False}
     examples, lines = read(KTO(), tmp_path, whole)
     assert [one.response for one in examples] == [" A: y"]
-    assert lines[-1] == "responses that begin with their prompt, which is read once: 1"
+    assert lines[-1].startswith("responses that repeat their prompt at the start")
+    assert lines[-1].endswith(": 1")
     # Few of many begin with their prompt by chance.
     examples, lines = read(KTO(), tmp_path, greeting, plain_one, plain_one)
     assert [one.response for one in examples] == ["Hi there", "Because", "Because"]
-    assert re.fullmatch("responses that follow their prompt without a space .*: 2", lines[-1])
+    assert re.fullmatch("responses without a space after their prompt .*: 2", lines[-1])
 
 
 def test_nothing_in_messages_is_dropped_silently(tmp_path):
@@ -316,7 +317,7 @@ def test_nothing_in_messages_is_dropped_silently(tmp_path):
     assert lines == [
         "messages <- messages; ignored: tools",
         "not used: tool_calls (1), tool_call_id (1), reasoning_content (1)",
-        "assistant messages left out, with only tool calls: 1",
+        "assistant messages with only tool calls, which are skipped: 1",
     ]
     with pytest.raises(DataError, match="no message of the assistant"):
         read(Chat(), tmp_path, {"messages": [USER, call]})

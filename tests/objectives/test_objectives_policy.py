@@ -270,7 +270,7 @@ def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypat
         assert html.escape(one["prompt"]) in page
         assert f"{one['reward']:.4f}" in page
     assert '"title": "kl"' in page
-    assert re.search(r'class="verdict.*">reward 0\.\d+ on \d held-out examples', page)
+    assert re.search(r'class="verdict.*">reward 0\.\d+ on \d validation examples', page)
 
 
 def test_defaults_and_what_is_refused(tmp_path):

@@ -180,17 +180,17 @@ def test_bad_signs_of_kto_and_policies_are_called_out_once():
 
     assert policy() == []
     assert policy(frac_reward_zero_std=lambda n: 0.97) == ["in 97% of"]
-    assert policy(kl=lambda n: 4.0 * n) == ["the model is"]
+    assert policy(kl=lambda n: 4.0 * n) == ["the KL divergence"]
     assert policy(distinct_2=lambda n: 0.9 / (n + 1)) == ["responses repeat themselves"]
     assert policy(length=lambda n: min(10, 3 + n)) == ["responses grew from"]
     assert policy(length=lambda n: 9.9) == []
     assert policy(terminated=lambda n: 0.2) == ["the model ends"]
     noise = [0.041, 0.052, 0.038, 0.047, 0.044, 0.039, 0.051, 0.043, 0.048, 0.036, 0.045, 0.042]
     assert policy(reward=noise.__getitem__) == []
-    assert policy(reward=lambda n: noise[n] - 0.01 * n) == ["the reward falls,"]
+    assert policy(reward=lambda n: noise[n] - 0.01 * n) == ["the reward falls"]
     falling = {"reward": lambda n: noise[n] - 0.01 * n, "kl": lambda n: 30.0}
     both = policy(frac_reward_zero_std=lambda n: 0.9 * (n < 5), **falling)
-    assert both == ["in 90% of", "the model is", "the reward falls,"]
+    assert both == ["in 90% of", "the KL divergence", "the reward falls"]
     assert RunHistory(PolicyGradient()).warning({"step": 9, "valid_reward": 0.3}) is None
 
 

@@ -275,4 +275,4 @@ def test_languages_without_spaces_get_their_own_tokenizer():
     assert "tok:zh" in metrics.notes[0]
     metrics, _ = Summarization().compare([chinese[:3]], [(chinese,)])
     assert metrics.values["rouge1"] == pytest.approx(2 / 3)
-    assert "Han one by one" in metrics.notes[0]
+    assert "each Han character is a word" in metrics.notes[0]

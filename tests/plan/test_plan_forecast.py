@@ -35,7 +35,7 @@ def test_a_forecast_changes_nothing_of_the_run(preset, tmp_path, monkeypatch):
             changes=settings(steps=4, eval_every=4, eval_tokens=64), console=console,
         )  # fmt: skip
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert ("forecast   about" in shown) == (seconds == 0.0)
+        assert ("forecast   currently about" in shown) == (seconds == 0.0)
         records = run.read_metrics()
         runs.append([record.get("train_loss", record.get("valid_loss")) for record in records])
         if seconds == 0.0:
@@ -51,9 +51,9 @@ def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
     monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
     for preset, text, epochs, said in (
         ("llama-tiny", "short", 1, None),
-        ("llama-tiny", "short", 2, "parameters more than about 1 do not help (train.epochs)"),
-        ("llama-tiny", "long", 2, "over the text\n"),
-        ("bert-tiny", "short", 2, "over the text\n"),  # whose masks are new in every pass
+        ("llama-tiny", "short", 2, "parameters, more than about 1 do not help (train.epochs)"),
+        ("llama-tiny", "long", 2, "over the training text\n"),
+        ("bert-tiny", "short", 2, "over the training text\n"),  # whose masks are new in every pass
     ):
         train = {"eval_every": 1000, "save_every": 1000, "eval_tokens": 64, "batch_tokens": 1024}
         changes = settings(steps=None, epochs=epochs, **train)
@@ -81,7 +81,7 @@ def test_this_machine_is_measured_without_data(preset, kind, capsys, monkeypatch
 def test_this_machine_is_measured_for_a_number_of_minutes(capsys, monkeypatch):
     monkeypatch.setattr(forecast, "_SECONDS", 0.02)
     assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
-    assert "in 2m00s" in capsys.readouterr().out
+    assert "take 2m00s" in capsys.readouterr().out
 
 
 def test_a_tokenizer_without_the_tokens_of_the_objective_is_refused(capsys, tmp_path):

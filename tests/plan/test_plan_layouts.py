@@ -141,7 +141,7 @@ def test_a_fine_tuning_recipe_needs_sizes_that_only_data_shows(capsys, tmp_path)
         '[objective]\nkind = "classification"\n[train]\nepochs = 3\n'
     )
     assert cli.main(["plan", str(recipe), "--gpus", "8"]) == 1
-    assert "give --length 512 --batch-tokens 16e3," in capsys.readouterr().err
+    assert "give, for example, --length 512 --batch-tokens 16e3." in capsys.readouterr().err
     sizes = ["--length", "128", "--batch-tokens", "16384"]
     unknown = planned(capsys, str(recipe), "--gpus", "8", *sizes)
     known = planned(capsys, str(recipe), "--gpus", "8", *sizes, "--tokens", "1e9")
@@ -232,7 +232,7 @@ def test_what_cannot_be_planned_is_refused(capsys, tmp_path):
         (["lama-7b"], "llama-7b"),
         (["llama-7b", "--tokens-per-second-per-gpu", "9000"], "at most 7,5"),
         (["llama-7b", "--data", "text/"], "--data is for a plan with --this-machine"),
-        (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan on GPUs"),
+        (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan for GPUs"),
         (["bert-tiny", "--this-machine", "--set", "train.epochs=1"], "has train.epochs"),
         (["bert-tiny", "--this-machine", "--data", str(table)], 'has no column "text"'),
     ):

@@ -100,7 +100,7 @@ def test_runs_are_printed_in_one_form_only(make_run, capsys):
     run = str(make_run())
     for others in (["--csv"], ["--out", "page.html"], ["--open"]):
         assert main(["report", run, "--json", *others]) == 2
-        assert "give one of --json and --csv, without --out and --open" in " ".join(
+        assert "give either --json or --csv, without --out and --open" in " ".join(
             capsys.readouterr().err.split()
         )
 

@@ -156,8 +156,8 @@ def test_a_fine_tuned_run(make_run, monkeypatch):
     page = Page(write_report(run))
     text = re.sub(r"\n+", "", page.text)
     for words in (
-        "accuracy 0.8000 on 10 held-out examples, with the weights of step 20, best of 3. "
-        'Always predicting "good", the most frequent label there, would give 0.6000.',
+        "accuracy 0.8000 on 10 validation examples, with the weights of step 20, the best of 3 "
+        'evaluations. Always predicting the most frequent label, "good", would give 0.6000.',
         "0.8000accuracy",
         "0.7654macro_f1",
         "scikit-learn",
@@ -170,14 +170,14 @@ def test_a_fine_tuned_run(make_run, monkeypatch):
     ):
         assert words in text, words
     assert "undefined" not in text
-    assert page.charts["accuracy on held-out examples"]["series"][0]["y"] == [0.5, 0.8, 0.6]
+    assert page.charts["accuracy on validation examples"]["series"][0]["y"] == [0.5, 0.8, 0.6]
     assert page.charts["Loss (nats)"]["levels"] == []
     assert ("td", "title", "good as bad: 1") in page.attributes
     (coverage,) = [one for title, one in page.charts.items() if "(coverage)" in title]
     assert coverage["series"][0]["x"] == [0.5, 1.0]
     assert coverage["series"][0]["y"] == [1.0, 0.8]
     assert "expected calibration error 0.1250" in text
-    assert "try --threshold 0.75 --below other with trivium predict" in text
+    assert "try trivium predict with --threshold 0.75 --below other" in text
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
     page = Page(write_report(run))
     (coverage,) = [one for title, one in page.charts.items() if title.startswith("最有把握")]
@@ -231,7 +231,7 @@ def test_a_run_that_has_just_begun(make_run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('[1]\n{"step": 3, "train_lo')
     page = Page(write_report(run))
-    assert "Training loss 8.0000 nats (nothing held out)." in page.text
+    assert "Training loss 8.0000 nats (no validation data)." in page.text
     assert page.charts["Loss (nats per token)"]["series"][0]["x"] == [2]
     assert "Tokens/s" not in page.charts
 
@@ -276,7 +276,7 @@ def test_a_comparison(make_run, tmp_path):
     runs.append(make_run("masked"))
     page = Page(write_comparison(runs, tmp_path / "c.html"))
     text = re.sub(r"\n+", "", page.text)
-    assert "Ranking: next token after 6,000 tokens" in text
+    assert "Ranking: next-token prediction after 6,000 tokens" in text
     assert f"1.{runs[0]}" in text
     assert "4.5000" in text
     assert "model.presetgpt2gpt2bert-tiny" in text

@@ -28,7 +28,7 @@ def test_verdicts_of_pretraining(make_run):
         (
             losses(4.0, 5.0),
             FACTS,
-            "worse (5.0000) than the best at step 20, and so is the training loss: try",
+            "is worse than the best one, at step 20, and the training loss has risen, too: try",
             False,
         ),
         (losses(4.0), {}, "Validation loss 4.0000 nats.", False),
@@ -39,7 +39,7 @@ def test_verdicts_of_pretraining(make_run):
         (
             [*losses(4.0), {"step": 40, "valid_loss": 5.0}],
             FACTS,
-            "worse (5.0000) than the best at step 20: the model overfits",
+            "(5.0000) is worse than the best one, at step 20: the model overfits",
             False,
         ),
         ([{"step": 1, "lr": 1}], FACTS, "No loss has been logged yet.", False),
@@ -73,7 +73,7 @@ def test_verdicts_of_tasks(make_run):
     }
     run = read_run(make_run("a", metrics=metrics(0.6), metadata=metadata, evaluation=evaluation))
     summary = summarize(run)
-    assert "on 7 held-out examples: no better than always predicting" in summary.verdict
+    assert "on 7 validation examples: no better than always predicting" in summary.verdict
     assert summary.stuck
     evaluation = {"main": "bleu", "values": {"bleu": 0.001}}
     summary = summarize(
@@ -81,7 +81,7 @@ def test_verdicts_of_tasks(make_run):
     )
     assert summary.stuck
     assert (
-        "bleu 0.0010 (0.1 BLEU): next to nothing was learned. Try more examples" in summary.verdict
+        "0.0010 (0.1 BLEU): the model learned almost nothing. Try more examples" in summary.verdict
     )
     evaluation = {"main": "mse", "values": {"mse": 0.5}, "higher_is_better": False}
     records = [{"step": n, "valid_loss": v, "valid_mse": v} for n, v in ((1, 0.5), (2, 0.9))]
@@ -90,7 +90,7 @@ def test_verdicts_of_tasks(make_run):
     )
     assert summary.best is not None
     assert summary.best.step == 1
-    assert summary.verdict == "mse 0.5000, with the weights of step 1, best of 2."
+    assert summary.verdict == "mse 0.5000, with the weights of step 1, the best of 2 evaluations."
 
 
 def test_the_table_for_the_terminal(make_run):
@@ -137,7 +137,7 @@ def test_equal_budgets_in_steps_or_tokens_are_compared_without_the_clock(make, b
     assert [line.loss for line in ranking.lines if line.place] == [5.0, 5.0]
     assert ranking.note == ""
     after = "step 40" if "steps" in budgets[0] else "4,000 tokens"
-    assert ranking.title == f"next token after {after}"
+    assert ranking.title == f"next-token prediction after {after}"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_unequal_budgets_say_what_is_compared(make, budgets, after):
     (ranking,) = rank_runs(runs, ["long", "short"])
     named = ", ".join(f"{size} {kind}" for one in budgets for kind, size in one.items())
     assert ranking.note == (
-        f"The budgets differ ({named}): the best losses up to {after} are compared."
+        f"The budgets differ ({named}): the comparison uses the best losses up to {after}."
     )
     assert ranking.note in format_ranking(ranking)
     assert [line.name for line in ranking.lines if line.place] == ["short", "long"]
@@ -175,7 +175,7 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
         (None, "unigram baseline", 7.0, None),
     ]
     text = format_ranking(ranking)
-    assert text.startswith("next token after 6s")
+    assert text.startswith("next-token prediction after 6s")
     assert " 1. short" in text
 
 
@@ -188,12 +188,12 @@ def test_objectives_are_ranked_apart(make):
     ]
     rankings = rank_runs(runs, list("abcd"))
     assert {one.objective: [line.name for line in one.lines] for one in rankings} == {
-        "next token": ["a", "c", "unigram baseline"],
+        "next-token prediction": ["a", "c", "unigram baseline"],
         "masked": ["d", "b", "unigram baseline"],
     }
     assert rank_runs(runs[:2], ["a", "b"]) == []
     (sentence,) = describe_differences(runs)
-    assert "different objectives (next token, masked)" in sentence
+    assert "different objectives (next-token prediction, masked)" in sentence
     assert text_report([run.folder for run in runs]).endswith(sentence)
     assert describe_differences([runs[0], runs[2]]) == []
     other = [make("e", 5.0), make("f", 6.0, unigram_loss=8.0, bytes_per_token=8.5)]
@@ -264,13 +264,13 @@ def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task,
     one = labelled("one", task, examples[:8], predicted[0])
     other = labelled("second", task, examples[2:], predicted[1])
     first, second = describe_differences([one, other])
-    assert "examples differ: 6 are in all runs (one: 8, second: 8)" in first
-    assert second.startswith("On these 6: one ")
+    assert "examples differ: 6 are shared by all runs (one: 8, second: 8)" in first
+    assert second.startswith("On these 6 examples: one ")
     assert second.count(metric) == 2
     if task == "classification":
-        assert second == "On these 6: one accuracy 0.5000, second accuracy 0.5000."
+        assert second == "On these 6 examples: one accuracy 0.5000, second accuracy 0.5000."
     reordered = labelled("third", task, examples[:8][::-1], predicted[1])
     assert describe_differences([one, reordered]) == []
     apart = labelled("fourth", task, examples[8:], predicted[0])
     (sentence,) = describe_differences([one, apart])
-    assert "no held-out example in common" in sentence
+    assert "share no validation examples" in sentence

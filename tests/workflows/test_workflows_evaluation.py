@@ -47,7 +47,7 @@ def test_a_callback_sees_what_is_logged_evaluated_and_saved(text, tmp_path):
     # The same command resumes what has begun.
     console = quiet()
     pretrain("gpt2-tiny", out=out, resume="auto", **start | {"console": console})
-    assert "nothing is left to train: after step 4" in console.file.getvalue()  # type: ignore
+    assert "was used up after step 4" in console.file.getvalue()  # type: ignore
 
 
 def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
@@ -162,7 +162,7 @@ def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, mo
     assert 2 <= end <= 15  # of 48
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert (
-        f"metrics    on {during[0]} of the held-out examples during training (about 0s" in printed
+        f"metrics    on {during[0]} of the validation examples during training (about 0s" in printed
     )
 
 

@@ -43,7 +43,7 @@ def test_only_keys_of_the_paper_are_called_published(preset):
     assert name in lines
     changes = ["optimizer.lr=1e-5", "train.steps=5"]
     changed = told(defaults.complete(load_recipe(preset, changes), presets[preset]))
-    same, different = changed.split("not as published: ")
+    same, different = changed.split("differs from the paper: ")
     assert "data.length" in same
     assert "optimizer.lr = 1e-05 (published: " in different
     assert name in different

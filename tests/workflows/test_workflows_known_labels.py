@@ -90,9 +90,9 @@ def test_known_labels_keep_their_rows(task, origin, labels, models, tmp_path):
         assert torch.allclose(kept, rows[0][f"{name}.{part}"], atol=1e-9)
     shown = (TAGS[one] if task == "tagging" else one for one in "abc" if one not in labels)
     for unseen in shown:
-        assert f'"{unseen}"' in printed.split("absent from the data")[1]
+        assert f'"{unseen}"' in printed.split("not in the data")[1]
     assert ("added with new weights" in printed) == bool(new)
-    assert ("starts new" in printed) is False
+    assert ("newly initialized" in printed) is False
 
 
 def test_labels_without_one_that_is_known_start_new_and_the_lost_ones_are_named(models, tmp_path):
@@ -100,8 +100,8 @@ def test_labels_without_one_that_is_known_start_new_and_the_lost_ones_are_named(
     run = train("classes", models["classes", "run"], data, tmp_path / "run", console=console)
     assert trivium.load(run.path).settings.labels == ("x", "y", "z")
     printed = console.file.getvalue()
-    assert "the head classifier starts new" in printed
-    assert 'none of the labels of the model is in the data, so all are replaced: "a", "b", "c"' in (
+    assert "the head classifier is newly initialized" in printed
+    assert 'none of the model\'s labels occurs in the data, so all are replaced: "a", "b", "c"' in (
         printed
     )
 
@@ -151,7 +151,7 @@ def test_a_model_that_generates_labels_keeps_the_names(tmp_path):
     run = train("classes", base.path, write(tmp_path / "d.jsonl", "classes", "ab"),
                 tmp_path / "run", console=console)  # fmt: skip
     assert trivium.load(run.path).settings.labels == ("a", "b", "c")
-    assert 'absent from the data, so the model may forget them: "c"' in console.file.getvalue()
+    assert 'not in the data, so the model may forget them: "c"' in console.file.getvalue()
 
 
 def test_such_a_run_resumes(models, tmp_path):

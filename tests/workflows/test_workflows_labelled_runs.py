@@ -57,7 +57,7 @@ def test_a_run_says_what_is_cut_and_refuses_data_without_targets(kind, tmp_path)
     records = [record(kind, n, size=4 if n % 2 else 90) for n in range(30)]
     console = quiet()
     done = run(kind, tmp_path, records, console=console, steps=1)
-    assert "are cut" not in printed(console)  # a model with 1,024 positions reads them whole
+    assert "are truncated" not in printed(console)  # a model with 1,024 positions reads them whole
     assert done.read_metadata()["train_examples"] + done.read_metadata()["valid_examples"] == 30
     changes = {"data": {"length": 40}, "train": {"device": "cpu", "steps": 1}}
     data = tmp_path / "data.jsonl"
@@ -66,8 +66,13 @@ def test_a_run_says_what_is_cut_and_refuses_data_without_targets(kind, tmp_path)
         kind, model=PRESETS[FAMILIES[kind]], data=data, out=tmp_path / "short", changes=changes,
         console=console,
     )  # fmt: skip
-    assert "15 of 30 examples (50.0%) have more than 40 tokens" in printed(console)
-    assert "15 of 30 examples are left out: no token of their targets remains" in printed(console)
+    assert "15 of 30 examples (50.0%) are truncated: they have more than 40 tokens" in printed(
+        console
+    )
+    assert (
+        "15 of 30 examples are skipped, because truncation removes all their target tokens"
+        in printed(console)
+    )
     write_records(data, [record(kind, n, size=90) for n in range(30)])
     for validation in (0.1, write_records(tmp_path / "v.jsonl", [record(kind, 31, size=4)])):
         with pytest.raises(DataError, match="to train on none has a target token left"):
@@ -89,7 +94,7 @@ def test_the_default_length_is_that_of_the_data_up_to_the_positions(tmp_path):
         records = [record("chat", n, response=response) for n in range(6)]
         console = quiet()
         lm = trivium.load(run("chat", tmp_path, records, console=console, steps=1).path)
-        assert ("are cut" in printed(console)) == (response == 2000)
+        assert ("are truncated" in printed(console)) == (response == 2000)
         if response == 700:
             assert 700 < lm.max_length <= 1024
         else:
@@ -102,7 +107,7 @@ def test_the_number_of_steps_is_printed_and_few_are_warned_of(tmp_path):
     done = run("chat", tmp_path, records, console=console, epochs=1, batch_examples=4)
     count = done.read_metadata()["train_examples"]
     steps = -(-count // 4)
-    assert f"steps {steps}; an epoch has {count / 4:.1f}" in printed(console)
+    assert f"steps {steps}; one epoch is {count / 4:.1f} steps" in printed(console)
     assert f"{steps} steps in all are few to learn from" in printed(console)
     assert done.read_metrics()[-1]["step"] == steps
     console = quiet()
@@ -154,7 +159,7 @@ def test_a_document_that_is_cut_has_no_end_in_a_decoder_and_is_counted(text, tmp
                 preset, data=text, out=tmp_path / preset, changes=changes, console=console
             )
         suffix = trivium.load(done.path).tokenizer.suffix_ids
-        assert "documents to train on have more than the 16 tokens of a row" in printed(console)
+        assert "training documents are truncated to the 16 tokens of a row" in printed(console)
         assert (np.isin(np.concatenate(rows), suffix).mean() > 0.9) == ends
 
 

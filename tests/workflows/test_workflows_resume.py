@@ -203,7 +203,7 @@ def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, mon
     assert weights[1] == weights[2]
     assert len(set(weights)) == 3
     verdict = summarize(read_run(whole.path)).verdict
-    assert "skipped for a spike of the gradient norm, or in fp16 for an overflow: 1." in verdict
+    assert "because of a spike in the gradient norm or an fp16 overflow: 1." in verdict
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 5), whole)
 
 
@@ -247,7 +247,7 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     for line in (
         "(it was another), precision = fp32 (it was bf16), torch = ",
         "warning    resuming with optimizer.lr = 0.5, which was 0.0",
-        "finished   nothing is left to train: after step 10 the budget of 2,240 tokens is used up;",
+        "finished   the run is complete: the budget of 2,240 tokens was used up after step 10.",
     ):
         assert line in console.file.getvalue()  # type: ignore[attr-defined]
     changes = (

@@ -173,7 +173,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
         "classification", model=encoder.path, data=reviews, out=tmp_path / "lora",
         changes={"train": train, "adapter": {"rank": 2, "save_separately": True}}, console=console,
     )  # fmt: skip
-    new = f"weights    of {encoder.path}; the head classifier starts new"
+    new = f"weights    from {encoder.path}; the head classifier is newly initialized"
     assert new in console.file.getvalue()  # type: ignore[attr-defined]
     assert {*adapted.read_metadata()["unknown_shares"]} == {"texts"}  # its labels are no tokens
     names = load_file(adapted.path / "adapter" / "adapter_model.safetensors")
@@ -196,15 +196,15 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     assert evaluation["main"] == "bleu"
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     for words in (
-        "new and random: transformer-tiny is a preset",
+        "randomly initialized: transformer-tiny is a preset",
         "tok:13a",
         "kB of sources",
         "kB of targets",
-        " for targets, ",
-        "metrics    on 2 of the held-out examples during training, "
-        f"on all {evaluation['num_examples']} at the end",
-        f"evaluating on {evaluation['num_examples']} of {evaluation['num_examples']} held-out",
-        f"(on {evaluation['num_examples']} held-out examples, in ",
+        " for targets and ",
+        "metrics    on 2 of the validation examples during training, "
+        f"and on all {evaluation['num_examples']} at the end",
+        f"evaluating on {evaluation['num_examples']} of {evaluation['num_examples']} validation",
+        f"(on {evaluation['num_examples']} validation examples, in ",
     ):
         assert words in printed
     # Targets in another script: the old tokenizer cannot write them. The run looks unfinished.
@@ -222,7 +222,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "of the tokens of the targets are unknown to the tokenizer" in printed
     verdict = summarize(read_run(again.path)).verdict
-    assert "a model whose tokenizer knows this text" in verdict
+    assert "a model whose tokenizer covers this text" in verdict
 
 
 @pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after one step
@@ -272,7 +272,7 @@ def test_labels_that_only_held_out_examples_have_are_known_and_named(encoder, tm
             changes={"train": {"steps": 1, "device": "cpu"}}, console=console,
         )  # fmt: skip
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "its tokenizer lower-cases, so that names are not known by their capitals" in printed
+    assert "the model cannot recognize names by their capitals" in printed
     labels = trivium.load(run.path).settings.labels
     assert labels == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 
@@ -379,7 +379,7 @@ def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "warning    Validation loss" in printed
     assert "the unigram baseline" in printed
-    assert "; the 0.01 minutes begin now" in printed
+    assert "; the budget of 0.01 minutes starts now" in printed
 
 
 def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):

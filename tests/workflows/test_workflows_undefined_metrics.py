@@ -90,5 +90,5 @@ def test_an_undefined_auc_leaves_the_choice_to_the_loss(label, text, tmp_path):
     state = json.loads((run.checkpoints / "step-00000006" / "state.json").read_text())
     assert state["best_step"] == min(losses, key=losses.__getitem__)
     printed = console.file.getvalue()
-    assert "auc is undefined on these held-out examples" in printed
+    assert "auc is undefined on these validation examples" in printed
     assert "nan" not in printed

@@ -1,15 +1,17 @@
 """The command line: one module per command, imported only when the command runs.
 
-The module of a command imports no torch at its top, so that its help and its usage errors are fast.
-What needs torch is imported in its function: `with interrupts_exit()` where torch is not loaded.
+A command module does not import torch at the top level, so that `--help` and usage errors are fast.
+Its function imports the modules that need torch, inside `with exit_on_interrupt()` if torch may not
+be loaded yet.
 
-A module `cli/fill_mask.py` whose first line is "`trivium fill-mask`: predict masked tokens." is a
-command of that name with that line of help: its function `fill_mask`, whose docstring has the help
-of the arguments, too. The rest of the module's docstring, the examples, ends `--help`. Modules that
-begin with an underscore are shared.
+A module defines a command by the first line of its docstring: `cli/fill_mask.py` begins with
+"`trivium fill-mask`: predict masked tokens.", which is the name and the summary of the command. The
+function `fill_mask` runs the command, and its docstring contains the help of the arguments. The
+rest of the module's docstring contains the examples at the end of `--help`. Modules whose names
+begin with an underscore are not commands.
 
-Exit codes: 0 success, 1 the user's input was wrong (one message, no traceback), 2 wrong usage,
-130 interrupted, 141 the reader of the output closed it.
+Exit codes: 0 success, 1 invalid input (one message, no traceback), 2 wrong usage, 130 interrupted,
+141 the reader of the output closed the pipe.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from trivium.messages import Language
 OUTPUT_CLOSED = 141
 
 UsageError: Any = typer.BadParameter.__base__
-"""Wrong usage: Typer carries a copy of click and exports its subclasses only."""
+"""Click's `UsageError`, from the copy of click in Typer, which exports only its subclasses."""
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-# An entry under "Args:", with the lines that go on with it.
+# An entry under "Args:", with its continuation lines.
 _ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _PROGRAM_OPTIONS = {"--language": "--language zh", "--debug": "--debug", "--version": "--version"}
 _FIRST_LINE = re.compile(r'"""`trivium ([a-z-]+)`: (.+?)(?:""")?$')
@@ -60,7 +62,10 @@ _EPILOG = """Examples:
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Command -> (its module, its line of help), read from the files without importing them."""
+    """Return the module and the summary of each command, by name.
+
+    They are read from the source files; the modules are not imported.
+    """
     result = {}
     for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
         with path.open(encoding="utf-8") as file:
@@ -72,19 +77,21 @@ def commands() -> dict[str, tuple[str, str]]:
 
 
 def stored(name: str) -> Any:
-    """Return the content of a JSON file here, which docs/make_reference.py writes.
+    """Return the content of the JSON file `name` in this folder.
 
-    What it contains is collected from modules that import torch, which takes seconds.
+    docs/make_reference.py collects the content from modules that import torch. Reading the file
+    avoids that import, which takes seconds.
     """
     path = Path(__file__).with_name(f"{name}.json")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def load_command(name: str) -> Any:
-    """Import a command: the `app` of a module with several, or the function of the module's name.
+    """Import the module of a command and return the command as a click object.
 
-    A class `Command` in the module is that of the command. Of several in one module, each has the
-    examples that name it.
+    A module with an `app` is a group of commands; the help of each of them ends with the examples
+    that contain its name. Otherwise, the command runs the function with the name of the module. If
+    the module defines a class `Command`, the command is an instance of this class.
     """
     path, _ = commands()[name]
     module = importlib.import_module(path)
@@ -96,21 +103,22 @@ def load_command(name: str) -> Any:
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
-    decorate(described(getattr(module, path.rpartition(".")[2])))
+    decorate(add_parameter_help(getattr(module, path.rpartition(".")[2])))
     return typer.main.get_command(single)
 
 
 def _add_examples(command: Any, name: str, examples: str) -> None:
-    """End the help of a command inside another with those of the examples that name it."""
+    """Set the epilog of a subcommand to the examples that contain its full name."""
     own = [one for one in examples.split("\n\n") if f" {name} " in f"{one} "]
     command.epilog = "\n\n".join(["Examples:", *own]) if own else None
 
 
-def described(command: Command) -> Command:
-    """Give the parameters of a command the help that its docstring has under "Args:".
+def add_parameter_help(command: Command) -> Command:
+    """Use the entries under "Args:" in the docstring of a command as the help of its parameters.
 
-    One without a default is an argument, any other an option, unless typer is told otherwise. A
-    bool that is False is a flag without an opposite, unless its names are given.
+    A parameter without a default becomes an argument and any other parameter an option, unless its
+    annotation contains a `typer.Argument` or `typer.Option`. A bool whose default is False becomes
+    a flag without a `--no-` form, unless its annotation names the flags.
     """
     text, _, args = str(inspect.getdoc(command)).partition("\n\nArgs:\n")
     helps = {name: " ".join(words.split()) for name, words in _ARGUMENT.findall(args)}
@@ -134,17 +142,20 @@ def described(command: Command) -> Command:
 
 
 class CommandGroup(TyperGroup):
-    """All commands by name and line of help; the module of one is imported when it runs."""
+    """The group of all commands. The module of a command is imported only when the command runs."""
 
     context_class = HelpContext
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command of `args[0]`. An unknown one is a usage error that suggests the nearest."""
+        """Return the name of the command `args[0]`, the command and the remaining arguments.
+
+        An unknown command is a usage error that suggests the command with the most similar name.
+        """
         name, known = args[0], commands()
         if name in known:
             completes = ctx.resilient_parsing
             with exit_on_interrupt():
-                command = _outline(name) if completes else load_command(name)
+                command = _build_completion_command(name) if completes else load_command(name)
             return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):
             inside = (other for other in stored("completion") if other.endswith(f" {name}"))
@@ -153,19 +164,19 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help of the program, when its language is known."""
+        """Write the help of the program, translated to the language of the terminal."""
         translate_help(self)
         super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a wrong input becomes one message and an exit code."""
+        """Run a command. An expected error becomes one message and an exit code."""
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            if not _is_first_to_fail():
+            if not _is_first_error():
                 raise typer.Exit(error.exit_code) from None
-            error.message = _usage_message(error)
+            error.message = _format_usage_error(error)
             raise
         except TriviumError as error:
             _fail(str(error), debug)
@@ -176,7 +187,7 @@ class CommandGroup(TyperGroup):
             file = f"{error.filename}: " if error.filename else ""
             _fail(f"{file}{error.strerror or error}.", debug)
         except KeyboardInterrupt as interrupt:
-            if os.environ.get("RANK", "0") == "0":  # of several processes the first one tells
+            if os.environ.get("RANK", "0") == "0":  # only the first of several processes prints
                 print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
@@ -192,8 +203,8 @@ app = typer.Typer(
 )
 
 
-def _outline(name: str) -> Any:
-    """A command's options, or its commands with theirs, for a shell that completes a line."""
+def _build_completion_command(name: str) -> Any:
+    """Return a stand-in for a command or command group, with options only, for shell completion."""
     outline = typer.Typer(add_completion=False, rich_markup_mode=None)
     for command, options in stored("completion").items():
         if command != name and not command.startswith(f"{name} "):
@@ -215,18 +226,18 @@ def _outline(name: str) -> Any:
     return typer.main.get_command(outline)
 
 
-def _plain(message: str) -> str:
-    """What a value must be, without the words of pydantic, which Typer uses."""
+def _simplify_message(message: str) -> str:
+    """Reword the message of pydantic for an invalid value in plain English."""
     plain = message.removeprefix("Value error, ").partition(", unable to")[0]
     plain = re.sub("Input should be (greater|less)", r"Input should be a number \1", plain)
     plain = plain.replace("a valid integer", "a whole number").replace("a valid ", "a ")
     return plain.replace("Input should be", "expected")
 
 
-def _usage_message(error: Any) -> str:
-    """The message of wrong usage with what was meant: the option, the key, the allowed values."""
+def _format_usage_error(error: Any) -> str:
+    """Return the message of a usage error, with a suggestion of what the user may have meant."""
     if isinstance(error, typer.BadParameter):
-        return _plain(error.message)
+        return _simplify_message(error.message)
     option, command = getattr(error, "option_name", None), getattr(error.ctx, "command", None)
     if option is not None and hasattr(error, "possibilities"):
         similar, error.possibilities = error.possibilities, ()
@@ -235,24 +246,26 @@ def _usage_message(error: Any) -> str:
             example = f"`trivium {_PROGRAM_OPTIONS[option]} {path}`"
             return f"{error.message}. It goes before the command: {example}."
         usage = importlib.import_module("trivium.cli._usage")
-        return error.message + usage.option_advice(option, error.ctx, similar)
+        return error.message + usage.suggest_option(option, error.ctx, similar)
     if "extra argument" in error.message and "=" in error.message:
-        return f"{error.message}. Every KEY=VALUE has its own --set: --set A=1 --set B=2."
+        return f"{error.message}. Write --set before every KEY=VALUE: --set A=1 --set B=2."
     params = getattr(command, "params", ())
-    repeatable = [one.opts[0] for one in params if getattr(one, "multiple", False)]
+    repeatable = [param.opts[0] for param in params if getattr(param, "multiple", False)]
     if "extra argument" in error.message and repeatable:
         several = f"{repeatable[0]} A {repeatable[0]} B"
-        return f"{error.message}. Options with several values are repeated: {several}."
+        return f"{error.message}. Repeat an option to give several values: {several}."
     return error.message
 
 
 def _show_version(requested: bool) -> None:
+    """Print the version and exit, if `--version` is given."""
     if requested:
         typer.echo(f"trivium {trivium.__version__}")
         raise typer.Exit
 
 
 def _set_language(language: Language | None) -> None:
+    """Set the language of messages, if `--language` is given."""
     if language is not None:
         os.environ["TRIVIUM_LANGUAGE"] = language
 
@@ -263,25 +276,30 @@ def options(
         bool,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback if an error occurs.")
+    ] = False,
     language: Annotated[
         Language | None,
         typer.Option(
-            help="English or Chinese.",
-            show_default="the terminal's",
+            help="Language of the output: English or Chinese.",
+            show_default="language of the terminal",
             is_eager=True,
             callback=_set_language,
         ),
     ] = None,
 ) -> None:
-    """Options of the program itself; `CommandGroup.invoke` reads them."""
+    """Define the options of the program itself; `CommandGroup.invoke` reads their values."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program on `arguments` (default: those of the process) and return its exit code."""
+    """Run the program and return its exit code.
+
+    `arguments` are the command-line arguments; None: `sys.argv[1:]`.
+    """
     warnings.showwarning = _show_warning
-    # Read by OpenMP when PyTorch is imported: threads that wait by spinning make training several
-    # times slower on a machine whose cores are shared.
+    # OpenMP reads this when PyTorch is imported. Without the limit, threads that spin while they
+    # wait make training several times slower on a machine whose cores are shared.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     group = typer.main.get_command(app)
     assert isinstance(group, CommandGroup)
@@ -304,21 +322,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Keep Python from writing its buffer to a closed pipe at exit."""
+    """Redirect standard output to /dev/null, because Python flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, debug: bool) -> None:
-    """Print the message and exit with 1; with --debug, re-raise the error being handled."""
+    """Print an error message and exit with code 1; with `debug`, re-raise the current exception."""
     if debug:
         raise
-    if _is_first_to_fail():
+    if _is_first_error():
         print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(1) from None
 
 
-def _is_first_to_fail() -> bool:
-    """False where another process that `torchrun` started on this machine has told its error."""
+def _is_first_error() -> bool:
+    """Return whether this process should print its error.
+
+    Of the processes that `torchrun` started on this machine, only the first that fails prints.
+    """
     own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if own_file is None:
         return True
@@ -330,4 +351,5 @@ def _is_first_to_fail() -> bool:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a Python warning as one line, without its source location."""
     print(f"warning: {message}", file=sys.stderr)

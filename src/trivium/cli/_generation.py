@@ -1,4 +1,4 @@
-"""How `trivium generate` samples, ranks and drafts; imports torch."""
+"""Sampling, ranking and draft tokens for `trivium generate`. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from trivium.cli._shared import show, tab_separated
+from trivium.cli._shared import join_cells, print_result
 from trivium.config import Config
 from trivium.errors import RecipeError, TriviumError
 from trivium.evaluate.best_of import best_and_worst, ranked
@@ -26,15 +26,18 @@ from trivium.model_loading import load
 from trivium.rewards import RewardFunction
 
 Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
-"""Each prompt in its turn with its request and pieces of text; all generate together."""
+"""For each prompt in order: the prompt, its request and an iterator over new text."""
 
 
 class _Ranking(Config):
     reward: RewardFunction
 
 
-def reward_function(rank: str) -> RewardFunction:
-    """A reward model by its name, or a reward as a recipe has it."""
+def load_reward(rank: str) -> RewardFunction:
+    """Return the reward function that the value of `--rank` describes.
+
+    `rank` is the name or folder of a reward model, or a reward in the TOML syntax of a recipe.
+    """
     tree: Any = {"kind": "model", "model": rank}
     if rank.startswith("{"):
         try:
@@ -46,7 +49,8 @@ def reward_function(rank: str) -> RewardFunction:
     return reward
 
 
-def record(prompt: str, request: GenerationRequest, **more: float) -> dict[str, Any]:
+def sample_record(prompt: str, request: GenerationRequest, **more: float) -> dict[str, Any]:
+    """Return a generated sample as a dictionary for JSON, with the entries `more` added."""
     record = {"prompt": prompt, "text": request.text, "seed": request.seed}
     return {**record, "finish_reason": request.finish_reason, **more}
 
@@ -59,7 +63,10 @@ def show_ranked(
     pairs: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the samples of every prompt, the best first; write pairs of them."""
+    """Print the samples of every prompt, ordered by reward, highest first.
+
+    If `pairs` is a path, the best and the worst sample of each prompt are written to this file.
+    """
     counts = Counter[str]()
     if pairs is not None:
         pairs.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +79,8 @@ def show_ranked(
             if not as_json:
                 typer.echo(f"\n{prompt}" if counts else prompt)
             for score, one in samples:
-                line = tab_separated(f"{score:.4f}", one.text)
-                show(record(prompt, one, reward=score), line, as_json=as_json)
+                line = join_cells(f"{score:.4f}", one.text)
+                print_result(sample_record(prompt, one, reward=score), line, as_json=as_json)
             pair = best_and_worst(lm, prompt, samples)
             counts["pairs" if pair else "equal"] += 1
             counts["cut"] += sum(one.finish_reason == "length" for one in requests)
@@ -91,7 +98,7 @@ def show_ranked(
         typer.echo(words, err=True)
 
 
-def generate(
+def generate_samples(
     lm: LanguageModel,
     options: Mapping[str, Any],
     jobs: list[tuple[str, int]],
@@ -99,9 +106,10 @@ def generate(
     draft: Draft | None,
     chats: bool,
 ) -> Generated:
-    """The texts of prompts; with `chats` these are the messages of a user.
+    """Generate texts for pairs of a prompt and a seed; yields them in the order of `jobs`.
 
-    A prompt that is refused is an error after the texts before it.
+    With `chats`, each prompt is sent as a user message of a conversation. If the engine refuses a
+    prompt, the texts of the earlier prompts are yielded before the error is raised.
     """
     requests: list[tuple[str, GenerationRequest]] = []
     for prompt, seed in jobs:
@@ -123,8 +131,11 @@ def generate(
         raise refused
 
 
-def draft_tokens(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
-    """The source of draft tokens: the text so far, or a smaller model."""
+def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
+    """Return the source of draft tokens for speculative decoding.
+
+    `draft` is "lookup" (n-grams of the text so far), a smaller model, or None (no drafts).
+    """
     if draft is None:
         return None
     if draft == "lookup":
@@ -132,6 +143,7 @@ def draft_tokens(draft: str | None, device: str, lm: LanguageModel) -> Draft | N
     smaller = load(draft, device=device, pack=True)
     if smaller.text_tokenizer.fingerprint != lm.text_tokenizer.fingerprint:
         raise TriviumError(
-            f"--draft {draft} has another tokenizer than the model: a draft model needs the same."
+            f"--draft {draft} and the model have different tokenizers: a draft model needs the "
+            "tokenizer of the model."
         )
     return DraftModel(smaller.module)

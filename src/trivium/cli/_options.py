@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and those that a dataclass describes."""
+"""Arguments and options shared by several commands, and options generated from dataclasses."""
 
 from __future__ import annotations
 
@@ -18,74 +18,81 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A run, a checkpoint, a saved model, or a Hugging Face folder or name.",
+        help="A run, a checkpoint, a saved model, or the folder or name of a Hugging Face model.",
     ),
 ]
 Checkpoint = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Of a run: the step whose checkpoint to use.", show_default="the last"
+        min=1, help="Step of the run whose checkpoint is loaded.", show_default="the last"
     ),
 ]
 Texts = Annotated[
-    list[str] | None, typer.Argument(metavar="TEXT", help="Default: the lines of stdin.")
+    list[str] | None, typer.Argument(metavar="TEXT", help="The texts. Default: the lines of stdin.")
 ]
 Positive = Annotated[int, typer.Option(min=1)]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda, ...")]
 SpecialTokens = Annotated[
     literals.SpecialTokens | None,
     typer.Option(
-        help="Read the name of a special token in a text as text, or as the special token.",
-        show_default="text; in the prompt of generate special",
+        help="Whether the name of a special token in a text, such as [SEP], is ordinary text or "
+        "the special token.",
+        show_default="text; special for the prompts of generate",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Precision of the weights.", show_default="as stored"),
+    typer.Option(help="Data type of the weights.", show_default="as stored"),
 ]
 Quantize = Annotated[
     Literal["int8"] | None,
-    typer.Option(help="Quantize the weights of linear layers.", show_default=False),
+    typer.Option(help="Quantize the weights of the linear layers.", show_default=False),
 ]
 Compile = Annotated[
     bool, typer.Option(help="Compile the decode step with torch.compile; needs a C++ compiler.")
 ]
 Resume = Annotated[bool, typer.Option(help="Resume the run from its last checkpoint.")]
-AutoResume = Annotated[bool, typer.Option(help="Resume the run if it has begun, else start it.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace what --out already holds.")]
+AutoResume = Annotated[
+    bool, typer.Option(help="Resume the run if it has started, otherwise start it.")
+]
+Overwrite = Annotated[bool, typer.Option(help="Replace existing content of --out.")]
 Replace = Annotated[
-    bool, typer.Option(help="Replace the model in OUT; never a run, or other files.")
+    bool,
+    typer.Option(help="Replace an existing model in OUT. A run or other files are never replaced."),
 ]
 NoVerify = Annotated[
-    bool, typer.Option(help="With --resume: do not compare shards and checkpoint with checksums.")
+    bool, typer.Option(help="With --resume: do not verify the checksums of shards and checkpoint.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe. Repeatable."),
 ]
 TaskSet = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a key of the task's objective, such as objective.text_field, or "
-        "data.encoding; repeatable.",
+        help="Set a key of the task's objective, such as objective.text_field, or of the data, "
+        "such as data.encoding. Repeatable.",
     ),
 ]
 Symbols = Annotated[
-    bool, typer.Option(help="Show tokens as the vocabulary spells them, not as text.")
+    bool,
+    typer.Option(help="Show tokens as they are spelled in the vocabulary, not as readable text."),
 ]
 
 
-def only_set(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a user set."""
+def drop_unset(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the user set: those that are neither None nor an empty list."""
     return {name: value for name, value in options.items() if value not in (None, [])}
 
 
-def above(bound: float | None) -> Callable[[Any], Any] | None:
-    """Return a callback of an option whose numbers are above a bound (None: any), which is wrong
-    usage otherwise. Typer has `min` and `max` only, which are allowed themselves."""
+def greater_than(bound: float | None) -> Callable[[Any], Any] | None:
+    """Return a callback that accepts only numbers greater than `bound`; None if `bound` is None.
+
+    The `min` and `max` of Typer are inclusive.
+    """
 
     def check(value: Any) -> Any:
         if value is not None and not value > bound:
@@ -98,11 +105,16 @@ def above(bound: float | None) -> Callable[[Any], Any] | None:
 def with_options(
     config: type, *, exclude: Sequence[str] = (), unset: str = ""
 ) -> Callable[[Command], Command]:
-    """Give a command, in place of its `**options`, an option for every field of a dataclass.
+    """Return a decorator that replaces the `**options` of a command by the fields of a dataclass.
 
-    A field's type, default, description and bounds become those of the option; fields that
-    are mappings have no form on a command line and are left out. With `unset`, which --help
-    shows with the default in place of {}, what is not set is None here: see `only_set`.
+    Each field becomes an option with the type, default, description and bounds of the field. Fields
+    that are mappings are skipped.
+
+    Args:
+        config: the dataclass.
+        exclude: names of fields that do not become options.
+        unset: if given, an option that the user does not set is None (see `drop_unset`), and
+            `--help` shows this text as its default, with {} replaced by the default of the field.
     """
 
     def decorate(command: Command) -> Command:
@@ -126,7 +138,7 @@ def with_options(
                 show_default=shown,
                 min=field.metadata.get("min", field.metadata.get("ge")),
                 max=field.metadata.get("max", field.metadata.get("le")),
-                callback=above(field.metadata.get("gt")),
+                callback=greater_than(field.metadata.get("gt")),
             )
             named.append(
                 inspect.Parameter(

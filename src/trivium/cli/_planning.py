@@ -1,4 +1,4 @@
-"""How `trivium plan` plans a run and prints the plan; imports torch."""
+"""Planning for `trivium plan`, and printing of the plans. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import typer
 
 from trivium.adapt import count_parameters
-from trivium.cli._shared import print_json, short_count
+from trivium.cli._shared import print_json, shorten_count
 from trivium.cli._tables import TextTable, new_table, print_table
-from trivium.cli.presets import shape_cells
+from trivium.cli.presets import format_shape
 from trivium.errors import RecipeError
 from trivium.gpus import find_gpu
 from trivium.interop.hf_folder import export_problem
@@ -31,8 +31,8 @@ from trivium.train import defaults
 from trivium.train.memory import trained_state
 from trivium.train.recipe_loading import load_recipe
 
-_LONGEST = 8192  # tokens of a row; longer ones are for the end of training
-_BATCH = 2.0**19  # tokens of a step where a paper does not say
+_LONGEST = 8192  # max tokens per row; longer rows are for the end of training
+_BATCH = 2.0**19  # tokens per step if the paper does not give the batch size
 
 
 def print_plan(
@@ -47,10 +47,10 @@ def print_plan(
     tokens_per_second_per_gpu: float | None,
     as_json: bool,
 ) -> None:
-    """Print the plan of a preset, of a recipe, or of every size of a family."""
-    sizes, state = {} if changes or is_own_size(name) else _published(name), dict[str, Any]()
+    """Print the training plan of a preset or a recipe, or a table of all sizes of a family."""
+    sizes, state = ({} if changes or is_own_size(name) else _find_published(name), dict[str, Any]())
     if not sizes:
-        sizes[name], state = _of_recipe(name, changes)
+        sizes[name], state = _load_recipe_size(name, changes)
     plans = []
     for label, size in sizes.items():
         total, row = tokens or size.tokens or 0.0, length or size.context
@@ -58,29 +58,37 @@ def print_plan(
         if not row or not step:
             examples = {"--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
-                f"neither a paper nor the recipe says how much a step of {label} reads, and of "
-                "labelled examples only the data does: give "
-                f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
+                f"neither the paper nor the recipe of {label} gives the size of a training step, "
+                "and for labelled examples it depends on the data: give, for example, "
+                f"{' '.join(flag for flag, value in examples.items() if not value)}."
             )
         work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, **state)
         work = fewest_gpus(work) if gpus is None else work
         plans.append(plan_training(label, work, total, measured=tokens_per_second_per_gpu))
     if as_json:
-        facts = [one.to_dict() for one in plans]
-        print_json(facts[0] if len(facts) == 1 else facts)
+        records = [plan.to_dict() for plan in plans]
+        print_json(records[0] if len(records) == 1 else records)
     elif len(plans) == 1:
         _show_plan(plans[0], gpu, sizes[plans[0].name])
     else:
-        print_table(_family_table(plans, sizes))
+        print_table(_build_size_table(plans, sizes))
         left_out = translated("plan.left_out")
         typer.echo("\n" + translated("plan.on_gpu", gpu=gpu, left_out=left_out))
 
 
 @dataclass(frozen=True)
 class PlannedSize:
-    """A size whose training is planned: rows of `context` tokens, steps of `batch` tokens.
+    """A model whose training is planned, with the known settings of its training.
 
-    Values that are not known are None.
+    Args:
+        spec: the model.
+        paper: the paper that published the model, "" if there is none.
+        context: tokens per row; None: unknown, as for the following values.
+        tokens: training tokens.
+        batch: tokens per step.
+        lr: the peak learning rate.
+        text_bytes: bytes of training text.
+        hardware: published devices and duration, "" if unknown.
     """
 
     spec: Spec
@@ -93,10 +101,15 @@ class PlannedSize:
     hardware: str = ""
 
 
-def _published(name: str) -> dict[str, PlannedSize]:
-    """The preset of this name, or the published sizes of a family; none where it is a recipe."""
+def _find_published(name: str) -> dict[str, PlannedSize]:
+    """Return the preset `name`, or the sizes of the family `name`, by preset name.
+
+    The result is empty if `name` is a recipe. For a family, the presets with a published number of
+    training tokens are returned, or all presets if no number is published.
+    """
 
     def complete(name: str) -> PlannedSize:
+        """Return a preset with its published training settings."""
         preset, recipe = catalogue[name], published_recipes().get(name)
         values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
         return PlannedSize(
@@ -107,7 +120,7 @@ def _published(name: str) -> dict[str, PlannedSize]:
             values.get("train.batch_tokens", _BATCH),
             values.get("optimizer.lr"),
             preset.text_bytes,
-            _hardware(recipe),
+            _format_hardware(recipe),
         )
 
     if name in catalogue:
@@ -118,8 +131,8 @@ def _published(name: str) -> dict[str, PlannedSize]:
     return {} if is_path else published or family
 
 
-def _hardware(recipe: PublishedRecipe | None) -> str:
-    """Return the published devices and duration of a training as a text, "" if there are none."""
+def _format_hardware(recipe: PublishedRecipe | None) -> str:
+    """Return the published devices and training time as text, "" if nothing is published."""
     known = {} if recipe is None else {key: one.value for key, one in recipe.hardware.items()}
     time = next((f"{known[unit]:g} {unit}" for unit in ("days", "hours") if unit in known), "")
     if "device_hours" in known:
@@ -127,18 +140,22 @@ def _hardware(recipe: PublishedRecipe | None) -> str:
     return ", ".join(filter(None, (str(known.get("devices", "")), time)))
 
 
-def _of_recipe(name: str, changes: Sequence[str]) -> tuple[PlannedSize, dict[str, Any]]:
-    """What a recipe trains, and what else of it a `Workload` has.
+def _load_recipe_size(name: str, changes: Sequence[str]) -> tuple[PlannedSize, dict[str, Any]]:
+    """Return the model and training settings of a recipe, and further arguments for `Workload`.
 
-    What the changes of a published size do not set is as published. Raises RecipeError for
-    replicas.
+    If `name` is a preset, settings that `changes` does not set have their published values.
+
+    Raises:
+        RecipeError: the recipe uses replicas (`parallel.replicas`).
     """
     recipe = load_recipe(name, changes)
     if recipe.parallel.replicas > 1:
-        raise RecipeError("a plan has shards on all GPUs: leave parallel.replicas out, or set 1.")
+        raise RecipeError(
+            "a plan shards the model over all GPUs: leave parallel.replicas out, or set it to 1."
+        )
     (spec, _), preset = planned_model(recipe), recipe.model.preset
     if name in catalogue and preset is not None and not is_own_size(preset):
-        size = _published(preset)[preset]
+        size = _find_published(preset)[preset]
     else:
         size = PlannedSize(spec)
         recipe = recipe if recipe.labelled else defaults.complete(recipe, spec)
@@ -155,7 +172,7 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[PlannedSize, dict[str
 
 
 def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
-    """Measure a few steps of a recipe here, and print how long its run would take."""
+    """Measure a few training steps on this machine and print a forecast of the whole run."""
     recipe = load_recipe(name, changes)
     trainer, memory = trainer_without_data(recipe)
     forecast = forecast_run(trainer, memory)
@@ -189,9 +206,10 @@ def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
 
 
 def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
+    """Print the plan of one model: its shape, the layouts, the time and the memory."""
     work = plan.step.work
-    typer.echo(labelled("model", _model_line(plan, size)))
-    width, heads, layers, feed_forward = shape_cells(shape_summary(work.spec))
+    typer.echo(labelled("model", _format_model(plan, size)))
+    width, heads, layers, feed_forward = format_shape(shape_summary(work.spec))
     text = size.text_bytes and translated("plan.text_size", size=size.text_bytes / 1e9)
     shape = translated(
         "plan.shape",
@@ -210,9 +228,9 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
     )
     typer.echo(labelled("", shape))
     _print_export(work.spec)
-    typer.echo(labelled("run", _run_line(plan)))
+    typer.echo(labelled("run", _format_run(plan)))
     typer.echo(labelled("machine", machine) + "\n")
-    print_table(_layout_table(plan))
+    print_table(_build_layout_table(plan))
     memory = plan.step.memory.items()
     parts = (f"{translated(f'memory.{name}')} {size / 2**30:.1f}" for name, size in memory)
     held = translated(
@@ -223,7 +241,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
     reasons = translated("join.semicolon").join(map(translated_english, plan.reasons))
     samples = translated("plan.left_out_samples") if work.samples else ""
     typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated('join.colon')}{reasons}"))
-    typer.echo(labelled("time", _time_line(plan)))
+    typer.echo(labelled("time", _format_time(plan)))
     if size.hardware:
         typer.echo(labelled("published", size.hardware))
     typer.echo(labelled("memory", held))
@@ -231,13 +249,14 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
 
 
 def _print_export(spec: Spec) -> None:
-    """Say why a model could not be exported."""
+    """Print the reason if the model cannot be exported to Hugging Face."""
     if problem := export_problem(spec):
         words = translated("run.export_problem", problem=problem)
         typer.echo(labelled("", words))
 
 
-def _model_line(plan: TrainingPlan, size: PlannedSize) -> str:
+def _format_model(plan: TrainingPlan, size: PlannedSize) -> str:
+    """Return the name, the numbers of parameters and the paper of a planned model as one line."""
     work = plan.step.work
     parameters, active = work.sizes.parameters, active_parameters(work.spec)
     line = translated("plan.model", name=plan.name, count=parameters)
@@ -248,17 +267,20 @@ def _model_line(plan: TrainingPlan, size: PlannedSize) -> str:
     return line + (translated("plan.paper", paper=size.paper) if size.paper else "")
 
 
-def _run_line(plan: TrainingPlan) -> str:
-    """How much it reads, and the FLOPs of it."""
+def _format_run(plan: TrainingPlan) -> str:
+    """Return the training tokens, batch size and FLOPs of a plan as one line."""
     work = plan.step.work
     values = {"batch": work.batch_tokens, "length": work.length, "each": work.flops_per_token}
     if not plan.tokens:
         return translated("plan.step", **values)
-    return translated("plan.run", tokens=short_count(plan.tokens), flops=plan.flops, **values)
+    return translated("plan.run", tokens=shorten_count(plan.tokens), flops=plan.flops, **values)
 
 
-def _time_line(plan: TrainingPlan) -> str:
-    """How long it takes, where it is known how much it reads, and at which rate."""
+def _format_time(plan: TrainingPlan) -> str:
+    """Return the training time and the tokens per second of a plan as one line.
+
+    The time is left out if the number of training tokens is unknown.
+    """
     time, rate = "", plan.tokens_per_second
     if plan.tokens:
         days = format_duration(plan.days * 86_400)
@@ -274,11 +296,11 @@ def _time_line(plan: TrainingPlan) -> str:
     )
 
 
-def _layout_table(plan: TrainingPlan) -> TextTable:
-    """All layouts: what a GPU holds, its speed, and of a step its seconds and what it sends.
+def _build_layout_table(plan: TrainingPlan) -> TextTable:
+    """Return the table of all layouts: memory per GPU, speed, and time and traffic of a step.
 
-    It computes, waits for the links of tensor parallelism, and meanwhile sends weights and
-    gradients ("data").
+    The seconds of a step are split into computation, communication of tensor parallelism, and
+    communication of weights and gradients ("data"), which overlaps with the computation.
     """
     table = new_table(
         "layout", "micro_batch", "memory_gib", "tokens_per_second", "of_peak", "compute_s",
@@ -300,8 +322,8 @@ def _layout_table(plan: TrainingPlan) -> TextTable:
     return table
 
 
-def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, PlannedSize]) -> TextTable:
-    """The table of sizes in a family's paper, and what each of them takes."""
+def _build_size_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, PlannedSize]) -> TextTable:
+    """Return the table of all sizes of a model family, with their training time and memory."""
     table = new_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
         "learning_rate", "batch", "tokens", "flops", "gpu_hours", "gpus", "days",
@@ -311,12 +333,12 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, PlannedSize
         work, size = plan.step.work, sizes[plan.name]
         table.add_row(
             plan.name,
-            short_count(work.sizes.parameters),
-            *shape_cells(shape_summary(work.spec)),
+            shorten_count(work.sizes.parameters),
+            *format_shape(shape_summary(work.spec)),
             f"{size.text_bytes / 1e9:,.0f}" if size.text_bytes else "-",
             f"{size.lr:.1e}" if size.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
-            short_count(plan.tokens) if plan.tokens else "-",
+            shorten_count(plan.tokens) if plan.tokens else "-",
             f"{plan.flops:.2e}" if plan.tokens else "-",
             f"{plan.gpu_hours:,.0f}" if plan.tokens else "-",
             f"{work.gpus:,}",

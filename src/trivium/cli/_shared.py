@@ -17,7 +17,7 @@ import typer
 
 import trivium
 from trivium.cli import UsageError
-from trivium.cli._options import only_set
+from trivium.cli._options import drop_unset
 from trivium.data.python_data import PathList
 from trivium.errors import DataError, shorten
 from trivium.interrupts import exit_on_interrupt
@@ -28,27 +28,28 @@ Item = TypeVar("Item")
 
 _SHOWN_UNKNOWN = 20
 BATCH_SIZE = 256
-"""Texts that one call of a model receives; output of a pipe appears as often."""
+"""The number of texts per model call. Results of piped input are printed after each call."""
 
 
 def load(model: str, **options: Any) -> trivium.LanguageModel:
-    """Load a model: see `trivium.load`, which is imported here because torch takes seconds."""
+    """Load a model with `trivium.load`, imported here because importing torch takes seconds."""
     with exit_on_interrupt():
         load_model = trivium.load
     return load_model(model, **options)
 
 
-def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """The texts; a warning names the characters that the tokenizer does not know, each once.
+def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the texts unchanged, and warn once of each character unknown to the tokenizer.
 
-    Of a tokenizer of whole words it names words. Masks as they are written in a text are none.
+    For a tokenizer of whole words, the warnings list words. Mask tokens in the texts are ignored.
     """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
     for text in texts:
         plain = MASK_PATTERN.sub("", text)
         encoding = tokenizer.encode(plain, add_special_tokens=False)
-        parts = [plain[a:b] for one, (a, b) in zip(encoding.ids, encoding.offsets) if one == unk_id]
+        spans = zip(encoding.ids, encoding.offsets)
+        parts = [plain[start:end] for token_id, (start, end) in spans if token_id == unk_id]
         if tokenizer.kind != "whitespace":
             parts = "".join("".join(parts).split())
         new = sorted({*parts} - checked)
@@ -58,8 +59,8 @@ def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
         if unknown:
             more = ", ..." if len(unknown) > _SHOWN_UNKNOWN else ""
             warnings.warn(
-                f"the vocabulary does not know {', '.join(unknown[:_SHOWN_UNKNOWN])}{more}: "
-                "the model cannot tell these apart.",
+                f"not in the vocabulary: {', '.join(unknown[:_SHOWN_UNKNOWN])}{more}: "
+                "the model cannot distinguish these.",
                 stacklevel=2,
             )
         yield text
@@ -68,9 +69,13 @@ def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
 def read_texts(
     texts: Sequence[str] | None, *, keep_blank: bool = False, for_files: str = ""
 ) -> Iterator[str]:
-    """The arguments, or else the lines of standard input; blank ones only with `keep_blank`.
+    """Yield the texts, or the lines of standard input if no texts are given.
 
-    `for_files` is a command that reads files, with FILE in place of the name.
+    Args:
+        texts: the texts from the command line.
+        keep_blank: whether to yield blank lines of standard input, too.
+        for_files: a command that reads files, with FILE in place of the file name. An error
+            suggests this command if a text is the name of a file.
 
     Raises:
         DataError: a text or standard input is not UTF-8, or a text is the name of a file.
@@ -85,7 +90,7 @@ def read_texts(
                 f"< {name}{other}."
             )
     for text in texts or ():
-        try:  # where the locale is not UTF-8, Python has bytes of an argument as surrogates
+        try:  # if the locale is not UTF-8, Python decodes bytes of arguments to surrogates
             yield text.encode("utf-8", "surrogateescape").decode("utf-8")
         except UnicodeError:
             raise DataError(f"the text {shorten(text)!a} is not UTF-8.") from None
@@ -102,38 +107,41 @@ def read_texts(
             yield text
 
 
-def batched(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Lists of at most `BATCH_SIZE` items."""
+def batch_items(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield the items in lists of at most `BATCH_SIZE`."""
     iterator = iter(items)
     while batch := list(islice(iterator, BATCH_SIZE)):
         yield batch
 
 
-def text_batches(
+def read_text_batches(
     texts: Sequence[str] | None, tokenizer: Tokenizer, *, for_files: str = ""
 ) -> Iterator[list[str]]:
-    """The arguments, or the lines of standard input, in batches; warns of unknown characters."""
+    """Yield batches of the texts, or of the lines of standard input if no texts are given.
+
+    Warns of characters that are unknown to the tokenizer. `for_files`: see `read_texts`.
+    """
     given = read_texts(texts, keep_blank=True, for_files=for_files)
-    return batched(known_texts(given, tokenizer))
+    return batch_items(check_characters(given, tokenizer))
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON, dataclasses in it as objects."""
+    """Print a value as one line of JSON; dataclasses become objects."""
     typer.echo(json.dumps(value, ensure_ascii=False, default=dataclasses.asdict))
 
 
-def show(record: dict[str, Any], line: str, *, as_json: bool) -> None:
-    """Print one result: the record as a JSON object, or the line."""
+def print_result(record: dict[str, Any], line: str, *, as_json: bool) -> None:
+    """Print one result: `record` as a JSON object with `as_json`, otherwise the text `line`."""
     print_json(record) if as_json else typer.echo(line)
 
 
-def tab_separated(*cells: str) -> str:
-    """Cells with tabs between them; their own line breaks and tabs become spaces."""
+def join_cells(*cells: str) -> str:
+    """Join cells with tabs. Line breaks and tabs inside a cell become spaces."""
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
-def fraction_or_paths(values: list[str]) -> float | PathList:
-    """Return a fraction where the only value is a number, else paths."""
+def parse_validation(values: list[str]) -> float | PathList:
+    """Parse the values of `--validation`: a single number is a fraction, anything else is paths."""
     try:
         (value,) = values
         return float(value)
@@ -141,45 +149,54 @@ def fraction_or_paths(values: list[str]) -> float | PathList:
         return PathList(values)
 
 
-def recipe_changes(
+def format_changes(
     reading: Mapping[str, Any], changes: Sequence[str] | None, *, no_verify: bool
 ) -> list[str]:
-    """Return the options of a run that change its recipe, as `--set` takes them.
+    """Return the options of a run that change its recipe, in the KEY=VALUE form of `--set`.
 
     Args:
-        reading: keys of `[data]`; those that are None are not set.
-        changes: those of `--set`, which override the others.
-        no_verify: do not verify checksums.
+        reading: values of keys in `[data]`; None: the user did not set the key.
+        changes: the values of `--set`, which override `reading`.
+        no_verify: whether to skip the verification of checksums.
     """
-    keys = [f"data.{key}={json.dumps(one)}" for key, one in only_set(reading).items()]
+    keys = [f"data.{key}={json.dumps(value)}" for key, value in drop_unset(reading).items()]
     return [*keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
 
 
-def run_folder(
+def choose_run_folder(
     name: str | None, out: Path | None, advice: str, *, resume: bool | str, overwrite: bool
 ) -> Path:
-    """The folder of a run: `out`, or that of its name.
+    """Return the folder of a run: `out`, or by default `runs/NAME`.
 
-    Raises UsageError for a run without a name (which has the advice), and for options that
-    contradict each other.
+    Args:
+        name: the preset, recipe or task on the command line.
+        out: the value of `--out`.
+        advice: the error message if neither a name nor `--resume` is given.
+        resume: the value of `--resume`, or "auto" for `--auto-resume`.
+        overwrite: the value of `--overwrite`.
+
+    Raises:
+        UsageError: the name is missing, or options contradict each other.
     """
     if name is None and resume is not True:
         raise UsageError(advice)
     if resume and overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+        raise UsageError(
+            "--resume continues a run and --overwrite replaces it: give only one of them."
+        )
     if out is None and name is None:
-        raise UsageError("--resume needs the run: give --out RUN.")
+        raise UsageError("--resume needs the folder of the run: give --out RUN.")
     return out or Path("runs") / Path(name or "").stem
 
 
 def split_pair(line: str) -> tuple[str, str | None]:
-    """The two texts of a line with a tab between them, or the line alone."""
+    """Split a line at its first tab. Returns None as the second text if there is no tab."""
     first, tab, second = line.partition("\t")
     return first, second if tab else None
 
 
-def short_count(number: float) -> str:
-    """124439808 -> "124.4M"."""
+def shorten_count(number: float) -> str:
+    """Format a large number with a unit: 124439808 becomes "124.4M"."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.1f}{letter}"

@@ -1,4 +1,4 @@
-"""Tables on a terminal, whose names and numbers are never shortened."""
+"""Tables on the terminal. Only columns of texts are truncated; names and numbers never are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ import typer
 from trivium.messages import display_width, padded, translated
 
 _GAP = 2
-_LEAST = 24  # columns of a terminal below which a text is shown in a block of its own
-_NUMBER = re.compile(r"[-+~<>=≤≥≈]? ?\d|-?$")  # how a cell with a number begins, or without one
+_MIN_TEXT_WIDTH = 24  # a column of texts with less space moves to the next block of columns
+# The start of a numeric cell; "-" and "" are missing numbers.
+_NUMBER = re.compile(r"[-+~<>=≤≥≈]? ?\d|-?$")
 
 
 @dataclass
 class Column:
-    """A column: its heading, and whether its cells are texts that may be cut."""
+    """A column of a table.
+
+    Args:
+        heading: the text in the first row.
+        is_text: whether the cells are texts, which may be truncated.
+        most: the maximum width of a column of texts; None: no limit.
+    """
 
     heading: str
     is_text: bool = False
@@ -28,24 +35,24 @@ class Column:
 
 @dataclass
 class TextTable:
-    """A table whose first column has the names of the rows; columns of numbers end on the right."""
+    """A table. The first column names the rows; columns of numbers are aligned to the right."""
 
     columns: list[Column]
     rows: list[Sequence[str]] = field(default_factory=list)
 
     def add_column(self, heading: str) -> None:
-        """Add a column of numbers or short words, which are never cut."""
+        """Add a column of numbers or short words, which are never truncated."""
         self.columns.append(Column(heading))
 
     def add_row(self, *cells: str) -> None:
-        """Add a row; cells that are not given are empty."""
+        """Add a row. Missing cells at the end of the row are empty."""
         self.rows.append([*cells, *[""] * (len(self.columns) - len(cells))])
 
     def lines(self, width: int | None) -> list[str]:
-        """Return the lines of the table, none wider than `width` where its cells allow it.
+        """Return the lines of the table. `width` is the maximum width of a line; None: no limit.
 
-        Columns that do not fit beside the others follow in further blocks, each with the names.
-        Only texts are cut.
+        Columns that do not fit follow below in further blocks, each of which repeats the first
+        column. A block is wider than `width` if its numbers and names do not fit.
         """
         cells = list(zip([column.heading for column in self.columns], *self.rows))
         widths = [max(map(display_width, column)) for column in cells]
@@ -56,7 +63,7 @@ class TextTable:
                 widths[index] = min(widths[index], column.most or widths[index])
         blocks, used = [[0]], widths[0]
         for index, column in list(enumerate(self.columns))[1:]:
-            needed = min(widths[index], _LEAST) if column.is_text else widths[index]
+            needed = min(widths[index], _MIN_TEXT_WIDTH) if column.is_text else widths[index]
             if width is not None and len(blocks[-1]) > 1 and used + _GAP + needed > width:
                 blocks.append([0])
                 used = widths[0]
@@ -69,12 +76,13 @@ class TextTable:
         for block in blocks:
             lines += [""] if lines else []
             for row in zip(*cells):
-                shown = [self._cut(row[index], index, widths[index]) for index in block]
-                aligned = [padded(one, widths[i], right=right[i]) for i, one in zip(block, shown)]
+                shown = [self._truncate(row[index], index, widths[index]) for index in block]
+                aligned = [padded(cell, widths[i], right=right[i]) for i, cell in zip(block, shown)]
                 lines.append((" " * _GAP).join(aligned).rstrip())
         return lines
 
-    def _cut(self, text: str, index: int, width: int) -> str:
+    def _truncate(self, text: str, index: int, width: int) -> str:
+        """Return a cell of column `index` as one line, truncated to `width` if it is a text."""
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:
             while display_width(text) > width - 1:
@@ -84,16 +92,16 @@ class TextTable:
 
 
 def new_table(*columns: str) -> TextTable:
-    """Return a table whose headings are the entries of `[heading]` with these names."""
-    return TextTable([Column(translated(f"heading.{one}")) for one in columns])
+    """Return an empty table. `columns` are names of headings in `[heading]` of `texts.toml`."""
+    return TextTable([Column(translated(f"heading.{name}")) for name in columns])
 
 
 def add_texts(table: TextTable, heading: str, width: int | None = None) -> None:
-    """Add a column of texts, which are cut where they are too long."""
+    """Add a column of texts, truncated to `width` and to the width of the terminal."""
     table.columns.append(Column(translated(f"heading.{heading}"), is_text=True, most=width))
 
 
 def print_table(table: TextTable) -> None:
-    """Print a table as wide as the terminal; in a file or a pipe as wide as it is."""
+    """Print a table within the width of the terminal. Output to a file or a pipe is not limited."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     typer.echo("\n".join(table.lines(width)))

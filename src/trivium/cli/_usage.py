@@ -1,4 +1,4 @@
-"""What to say about wrong usage: which option, key or command was meant."""
+"""Suggestions in usage errors: the option, recipe key or command that the user may have meant."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from trivium.errors import nearest_name
 _FILES = {"data", "file", "files", "input", "path"}
 
 
-def option_advice(option: str, context: Any, similar: Sequence[str] | None) -> str:
-    """How to write an option that a command does not have.
+def suggest_option(option: str, context: Any, similar: Sequence[str] | None) -> str:
+    """Return a suggestion for an option that a command does not have.
 
-    It is a key of the recipe, where the command takes --set; or one of the similar ones; or belongs
-    to other commands.
+    The option may be a positional argument, a misspelled option, a recipe key that is changed with
+    `--set`, or an option of other commands.
+
+    Args:
+        option: the unknown option, with its dashes.
+        context: the click context of the command.
+        similar: options of the command with similar names.
     """
     command, name = context.command, option.lstrip("-").replace("-", "_")
-    arguments = {one.name.rstrip("s") for one in command.params if not one.opts[0].startswith("-")}
+    arguments = {p.name.rstrip("s") for p in command.params if not p.opts[0].startswith("-")}
     if name.rstrip("s") in arguments or (name in _FILES and arguments & _FILES):
         usage = " ".join(context.get_usage().split()).partition(" ")[2]
-        return f". Give it by its position: `{usage.replace(' [OPTIONS]', '')}`."
+        return f". It is a positional argument: `{usage.replace(' [OPTIONS]', '')}`."
     known, keys = stored("keys"), dict[str, list[str]]()
-    if any("--set" in one.opts for one in command.params):
+    if any("--set" in param.opts for param in command.params):
         for key in known["recipe"]:
             keys.setdefault(key.rpartition(".")[2], []).append(key)
     having = [other for other, options in stored("completion").items() if option in options]
@@ -33,13 +38,13 @@ def option_advice(option: str, context: Any, similar: Sequence[str] | None) -> s
     if near_options:
         return f". Did you mean {near_options[0]}?{elsewhere}"
     names = [name] if name in keys else HF_KEY_NAMES.get(name) or nearest_name(name, keys)
-    if matches := [key for one in names for key in keys.get(one, ())]:
-        # Examples are read by their objective.
+    if matches := [key for match in names for key in keys.get(match, ())]:
+        # The columns of labelled examples are set in the objective.
         labelled = command.name == "finetune"
         other = known["text_only" if labelled else "labelled_only"]
         first = "objective." if labelled else "data."
         usable = [*dict.fromkeys(other.get(key) or key for key in matches)]
         preferred = [key for key in usable if key.startswith(first)] or usable
         options = " or ".join(f"--set {key}=VALUE" for key in preferred[:3])
-        return f". That is a key of the recipe: {options}."
+        return f". It is a key of the recipe: {options}."
     return f".{elsewhere}"

@@ -19,13 +19,13 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import (
-    batched,
-    known_texts,
+    batch_items,
+    check_characters,
+    join_cells,
     load,
+    print_result,
     read_texts,
-    show,
     split_pair,
-    tab_separated,
 )
 from trivium.errors import DataError, shorten
 from trivium.files import open_text
@@ -41,32 +41,39 @@ def answer(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Answers with their probabilities, best first, one per line; empty where there is none.
+    """Print the answers to questions about a text, with their probabilities.
+
+    Each answer is one line, the most probable first. The line of an unanswerable question has an
+    empty answer.
 
     Args:
-        questions: Default: the lines of stdin, each a question, a tab and its context.
-        context: The text with the answer.
-        context_file: A file with that text.
-        top_k: Answers per question.
+        questions: The questions. Default: the lines of stdin, each with a question, a tab and its
+            context.
+        context: The text that contains the answers.
+        context_file: A file that contains this text.
+        top_k: Number of answers per question.
     """
     if context is not None and context_file is not None:
-        raise DataError("--context and --context-file are the same text: leave out one of them.")
+        raise DataError("--context and --context-file both give the text: leave one of them out.")
     if context_file is not None:
         with open_text(context_file) as file:
             context = file.read()
     lm = load(model, device=device).reading(special_tokens)
-    lines = known_texts(chain([context or ""], read_texts(questions)), lm.source_tokenizer)
+    lines = check_characters(chain([context or ""], read_texts(questions)), lm.source_tokenizer)
     next(lines)  # the context that all questions share
-    for batch in batched(lines):
-        pairs = [_with_context(line, context) for line in batch]
+    for batch in batch_items(lines):
+        pairs = [_attach_context(line, context) for line in batch]
         for (question, _), answers in zip(pairs, lm.answer_all(pairs, top_k=top_k)):
             record = {"question": question, "answers": answers}
-            lines = [tab_separated(each.text, f"{each.score:.4f}") for each in answers]
-            show(record, "\n".join(lines), as_json=as_json)
+            lines = [join_cells(found.text, f"{found.score:.4f}") for found in answers]
+            print_result(record, "\n".join(lines), as_json=as_json)
 
 
-def _with_context(line: str, context: str | None) -> tuple[str, str]:
-    """The question and its context, that of the line where none is shared by all."""
+def _attach_context(line: str, context: str | None) -> tuple[str, str]:
+    """Return the question of a line and its context.
+
+    If `context` is None, the line contains the question, a tab and the context.
+    """
     if context is not None:
         return line, context
     question, own_context = split_pair(line)

@@ -1,4 +1,4 @@
-"""`trivium chat`: talk with a model that has a chat template.
+"""`trivium chat`: chat with a model that has a chat template.
 
 Examples:
 
@@ -24,7 +24,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.messages import translated
 
 with contextlib.suppress(ImportError):  # not on Windows
-    import readline  # noqa: F401  (input() then edits lines, and knows earlier ones)
+    import readline  # noqa: F401  (enables line editing and history in input())
 
 
 @opt.with_options(
@@ -41,24 +41,24 @@ def chat(
     special_tokens: opt.SpecialTokens = None,
     **options: Any,
 ) -> None:
-    """Answer each line of the terminal, or of stdin, as a message of one conversation.
+    """Chat with a model: each line of the terminal, or of stdin, is a message of one conversation.
 
-    /new begins another conversation; /exit or the end of the input ends the program.
+    Type /new to start a new conversation, and /exit or Ctrl-D to leave.
 
     Args:
-        system: The first message, which says how to answer.
-        max_new_tokens: Tokens of an answer at most.
+        system: The system message, which instructs the model how to answer.
+        max_new_tokens: Maximum number of tokens per answer.
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     ).reading(special_tokens)
     from trivium.inference.request import GenerationRequest
 
-    options = {**opt.only_set(options), "max_new_tokens": max_new_tokens}
+    options = {**opt.drop_unset(options), "max_new_tokens": max_new_tokens}
     beginning = [] if system is None else [{"role": "system", "content": system}]
     messages = [*beginning]
-    lm.conversation_ids([*messages, {"role": "user", "content": "Hello"}])  # or says why not
-    for line in _lines():
+    lm.conversation_ids([*messages, {"role": "user", "content": "Hello"}])  # raises an error early
+    for line in _read_messages():
         if line.strip() == "/exit":
             break
         if line.strip() == "/new":
@@ -80,8 +80,8 @@ def chat(
         messages.append({"role": "assistant", "content": request.text})
 
 
-def _lines() -> Iterator[str]:
-    """The lines of a piped stdin, or those typed at a prompt."""
+def _read_messages() -> Iterator[str]:
+    """Yield the lines of piped standard input, or the lines that the user types at a prompt."""
     if not sys.stdin.isatty():
         yield from read_texts(None)
         return

@@ -1,4 +1,4 @@
-"""`trivium check`: find what is wrong with data before training on it.
+"""`trivium check`: find problems in data before training on it.
 
 Examples:
 
@@ -21,7 +21,7 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli import stored
-from trivium.cli._shared import fraction_or_paths, print_json
+from trivium.cli._shared import parse_validation, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
 from trivium.data.documents import ReadOptions, text_columns
@@ -43,7 +43,7 @@ _WIDTH = 60  # characters of a sample in the table
 def check(
     data: list[str],
     task: Annotated[
-        str | None, typer.Option(help=f"The examples are for this task: {_TASKS}.")
+        str | None, typer.Option(help=f"Check labelled examples for this task: {_TASKS}.")
     ] = None,
     validation: Annotated[list[str] | None, typer.Option(show_default="0.1")] = None,
     tokenizer: Path | None = None,
@@ -52,17 +52,17 @@ def check(
     as_json: Annotated[bool, typer.Option("--json")] = False,
     **reading: Any,
 ) -> None:
-    """Count what is often wrong with data: repeats, wrong encoding, unused labels, ...
+    """Count common problems in data: duplicates, wrong encoding, unused labels and more.
 
-    Texts and examples are split as a run would split them, so that what validation shares with
-    training is found.
+    The data is split into training and validation data like in a training run, so that overlap
+    between the two is found.
 
     Args:
         data: Texts, labelled examples (with --task), or a folder of shards.
-        validation: Validation files, or a fraction.
-        tokenizer: Count how this tokenizer encodes the texts.
-        strict: Exit with 1 where something is wrong.
-        as_json: Print JSON.
+        validation: Validation files, or the fraction of the data to use for validation.
+        tokenizer: A tokenizer; also count unknown and unused tokens.
+        strict: Exit with code 1 if a problem is found.
+        as_json: Print the results as JSON.
     """
     with exit_on_interrupt():
         from trivium.objectives import task_kinds
@@ -70,7 +70,7 @@ def check(
         from trivium.workflows.evaluate import check_task, data_changes, task_objective
 
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
-    fraction_or_files = fraction_or_paths(validation or ["0.1"])
+    fraction_or_files = parse_validation(validation or ["0.1"])
     check_libraries([*data, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
     keys, read_keys = data_changes(changes or ())
     read_keys.pop("bad_records", None)  # they are always counted
@@ -80,7 +80,7 @@ def check(
     if task is not None:
         check_task(task, task_kinds())
         if (options.separator, options.text_field) != ("blank", "text"):
-            raise _not_for_examples(task)
+            raise _text_options_error(task)
         objective = task_objective(task, {}, keys)
         findings = check_examples(
             objective,
@@ -92,9 +92,9 @@ def check(
             report=report,
         )
     elif keys:
-        raise RecipeError("--set changes the objective of a task: name it with --task.")
+        raise RecipeError("--set changes the objective of a task: name the task with --task.")
     elif shards and loaded is not None:
-        raise DataError("shards have a tokenizer of their own: leave out --tokenizer.")
+        raise DataError("shards contain their own tokenizer: leave out --tokenizer.")
     elif shards:
         opened = Shards.open(data[0])
         findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
@@ -102,22 +102,24 @@ def check(
         findings = _check_texts(data, options, loaded)
         columns = text_columns(data, options)
     columns = [*columns, *report.lines]
-    wrong = [one for one in findings if one.wrong]
+    wrong = [finding for finding in findings if finding.wrong]
     if as_json:
         rows = [
-            dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in findings
+            dataclasses.asdict(finding) | {"share": finding.share, "wrong": finding.wrong}
+            for finding in findings
         ]
         print_json({"wrong": len(wrong), "findings": rows, "columns": columns})
     else:
-        for number, line in enumerate(columns):
-            typer.echo(labelled("" if number else "columns", line))
-        _print(findings)
+        for index, line in enumerate(columns):
+            typer.echo(labelled("" if index else "columns", line))
+        _print_findings(findings)
     raise typer.Exit(int(strict and bool(wrong)))
 
 
 def _check_texts(
     data: list[str], options: CorpusOptions, tokenizer: Tokenizer | None
 ) -> list[Finding]:
+    """Check texts. The error for a file of records suggests `--task`."""
     try:
         return check_texts(data, options, tokenizer)
     except DataError as error:
@@ -128,7 +130,8 @@ def _check_texts(
         raise
 
 
-def _not_for_examples(task: str) -> RecipeError:
+def _text_options_error(task: str) -> RecipeError:
+    """Return the error for options that apply to texts but not to labelled examples."""
     from trivium.objectives import Objective
 
     fields = [name for name in Objective.kinds[task].model_fields if name.endswith("_field")]
@@ -138,7 +141,8 @@ def _not_for_examples(task: str) -> RecipeError:
     )
 
 
-def _print(findings: list[Finding]) -> None:
+def _print_findings(findings: list[Finding]) -> None:
+    """Print the table of findings, then the advice for each problem and the totals."""
     table = new_table("check", "found", "total", "share")
     table.add_column("")
     add_texts(table, "such_as", width=_WIDTH)

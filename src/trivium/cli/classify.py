@@ -17,7 +17,7 @@ import warnings
 from dataclasses import asdict
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import load, show, split_pair, tab_separated, text_batches
+from trivium.cli._shared import join_cells, load, print_result, read_text_batches, split_pair
 
 
 def classify(
@@ -28,32 +28,33 @@ def classify(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """The label of every text with its probability, one line each; --json has all labels.
+    """Print the most probable label of each text, its probability and the text, one line per text.
 
-    A blank line stays blank.
+    --json prints the probabilities of all labels. A blank line remains blank.
 
     Args:
-        pair: The second text of a pair; in lines of stdin it follows a tab.
+        pair: The second text, if the model classifies pairs. In lines of stdin, the second text
+            follows a tab.
     """
     lm = load(model, device=device).reading(special_tokens)
-    # To a model of single texts a tab is a space like others.
+    # A model of single texts reads a tab as a space.
     splits = not texts and pair is None and lm.settings.reads_pairs is not False
     blank: list[int] = []
     numbers = itertools.count(1)
     for_files = f"trivium predict {shlex.quote(model)} FILE --out scored.csv"
-    for batch in text_batches(texts, lm.source_tokenizer, for_files=for_files):
+    for batch in read_text_batches(texts, lm.source_tokenizer, for_files=for_files):
         pairs = [split_pair(text) if splits else (text, pair) for text in batch]
-        labels = iter(lm.classify([each for each in pairs if each[0].strip()]))
+        labels = iter(lm.classify([texts for texts in pairs if texts[0].strip()]))
         for (text, second), number in zip(pairs, numbers):
             record = {"text": text, **({"pair": second} if second else {})}
             if text.strip():
                 label = next(labels)
-                line = tab_separated(label.label_text, f"{label.score:.4f}", text)
-                show(record | asdict(label), line, as_json=as_json)
+                line = join_cells(label.label_text, f"{label.score:.4f}", text)
+                print_result(record | asdict(label), line, as_json=as_json)
             else:
                 blank.append(number)
-                show(record | {"label": None}, "", as_json=as_json)
+                print_result(record | {"label": None}, "", as_json=as_json)
     if blank:
-        some = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
+        shown = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
         unit = "text" if texts else "line"
-        warnings.warn(f"blank, and so without a label: {unit} {some}.", stacklevel=2)
+        warnings.warn(f"blank, so no label is predicted: {unit} {shown}.", stacklevel=2)

@@ -1,4 +1,4 @@
-"""`trivium clean`: keep the good documents of raw text, by the rules of large models' papers.
+"""`trivium clean`: filter raw text with the quality rules of published datasets.
 
 Examples:
 
@@ -34,23 +34,24 @@ def clean(
         list[str] | None,
         typer.Option(
             "--rule",
-            help=f"A quality rule: {', '.join(RULES)}; repeatable; or none.",
-            show_default="all; c4 for English alone",
+            help=f"Quality rules to apply: {', '.join(RULES)}, or none. Repeatable.",
+            show_default="all; c4 only for English",
         ),
     ] = None,
     processes: opt.Positive = 1,
     overwrite: opt.Overwrite = False,
     **options: Any,
 ) -> None:
-    """Language, quality rules and near-duplicates: what each step dropped and why, with samples.
+    """Filter documents by language and quality rules, and drop near-duplicates.
 
-    The rules are those of Gopher, C4 and FineWeb as the library datatrove has them, made for web
-    pages. report.json has five samples of every reason.
+    The rules are those of Gopher, C4 and FineWeb, as implemented in the library datatrove. They are
+    designed for web pages. The command prints how many documents each rule dropped; report.json
+    contains five samples for each reason.
 
     Args:
         paths: Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].
-        out: The folder of JSON lines and of the report.
-        processes: Processes that apply the rules.
+        out: The output folder, for the kept documents (JSON lines) and report.json.
+        processes: Number of processes that apply the rules.
     """
     chosen = RULES if rules is None else () if rules == ["none"] else tuple(rules)
     line = ProgressLine()
@@ -62,11 +63,12 @@ def clean(
             overwrite=overwrite,
             progress=lambda now: line.update(translated("clean.documents", count=now.documents)),
         )
-    _print(report)
+    _print_report(report)
     typer.echo(f"{translated('label.report')}  {out / REPORT}")
 
 
-def _print(report: CleanReport) -> None:
+def _print_report(report: CleanReport) -> None:
+    """Print the numbers of kept and dropped documents, with a sample for each reason."""
     table = new_table("dropped", "documents", "share")
     add_texts(table, "such_as", width=70)
     for why, count in report.most_common():

@@ -1,4 +1,4 @@
-"""`trivium embed`: sentence embeddings.
+"""`trivium embed`: compute embeddings of sentences or tokens.
 
 Examples:
 
@@ -22,7 +22,7 @@ import typer
 import trivium
 from trivium.cli import UsageError
 from trivium.cli import _options as opt
-from trivium.cli._shared import load, show, tab_separated, text_batches
+from trivium.cli._shared import join_cells, load, print_result, read_text_batches
 from trivium.files import replace_file
 from trivium.messages import translated
 
@@ -41,22 +41,24 @@ def embed(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """The vector of every text, or token: numbers separated by spaces, one line each.
+    """Print the embedding of each text, or of each token, as one line of numbers.
 
-    For search take a model that was trained for similarity (`trivium finetune contrastive`). One
-    that learned to predict tokens, above all for minutes, finds less than BM25.
+    For search, use a model that was trained for similarity (`trivium finetune contrastive`). A
+    model that was only pretrained, especially a small one, retrieves worse than BM25.
 
     Args:
-        pooling: Pool the hidden states: their mean, the first or the last.
-        normalize: Scale vectors to length 1. By default as the model does; vectors of tokens are
-            scaled by default.
+        pooling: How the hidden states become one vector: their mean, the first or the last.
+        normalize: Scale the vectors to length 1. Default: the setting of the model; vectors of
+            tokens are scaled.
         out: Write all vectors to this .npy file.
-        similarities: Print cosine similarities of all pairs.
-        per_token: A vector for each token, which depends on the text around it; its line begins
-            with the token and a tab.
+        similarities: Print the cosine similarities of all pairs of texts.
+        per_token: Compute a contextual embedding of each token. Its line starts with the token and
+            a tab.
     """
     if per_token and pooling is not None:
-        raise UsageError("--pooling makes one vector of all tokens: leave it or --per-token out.")
+        raise UsageError(
+            "--pooling combines the vectors of all tokens: leave out --pooling or --per-token."
+        )
     path = None
     if out is not None:
         path = out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy")
@@ -64,11 +66,11 @@ def embed(
     lm = load(model, device=device).reading(special_tokens)
     rows: list[np.ndarray] = []
     names: list[dict[str, Any]] = []
-    for batch in text_batches(texts, lm.source_tokenizer):
-        vectors, named = _vectors(lm, batch, pooling, per_token, normalize)
+    for batch in read_text_batches(texts, lm.source_tokenizer):
+        vectors, named = _embed_batch(lm, batch, pooling, per_token, normalize)
         if out is None and not similarities:
             for name, row in zip(named, vectors):
-                _show_numbers(name, "vector", row, as_json)
+                _print_vector(name, "vector", row, as_json)
         else:
             rows.append(vectors)
             names += named
@@ -83,32 +85,35 @@ def embed(
     if similarities:
         matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
         for name, row in zip(names, matrix @ matrix.T):
-            _show_numbers(name, "similarities", row, as_json)
+            _print_vector(name, "similarities", row, as_json)
 
 
-def _vectors(
+def _embed_batch(
     lm: trivium.LanguageModel,
     texts: list[str],
     pool: Pooling | None,
     per_token: bool,
     scale: bool | None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Vectors of texts or of their tokens, and what each is of."""
+    """Return the vectors of texts, or of their tokens, and the text or token of each vector.
+
+    The vectors are float32 [N, D]: N texts or tokens, D numbers per vector.
+    """
     if not per_token:
         vectors = lm.embed(texts, pooling=pool, normalize=scale)
         return vectors.numpy(), [{"text": text} for text in texts]
-    of_tokens = lm.embed_tokens(texts, normalize=scale is not False)
+    token_states = lm.embed_tokens(texts, normalize=scale is not False)
     names = [
         {"text": text, "token": token, "span": span}
-        for text, one in zip(texts, of_tokens)
-        for token, span in zip(one.tokens, one.spans)
+        for text, states in zip(texts, token_states)
+        for token, span in zip(states.tokens, states.spans)
     ]
-    return np.concatenate([one.vectors.numpy() for one in of_tokens]), names
+    return np.concatenate([states.vectors.numpy() for states in token_states]), names
 
 
-def _show_numbers(name: dict[str, Any], kind: str, row: np.ndarray, as_json: bool) -> None:
-    """Print six significant digits of each number, after the token that they are of."""
+def _print_vector(name: dict[str, Any], kind: str, row: np.ndarray, as_json: bool) -> None:
+    """Print a vector with six significant digits per number, after its token if it has one."""
     numbers = [float(f"{value:.6g}") for value in row.tolist()]
     line = " ".join(f"{value:g}" for value in numbers)
-    line = tab_separated(name["token"], line) if "token" in name else line
-    show({**name, kind: numbers}, line, as_json=as_json)
+    line = join_cells(name["token"], line) if "token" in name else line
+    print_result({**name, kind: numbers}, line, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`trivium eval`: perplexity, metrics of tasks, lm-evaluation-harness.
+"""`trivium eval`: measure perplexity, task metrics or lm-evaluation-harness tasks.
 
 Examples:
 
@@ -22,7 +22,7 @@ import typer
 import trivium
 from trivium.cli import _options as opt
 from trivium.cli import stored
-from trivium.cli._shared import load, show
+from trivium.cli._shared import load, print_result
 from trivium.data.sources import check_libraries, missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.files import write_json
@@ -41,8 +41,8 @@ def eval_(
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"One of {', '.join(['perplexity', *stored('keys')['tasks']])}.",
-            show_default="what the model was fine-tuned for, else perplexity",
+            help=f"What to measure: {', '.join(['perplexity', *stored('keys')['tasks']])}.",
+            show_default="the task of the fine-tuned model, otherwise perplexity",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1)] = None,
@@ -56,19 +56,20 @@ def eval_(
     as_json: Annotated[bool, typer.Option("--json")] = False,
     **options: Any,
 ) -> None:
-    """Loss, perplexity and bits per byte of text; the metrics of a fine-tuned model's task.
+    """Evaluate a model on files: perplexity of text, or the metrics of the model's task.
 
-    An encoder predicts every token masked in turn, a forward pass each: --limit makes it shorter.
-    With --quantize the results of the quantized model are shown beside those of the stored one.
+    Perplexity also reports the loss and bits per byte. An encoder masks and predicts each token in
+    a separate forward pass, which is slow: use --limit. With --quantize, the results of the
+    quantized model are shown next to those of the stored model.
 
     Args:
         files: Text, or labelled examples of the model's task.
-        limit: Only the first documents or examples.
-        lm_eval: A task of lm-evaluation-harness; repeatable.
-        tasks_folder: YAML files of more such tasks.
-        shots: --lm-eval: solved examples in the prompt.
-        out: Also write all results, with the worst mistakes, as JSON.
-        as_json: One JSON object per file.
+        limit: Evaluate only on the first documents or examples.
+        lm_eval: A task of lm-evaluation-harness. Repeatable.
+        tasks_folder: A folder with YAML files that define further tasks for --lm-eval.
+        shots: Number of solved examples in the prompt, for --lm-eval.
+        out: Also write all results and the worst mistakes to this JSON file.
+        as_json: Print one JSON object per file.
     """
     if not files and not lm_eval:
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")
@@ -82,7 +83,7 @@ def eval_(
         from trivium.evaluate.harness import find_tasks, run_tasks
         from trivium.workflows.evaluate import evaluate
 
-    if lm_eval:  # before hours on the files
+    if lm_eval:  # report unknown tasks before the files are evaluated, which may take hours
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ def eval_(
                         translated("eval.tokens_scored", count=count)
                     ),
                 )
-            yield file, _record(metrics)
+            yield file, _to_dict(metrics)
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
             results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)
@@ -121,20 +122,24 @@ def eval_(
         if quantized is not None:
             result[str(quantize)] = next(quantized)[1]
         results.append(result)
-        show(result, _lines(result, quantize), as_json=as_json)
+        print_result(result, _format_result(result, quantize), as_json=as_json)
     if out is not None:
         write_json(out, results)
 
 
-def _record(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
-    """All values, and what there is of examples, notes and mistakes."""
+def _to_dict(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
+    """Return the values of metrics, with the examples, notes and mistakes that they contain."""
     details = metrics.to_dict()
     kept = ("num_examples", "notes", "mistakes", "calibration")
     return metrics.values | {name: details[name] for name in kept if details.get(name)}
 
 
-def _lines(result: dict[str, Any], quantize: str | None) -> str:
-    """One line per value; a quantized model's value and relative change beside it."""
+def _format_result(result: dict[str, Any], quantize: str | None) -> str:
+    """Return the results of a file as text, one line per value.
+
+    With `quantize`, each line also contains the value of the quantized model and the relative
+    change.
+    """
     other = result.get(str(quantize), {})
     values = {name: v for name, v in result.items() if isinstance(v, int | float)}
     width = max(map(len, values), default=0)
@@ -145,10 +150,10 @@ def _lines(result: dict[str, Any], quantize: str | None) -> str:
         change = padded(translated("eval.change"), 8, right=True)
         lines.append(f"  {'':<{width}}  {stored}  {quantize:>12}  {change}")
     for name, value in values.items():
-        line = f"  {name:<{width}}  {_number(value):>12}"
+        line = f"  {name:<{width}}  {_format_number(value):>12}"
         if name in other:
             change = f"{other[name] / value - 1:>+8.2%}" if value else ""
-            line += f"  {_number(other[name]):>12}  {change}"
+            line += f"  {_format_number(other[name]):>12}  {change}"
         lines.append(line.rstrip())
     if "calibration" in result:
         from trivium.objectives.calibration import Calibration
@@ -157,7 +162,8 @@ def _lines(result: dict[str, Any], quantize: str | None) -> str:
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
+    """Format a number with thousands separators or four decimals."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"

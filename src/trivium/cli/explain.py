@@ -1,4 +1,4 @@
-"""`trivium explain`: see how a mechanism works, in numbers and pictures.
+"""`trivium explain`: explain a mechanism with numbers and figures.
 
 Examples:
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from trivium.cli import described, stored
+from trivium.cli import add_parameter_help, stored
 from trivium.cli._shared import print_json
 from trivium.explain import load_topic, topic_names, topic_summary
 from trivium.explain.page import say
@@ -28,18 +28,22 @@ from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, terminal_language
 
 _NAMES = {"Literal": Literal, "pathlib": pathlib}
-"""Names in the annotations of topics, which are stored as text."""
+"""Names that occur in the annotations of topics; the annotations are stored as text."""
 
 
 class _TopicGroup(TyperGroup):
-    """The topics as commands, which are stored; a topic is imported when its command runs."""
+    """The topics as commands.
+
+    Their options are read from `topics.json`. The module of a topic is imported only when its
+    command runs.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
         for name, outline in stored("topics").items():
             summary = say(topic_summary(name), terminal_language())
-            topics.command(name, short_help=summary)(_command(name, **outline))
+            topics.command(name, short_help=summary)(_build_command(name, **outline))
         group: Any = typer.main.get_command(topics)
         self.commands |= group.commands
 
@@ -49,20 +53,23 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     invoke_without_command=True,
-    help="See how a mechanism works, in numbers and pictures.",
+    help="Explain a mechanism with numbers and figures, computed by the code that trains.",
 )
 
 _LANGUAGE = Annotated[
-    Language | None, typer.Option(help="English or Chinese.", show_default="the terminal's")
+    Language | None,
+    typer.Option(
+        help="Language of the output: English or Chinese.", show_default="language of the terminal"
+    ),
 ]
 _HTML = Annotated[
-    pathlib.Path | None, typer.Option(help="Write the page with pictures to this file.")
+    pathlib.Path | None, typer.Option(help="Write the page with figures to this HTML file.")
 ]
 
 
 @app.callback()
 def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
-    """List the topics."""
+    """Print the list of topics, unless a topic is given."""
     if context.invoked_subcommand is None:
         width = max(map(len, topic_names()))
         for name in topic_names():
@@ -70,20 +77,20 @@ def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
             typer.echo(f"{name:<{width}}  {summary}")
 
 
-def _command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..., None]:
-    """A topic as a command: its first parameter is an argument, others are options.
+def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..., None]:
+    """Return the command of a topic. The first parameter is an argument, the others are options.
 
     Args:
-        name: The topic.
-        help: The docstring of its function.
-        parameters: The annotation and the default of each parameter, by name.
+        name: The name of the topic.
+        help: The docstring of the topic's function.
+        parameters: The annotation and the default of each parameter, by its name.
     """
 
     def command(
         *,
         language: _LANGUAGE = None,
         html: _HTML = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the values as JSON.")] = False,
         **options: Any,
     ) -> None:
         with exit_on_interrupt():
@@ -113,4 +120,4 @@ def _command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..
     *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     command.__doc__ = help
-    return described(command)
+    return add_parameter_help(command)

@@ -1,4 +1,4 @@
-"""`trivium export`: write a model as a Hugging Face folder.
+"""`trivium export`: export a model to a Hugging Face folder.
 
 Examples:
 
@@ -26,13 +26,13 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     overwrite: opt.Replace = False,
 ) -> None:
-    """Write a folder that `transformers` loads, with equal logits and equal token ids.
+    """Export a model to a folder that `transformers` loads, with the same logits and token ids.
 
-    There the tokenizer of T5 or Marian adds the final </s> by itself; `trivium tokenizer encode`
-    shows a text without it.
+    In transformers, the tokenizers of T5 and Marian append </s> to a text; `trivium tokenizer
+    encode` does not show this token.
 
     Args:
-        out: The folder to write.
+        out: The output folder.
     """
     with exit_on_interrupt():
         from trivium.model_folder import check_replaceable

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import known_texts, load, read_texts, show
+from trivium.cli._shared import check_characters, load, print_result, read_texts
 from trivium.messages import translated
 
 _NOTHING = "(nothing)"  # an empty fill of T5, BART or GLM
@@ -33,29 +33,34 @@ def fill_mask(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Predictions for every masked token, most probable first.
+    """Predict the masked tokens of texts, the most probable prediction first.
 
-    An encoder predicts one token per [MASK], with its probability. T5, BART and GLM fill each
-    <mask> with any number, with their probability per token; the sum of these may exceed 1.
+    An encoder predicts one token per [MASK] and prints its probability. T5, BART and GLM fill each
+    <mask> with any number of tokens and print the probability per token (the geometric mean); these
+    scores may sum to more than 1.
 
     Args:
-        top_k: Predictions at most: per mask; T5 and BART: for all masks together; GLM: one.
+        top_k: Maximum number of predictions per mask. T5 and BART predict all masks of a text
+            together; GLM always returns one prediction.
     """
     lm = load(model, checkpoint=checkpoint, device=device).reading(special_tokens)
     percent = lm.spec.family == "encoder-only"
-    for number, text in enumerate(known_texts(read_texts(texts), lm.source_tokenizer)):
+    for number, text in enumerate(check_characters(read_texts(texts), lm.source_tokenizer)):
         fills = lm.fill_mask(text, top_k=top_k)
         if not (number or percent or as_json):
             typer.echo(translated("fill-mask.scores"), err=True)
         masks: list[list[Any]] = fills if isinstance(fills[0], list) else [fills]
-        table = _table(masks, percent=percent)
+        table = _format_fills(masks, percent=percent)
         record = {"text": text, "masks": masks}
-        show(record, ("\n" if number else "") + table, as_json=as_json)
+        print_result(record, ("\n" if number else "") + table, as_json=as_json)
 
 
-def _table(masks: list[list[Any]], *, percent: bool) -> str:
-    """Probability, token and completed text, one prediction per line."""
-    style = "7.2%" if percent else "7.4f"  # Probabilities per token are no shares of 100%.
+def _format_fills(masks: list[list[Any]], *, percent: bool) -> str:
+    """Return the predictions as text: score, token and completed text, one line per prediction.
+
+    `percent`: whether the scores are probabilities, shown as percentages.
+    """
+    style = "7.2%" if percent else "7.4f"  # Probabilities per token do not add up to 100%.
     width = max(len(fill.token or _NOTHING) for fills in masks for fill in fills)
     parts = []
     for number, fills in enumerate(masks, start=1):

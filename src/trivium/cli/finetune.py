@@ -43,26 +43,26 @@ from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
 from trivium.cli import stored
-from trivium.cli._shared import fraction_or_paths, recipe_changes, run_folder
+from trivium.cli._shared import choose_run_folder, format_changes, parse_validation
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
 _TASKS = stored("keys")["tasks"]
-"""Task -> its keys, each with its help."""
+"""Task -> the keys of its objective, each with its help."""
 
 
 class Command(TyperCommand):
-    """`finetune TASK --help` also lists the keys of the task."""
+    """The finetune command. `finetune TASK --help` also lists the keys of the task."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Note the task before --help ends the program."""
+        """Store the task before `--help` is handled, then parse the arguments."""
         self._task = next((arg for arg in args if arg in _TASKS), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, options and keys."""
+        """Write the arguments and options, then the keys of the task."""
         super().format_options(ctx, formatter)
         if self._task is None:
             return
@@ -75,7 +75,7 @@ class Command(TyperCommand):
 def finetune(
     task: Annotated[
         str | None,
-        typer.Argument(metavar="TASK", help=f"One of {', '.join(_TASKS)}, or a recipe file."),
+        typer.Argument(metavar="TASK", help=f"The task: {', '.join(_TASKS)}; or a recipe file."),
     ] = None,
     model: str = "",
     data: list[str] | None = None,
@@ -88,19 +88,20 @@ def finetune(
     no_verify: opt.NoVerify = False,
     **reading: Any,
 ) -> None:
-    """Fine-tune a model on labelled data; the best weights are kept and evaluated.
+    """Fine-tune a model on labelled data, then evaluate the best weights.
 
-    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
-    budget in minutes: for the time that is left). It takes everything from the run: name the run by
-    --out, or repeat the command. `trivium finetune TASK --help` lists the keys of a task,
-    docs/recipe.md all keys.
+    Ctrl-C saves a checkpoint and stops. --resume continues the run; the steps are the same as
+    without the interruption (a run with a budget in minutes trains for the time that is left).
+    --resume reads all settings from the run folder: give --out, or repeat the command.
+    `trivium finetune TASK --help` lists the keys of a task; docs/recipe.md lists all keys.
 
     Args:
         model: The model to start from: a run, a checkpoint, a Hugging Face folder or name, or a
-            preset, whose weights are random; NAME@main is the hub's where a preset has its name.
-        data: Labelled examples: files, folders or globs, also compressed. It replaces data.paths
-            of a recipe file.
-        validation: Validation files, or a fraction of --data.
+            preset (random weights). If a preset and a Hugging Face model have the same name,
+            NAME@main is the Hugging Face model.
+        data: Labelled examples: files, folders or globs, which may be compressed. Replaces
+            data.paths of a recipe file.
+        validation: Validation files, or the fraction of --data to use for validation.
         out: The run folder.
     """
     advice = (
@@ -108,7 +109,7 @@ def finetune(
         "reviews.jsonl`."
     )
     resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
-    out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
+    out = choose_run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
     with exit_on_interrupt():
         from trivium.workflows.training import finetune as run_finetuning
 
@@ -116,9 +117,9 @@ def finetune(
         task or "",
         model=model,
         data=PathList(data or ()),
-        validation=None if validation is None else fraction_or_paths(validation),
+        validation=None if validation is None else parse_validation(validation),
         out=out,
-        changes=recipe_changes(reading, changes, no_verify=no_verify),
+        changes=format_changes(reading, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
     )

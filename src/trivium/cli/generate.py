@@ -1,4 +1,4 @@
-"""`trivium generate`: continue texts.
+"""`trivium generate`: generate continuations of prompts.
 
 Examples:
 
@@ -33,7 +33,14 @@ import typer
 
 from trivium.cli import UsageError
 from trivium.cli import _options as opt
-from trivium.cli._shared import batched, known_texts, load, print_json, read_texts, show
+from trivium.cli._shared import (
+    batch_items,
+    check_characters,
+    load,
+    print_json,
+    print_result,
+    read_texts,
+)
 from trivium.inference.sampling_params import SamplingParams
 
 
@@ -56,27 +63,27 @@ def generate(
     as_json: opt.Json = False,
     **options: Any,
 ) -> None:
-    """Continue texts, shown as they are generated.
+    """Generate continuations of prompts and print them as they are generated.
 
-    A text ends with the end-of-text token, a stop string, after --max-new-tokens, or at the model's
-    context length.
+    Generation stops at the end-of-text token, at a stop string, after --max-new-tokens, or at the
+    model's context length.
 
     Args:
-        prompts: Default: the lines of stdin; on a terminal, an empty prompt.
-        num_samples: Continuations per prompt.
-        num_beams: Beam search instead of sampling: texts kept at every step; 1 is greedy. Options
-            of sampling, --num-samples, --rank and --draft do not go with it.
-        rank: Show the samples of a prompt by their rewards, the highest first: a run of `finetune
-            reward`, or a reward of the recipe such as '{kind="length", target=80}'. A model that
-            chats answers the prompts.
-        pairs: With --rank: write the best and the worst sample of each prompt to this file of JSON
-            lines, which `finetune preference` reads.
-        draft: Speculative decoding: draft tokens from n-grams of the text so far, or from a smaller
-            model with the same tokenizer. It changes the speed, not the text.
-        slots: Texts generated at the same time.
+        prompts: The prompts. Default: the lines of stdin; on a terminal, an empty prompt.
+        num_samples: Number of continuations per prompt.
+        num_beams: Use beam search with this number of beams instead of sampling; 1 is greedy.
+            Cannot be combined with sampling options, --num-samples, --rank or --draft.
+        rank: Print the samples of each prompt in order of reward, highest first. MODEL is a run of
+            `finetune reward`; a reward in recipe syntax is, for example, '{kind="length",
+            target=80}'. A chat model answers the prompts instead of continuing them.
+        pairs: With --rank: write the best and the worst sample of each prompt to this file (JSON
+            lines), which `finetune preference` reads.
+        draft: Speculative decoding: take draft tokens from n-grams of the text so far (lookup), or
+            from a smaller model with the same tokenizer. Changes the speed, not the text.
+        slots: Number of texts generated at the same time.
     """
     if rank is None and pairs is not None:
-        raise UsageError("--pairs takes ranked samples: add --rank MODEL.")
+        raise UsageError("--pairs writes ranked samples: add --rank MODEL.")
     lm = load(
         model,
         checkpoint=checkpoint,
@@ -89,32 +96,34 @@ def generate(
     from trivium.cli import _generation as generation
 
     if num_beams is not None and (num_samples > 1 or rank is not None):
-        raise UsageError("beam search gives one text: leave out --num-samples and --rank.")
-    drafts = generation.draft_tokens(draft, device, lm)
+        raise UsageError("beam search generates one text: leave out --num-samples and --rank.")
+    drafts = generation.load_draft(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
-        warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
-    options = opt.only_set(options)
+        warnings.warn(
+            "--temperature 0 is greedy: all samples of a prompt are the same.", stacklevel=2
+        )
+    options = opt.drop_unset(options)
     if not prompts and sys.stdin.isatty():
         prompts = [""]
-    known = known_texts(read_texts(prompts), lm.source_tokenizer)
-    # What a decoder generates continues the prompt; the output of an encoder-decoder does not.
+    known = check_characters(read_texts(prompts), lm.source_tokenizer)
+    # The text from a decoder continues the prompt; the output of an encoder-decoder does not.
     continues = lm.spec.family == "decoder-only"
     if num_beams is not None:
         for prompt in known:
             text = lm.generate(prompt, draft=drafts, num_beams=num_beams, **options)
             line = prompt + text if continues else text
-            show({"prompt": prompt, "text": text}, line, as_json=as_json)
+            print_result({"prompt": prompt, "text": text}, line, as_json=as_json)
         return
     seed = options.setdefault("seed", secrets.randbits(31))
-    jobs = ((prompt, seed + number) for prompt in known for number in range(num_samples))
+    jobs = ((prompt, seed + index) for prompt in known for index in range(num_samples))
     chats = rank is not None and lm.settings.chat_template is not None
     generated = (
-        one
-        for some in batched(jobs)
-        for one in generation.generate(lm, options, some, slots, drafts, chats)
+        sample
+        for batch in batch_items(jobs)
+        for sample in generation.generate_samples(lm, options, batch, slots, drafts, chats)
     )
     if rank is not None:
-        reward = generation.reward_function(rank)
+        reward = generation.load_reward(rank)
         generation.show_ranked(lm, reward, generated, num_samples, pairs, as_json)
         return
     separator = ""
@@ -122,7 +131,7 @@ def generate(
         if as_json:
             for _ in pieces:
                 pass
-            print_json(generation.record(prompt, request))
+            print_json(generation.sample_record(prompt, request))
         else:
             typer.echo(separator + (prompt if continues else ""), nl=False)
             for piece in pieces:

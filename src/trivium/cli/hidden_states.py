@@ -1,4 +1,4 @@
-"""`trivium hidden-states`: the hidden states of every layer and token.
+"""`trivium hidden-states`: compute the hidden states of every layer and token.
 
 Examples:
 
@@ -21,7 +21,7 @@ import typer
 
 from trivium.cli import UsageError
 from trivium.cli import _options as opt
-from trivium.cli._shared import load, show, tab_separated, text_batches
+from trivium.cli._shared import join_cells, load, print_result, read_text_batches
 from trivium.files import replace_file
 from trivium.messages import translated
 
@@ -38,17 +38,18 @@ def hidden_states(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """The hidden states of a Transformer: layer, token and numbers, one line per layer and token.
+    """Print the hidden states of a Transformer, one line per layer and token: layer, token, vector.
 
-    Layer 0 is the input embedding, layer i the output of block i, and the last one includes the
-    final norm, as in output_hidden_states of transformers. An encoder-decoder shows its encoder.
-    Special tokens are included. A long text is read in windows.
+    Layer 0 is the input embedding, layer i is the output of block i, and the last layer includes
+    the final norm, like output_hidden_states in transformers. For an encoder-decoder, these are the
+    layers of the encoder. Special tokens are included. Long texts are processed in windows.
 
     Args:
-        layers: Indices with commas between them, negative ones counted from the last.
-        out: Write states-N, float32 [layers, tokens, width], and tokens-N of text N (from 0), and
-            the layers, to this .npz file, which numpy.load reads. Texts are written as they are
-            read, so that a file of any length fits into memory.
+        layers: Indices of layers, separated by commas. Negative indices count from the last layer.
+        out: Write to this .npz file (see numpy.load): the arrays states-N, float32 [layers, tokens,
+            width], and tokens-N for text N, counted from 0, and the array layers with the indices
+            of the layers. Each text is written immediately, so that memory does not limit the
+            number of texts.
     """
     selected: Any = "all"
     if layers != "all":
@@ -68,37 +69,37 @@ def hidden_states(
             out.parent.mkdir(parents=True, exist_ok=True)
             file = files.enter_context(replace_file(out))
             archive = files.enter_context(zipfile.ZipFile(file, "w"))
-        for batch in text_batches(texts, lm.source_tokenizer):
+        for batch in read_text_batches(texts, lm.source_tokenizer):
             parts = [batch[i : i + _TEXTS_AT_ONCE] for i in range(0, len(batch), _TEXTS_AT_ONCE)]
             for part in parts:
                 for text, states in zip(part, lm.hidden_states(part, layers=selected)):
                     if archive is None:
-                        _show(text, states, as_json)
+                        _print_states(text, states, as_json)
                     else:
-                        _append(archive, count, states)
+                        _append_states(archive, count, states)
                     count += 1
     if out is not None:
         typer.echo(translated("hidden-states.written", path=out, count=count), err=True)
 
 
-def _append(archive: zipfile.ZipFile, number: int, states: Any) -> None:
-    """Append the `HiddenStates` of a text to an .npz file; the first text, also the layers."""
+def _append_states(archive: zipfile.ZipFile, index: int, states: Any) -> None:
+    """Append the `HiddenStates` of text `index` to an .npz file, which starts with the layers."""
     arrays = {
-        f"states-{number}": states.vectors.numpy(),
-        f"tokens-{number}": np.array(states.tokens, dtype=str),
+        f"states-{index}": states.vectors.numpy(),
+        f"tokens-{index}": np.array(states.tokens, dtype=str),
     }
-    if number == 0:
+    if index == 0:
         arrays = {"layers": np.array(states.layers), **arrays}
     for name, array in arrays.items():
         with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-def _show(text: str, states: Any, as_json: bool) -> None:
-    """Print the `HiddenStates` of a text: six significant digits of each number."""
+def _print_states(text: str, states: Any, as_json: bool) -> None:
+    """Print the `HiddenStates` of a text, with six significant digits per number."""
     for layer, rows in zip(states.layers, states.vectors.tolist()):
         for token, span, row in zip(states.tokens, states.spans, rows):
             numbers = [float(f"{value:.6g}") for value in row]
             record = {"text": text, "layer": layer, "token": token, "span": span}
-            line = tab_separated(str(layer), token, " ".join(f"{value:g}" for value in numbers))
-            show({**record, "vector": numbers}, line, as_json=as_json)
+            line = join_cells(str(layer), token, " ".join(f"{value:g}" for value in numbers))
+            print_result({**record, "vector": numbers}, line, as_json=as_json)

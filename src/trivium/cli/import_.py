@@ -26,21 +26,22 @@ def import_(
     source: str,
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     lowercase: Annotated[
-        bool | None, typer.Option("--lowercase/--cased", show_default="as its tokens suggest")
+        bool | None, typer.Option("--lowercase/--cased", show_default="inferred from the tokens")
     ] = None,
     allow_unknown_keys: bool = False,
     overwrite: opt.Replace = False,
 ) -> None:
-    """Convert a Hugging Face model with its tokenizer, labels, settings and chat template.
+    """Convert a Hugging Face model, including its tokenizer, labels, settings and chat template.
 
-    Every command reads Hugging Face folders directly, too.
+    The conversion is optional: every command also reads Hugging Face folders directly.
 
     Args:
-        source: A folder that `transformers` wrote, or a name on the hub, also NAME@REVISION.
-        out: The folder to write.
-        lowercase: For a vocab.txt without a configuration.
-        allow_unknown_keys: Only warn of options in config.json that transformers reads and Trivium
-            does not.
+        source: A folder saved by `transformers`, or a name on the Hugging Face hub (NAME or
+            NAME@REVISION).
+        out: The output folder.
+        lowercase: Whether the tokenizer lower-cases text, for a vocab.txt without a configuration.
+        allow_unknown_keys: Print a warning instead of an error for options in config.json that
+            transformers uses and Trivium does not support.
     """
     with exit_on_interrupt():
         from trivium.model_folder import check_replaceable
@@ -57,6 +58,6 @@ def import_(
     count = num_parameters(lm.spec)
     typer.echo(translated("import.written", out=out, family=lm.spec.family, count=count))
     capabilities = ", ".join(lm.capabilities).replace("_", "-")
-    facts = {"output_heads": heads, "tokenizer": vocabulary, "capabilities": capabilities}
-    for name, text in facts.items():
+    lines = {"output_heads": heads, "tokenizer": vocabulary, "capabilities": capabilities}
+    for name, text in lines.items():
         typer.echo(f"  {padded(translated(f'label.{name}'), 12)}  {text}")

@@ -1,4 +1,4 @@
-"""`trivium plan`: memory, time and layout of a training run, before it starts.
+"""`trivium plan`: estimate memory, time and parallel layout of a training run before it starts.
 
 Examples:
 
@@ -30,25 +30,25 @@ from trivium.interrupts import exit_on_interrupt
 
 @dataclass(frozen=True)
 class _OnGPUs:
-    """The options of a plan on GPUs, in addition to the model."""
+    """The options of a plan for GPUs."""
 
-    gpus: int | None = option(None, "number of GPUs", unset="the fewest that suffice", min=1)
-    gpu: str = option("a100-80g", f"kind of GPU: {', '.join(GPUS)}")
+    gpus: int | None = option(None, "number of GPUs", unset="the minimum that fits", min=1)
+    gpu: str = option("a100-80g", f"GPU model: {', '.join(GPUS)}")
     tokens: float | None = option(
-        None, "tokens of the run", unset="as published, or of the recipe", min=1, max=1e18
+        None, "number of training tokens", unset="as published, or from the recipe", min=1, max=1e18
     )
     batch_tokens: float | None = option(
         None,
-        "tokens of a step",
-        unset="as published, or of the recipe, or 524,288",
+        "tokens per step",
+        unset="as published, or from the recipe, or 524,288",
         min=1,
         max=1e18,
     )
     length: int | None = option(
-        None, "tokens of a row", unset="as published, 8192 at most, or of the recipe", min=1
+        None, "tokens per row", unset="as published, at most 8192, or from the recipe", min=1
     )
     tokens_per_second_per_gpu: float | None = option(
-        None, "a measured or published rate, in place of the predicted one", unset=False, min=1e-3
+        None, "measured throughput, which replaces the predicted one", unset=False, min=1e-3
     )
 
 
@@ -61,25 +61,27 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json")] = False,
     **on_gpus: Any,
 ) -> None:
-    """Memory, time and layout of a training run, from the description of the model alone.
+    """Estimate the memory, time and parallel layout of a training run without running it.
 
-    For every layout (ddp or fsdp, layers divided among 1 to 8 GPUs, with or without activation
-    checkpointing): memory of each GPU, tokens per second and the share of the peak they use; which
-    layout to take and why; FLOPs, days, GPU-hours. docs/plan.md has the formulas, and what they
-    predict beside published runs.
+    For each layout (DDP or FSDP, tensor parallelism over 1 to 8 GPUs, with or without activation
+    checkpointing), the plan lists the memory per GPU, the tokens per second and the utilization of
+    the peak FLOP/s. It recommends a layout with reasons, and estimates FLOPs, days and GPU-hours.
+    docs/plan.md explains the formulas and compares their predictions with published runs.
 
     Args:
-        name: A preset, a shipped recipe, a TOML file, or the name of a family, such as llama, for a
-            table of its sizes.
-        this_machine: Measure how fast the recipe trains here: about two seconds of random weights.
-        data: With --this-machine: the text, whose amount decides the size of the vocabulary.
-        as_json: Print one JSON object.
+        name: A preset, a bundled recipe, a TOML file, or a model family such as llama, for a table
+            of its sizes.
+        this_machine: Measure the training speed of the recipe on this machine. Takes about two
+            seconds and uses random weights.
+        data: With --this-machine: the training text, whose size determines the size of the
+            vocabulary.
+        as_json: Print the plan as one JSON object.
     """
-    unused = [name.replace("_", "-") for name in opt.only_set({**on_gpus, "gpu": None})]
+    unused = [name.replace("_", "-") for name in opt.drop_unset({**on_gpus, "gpu": None})]
     if this_machine and unused:
         raise RecipeError(
-            f"--{unused[0]} is for a plan on GPUs, and --this-machine takes all from the recipe: "
-            "leave it out, and change the recipe by --set, such as --set train.steps=500."
+            f"--{unused[0]} is for a plan for GPUs, and --this-machine uses the recipe: "
+            "leave it out, and change the recipe with --set, such as --set train.steps=500."
         )
     if data and not this_machine:
         raise RecipeError("--data is for a plan with --this-machine: leave it out.")

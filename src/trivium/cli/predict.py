@@ -1,4 +1,4 @@
-"""`trivium predict`: label every row of a table.
+"""`trivium predict`: predict a label for every row of a table.
 
 Examples:
 
@@ -35,18 +35,18 @@ def predict(
     device: opt.Device = "auto",
     **reading: Any,
 ) -> None:
-    """Copy a table with the columns prediction, score, runner_up and runner_up_score added.
+    """Copy a table and add the columns prediction, score, runner_up and runner_up_score.
 
-    It reads what `finetune` reads for the model's task; labels are not needed. All columns keep
-    their order and values. Tags and answers to questions have no runner-up, and a regression model
-    only adds a prediction.
+    The input has the same format as for `finetune` with the model's task, but needs no labels. The
+    order and the values of the existing columns do not change. Tagging and question answering have
+    no runner-up; a regression model only adds the column prediction.
 
     Args:
-        files: Records as the model was trained on: CSV, TSV, JSON lines, Parquet.
-        out: The file to write: .csv, .tsv, .jsonl or .parquet, in UTF-8.
-        threshold: With --below: the lowest score of a prediction that is kept.
-        below: The prediction where the score is below --threshold.
-        prefix: Text before the names of the added columns.
+        files: Records in the format of the training data: CSV, TSV, JSON lines or Parquet.
+        out: The output file: .csv, .tsv, .jsonl or .parquet, in UTF-8.
+        threshold: With --below: the minimum score for a prediction to be kept.
+        below: The label that replaces predictions with a score below --threshold.
+        prefix: Prefix for the names of the added columns.
     """
     with exit_on_interrupt():
         from trivium.workflows.predict import predict as write_predictions
@@ -69,8 +69,8 @@ def predict(
             changes=changes or (),
             progress=progress,
         )
-    for number, columns in enumerate(result.columns):
-        line.print_line(labelled("" if number else "columns", columns))
+    for index, columns in enumerate(result.columns):
+        line.print_line(labelled("" if index else "columns", columns))
     line.print_line(translated("predict.written", file=out, count=result.num_rows))
     if below:
         line.print_line(translated("predict.below", count=result.num_below, label=below))

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import fraction_or_paths
+from trivium.cli._shared import parse_validation
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
     PrepareProgress,
@@ -50,8 +50,8 @@ def prepare(
     paths: Annotated[
         list[str],
         typer.Argument(
-            help="Files, globs, folders, s3://..., - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
-            f"{' '.join(TEXT_SUFFIXES)}, all but Parquet also compressed."
+            help="Text: files, globs, folders, s3://..., - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
+            f"Formats: {' '.join(TEXT_SUFFIXES)}; all except Parquet may be compressed."
         ),
     ],
     out: Annotated[str, typer.Option()],
@@ -59,7 +59,8 @@ def prepare(
     kind: Annotated[
         str | None,
         typer.Option(
-            help=f"Kind to train: {', '.join(Tokenizer.kinds)}.", show_default=_DEFAULT_KIND
+            help=f"Kind of tokenizer to train: {', '.join(Tokenizer.kinds)}.",
+            show_default=_DEFAULT_KIND,
         ),
     ] = None,
     vocab_size: Annotated[
@@ -71,18 +72,20 @@ def prepare(
     overwrite: opt.Overwrite = False,
     **reading: Any,
 ) -> None:
-    """Encode text into token shards: split, deduplicated, encoded once.
+    """Encode text into token shards, deduplicated and split into training and validation data.
 
-    The same command resumes interrupted work. The shards do not depend on the number of parts.
+    If the command is interrupted, repeat it to continue. The shards do not depend on the number of
+    parts.
 
     Args:
-        out: The folder of shards, also s3://bucket/shards.
-        tokenizer: An existing tokenizer; without it one is trained.
-        vocab_size: Tokens to train.
-        validation: Fraction of the documents (by a hash of the text), or a path.
+        out: The output folder of the shards; may be s3://bucket/shards.
+        tokenizer: An existing tokenizer. Default: train a tokenizer.
+        vocab_size: Vocabulary size of the tokenizer to train.
+        validation: The fraction of the documents to use for validation (chosen by a hash of the
+            text), or a path of validation documents.
         write_text: Also write train.txt and validation.txt to this folder.
-        part: Only part I of N, for example one of N machines on a shared file system; afterwards
-            the same command without --part merges them.
+        part: Process only part I of N, for example on one of N machines with a shared file system.
+            When all parts are done, the same command without --part merges them.
     """
     if STDIN in paths and (tokenizer is None or write_text is not None):
         raise DataError(
@@ -90,8 +93,8 @@ def prepare(
             "train`) and give it with --tokenizer, without --write-text."
         )
     if tokenizer is not None and (kind is not None or vocab_size is not None):
-        raise DataError("give --tokenizer, or --kind and --vocab-size; not both.")
-    fraction_or_files = fraction_or_paths([validation])
+        raise DataError("give either --tokenizer, or --kind and --vocab-size.")
+    fraction_or_files = parse_validation([validation])
     check_libraries([*paths, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
     options = CorpusOptions(validation=fraction_or_files, **reading)
     if part is not None and (tokenizer is None or overwrite or write_text is not None):
@@ -103,7 +106,8 @@ def prepare(
         chosen = Tokenizer.load(tokenizer)
     else:
         size = vocab_size or _DEFAULT_VOCAB_SIZE
-        chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
+        kind = kind or _DEFAULT_KIND
+        chosen = _train_or_reuse_tokenizer(paths, out, options, kind, size, overwrite)
     line, shards, tokens = ProgressLine(), None, 0
 
     def show(progress: PrepareProgress) -> None:
@@ -113,7 +117,7 @@ def prepare(
         with handle_signals(signal.default_int_handler), line.running():
             if part is not None:
                 tokens = prepare_part(
-                    paths, chosen, out, *_numbers(part), options=options, progress=show
+                    paths, chosen, out, *_parse_part(part), options=options, progress=show
                 )
             else:
                 shards = prepare_shards(
@@ -122,14 +126,14 @@ def prepare(
     except KeyboardInterrupt:
         kept = partial_folder(out)
         raise KeyboardInterrupt(
-            f"interrupted; what is finished is kept in {kept}: the same command continues there."
+            f"interrupted; the finished work is kept in {kept}: repeat the command to continue."
         ) from None
     except OSError as error:
         if not is_disk_full(error):
             raise
         raise DataError(
-            f"{partial_folder(out)}: the disk is full. What is finished is kept there: free some "
-            "space, and the same command continues."
+            f"{partial_folder(out)}: the disk is full. The finished work is kept there: free some "
+            "space and repeat the command to continue."
         ) from error
     if shards is None:
         where = partial_folder(out)
@@ -138,22 +142,26 @@ def prepare(
         return
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
-        typer.echo(_summary_line("text", ", ".join(map(str, files.values()))))
-    typer.echo(_summary(shards, out))
+        typer.echo(_format_line("text", ", ".join(map(str, files.values()))))
+    typer.echo(_format_summary(shards, out))
 
 
-def _numbers(part: str) -> tuple[int, int]:
-    """The number of a part and how many there are."""
-    number, _, of = part.partition("/")
-    if not (number.isdecimal() and of.isdecimal()):
-        raise DataError(f'--part is a number and how many there are, such as 2/7, not "{part}".')
-    return int(number), int(of)
+def _parse_part(part: str) -> tuple[int, int]:
+    """Parse the value of `--part`, such as "2/7". Returns the part and the number of parts."""
+    index, _, count = part.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise DataError(f'--part is I/N, part I of N parts, such as 2/7, not "{part}".')
+    return int(index), int(count)
 
 
-def _trained(
+def _train_or_reuse_tokenizer(
     paths: list[str], out: str, options: CorpusOptions, kind: str, size: int, overwrite: bool
 ) -> Tokenizer:
-    """A tokenizer of the training split; that of earlier work on the same text, if it fits."""
+    """Train a tokenizer on the training split.
+
+    If an earlier run on the same text has trained a tokenizer of this kind and vocabulary size, its
+    tokenizer is returned instead.
+    """
     folder = local_folder(out)
     earlier: Path | None = folder / TOKENIZER
     if overwrite or not (folder / MANIFEST).is_file():
@@ -162,27 +170,28 @@ def _trained(
         tokenizer = Tokenizer.load(earlier)
         if (tokenizer.kind, tokenizer.vocab_size) == (kind, size):
             return tokenizer
-    said = translated("tokenizer.training_of_size", kind=kind, size=size)
-    print(said, file=sys.stderr, flush=True)
+    message = translated("tokenizer.training_of_size", kind=kind, size=size)
+    print(message, file=sys.stderr, flush=True)
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
 
 
-def _summary(shards: Shards, out: str) -> str:
-    """What a folder of shards holds, in a few lines."""
+def _format_summary(shards: Shards, out: str) -> str:
+    """Return a summary of a folder of shards as a few lines of text."""
     splits = shards.manifest.splits
-    lines = [_summary_line("shards", out)]
+    lines = [_format_line("shards", out)]
     for name, info in splits.items():
         numbers = {"documents": info.documents, "tokens": info.tokens}
         size = info.text_bytes / max(info.tokens, 1)
-        lines.append(_summary_line(name, translated("prepare.split", size=size, **numbers)))
+        lines.append(_format_line(name, translated("prepare.split", size=size, **numbers)))
     duplicates = sum(info.duplicates for info in splits.values())
-    lines.append(_summary_line("dropped", translated("prepare.duplicates", count=duplicates)))
+    lines.append(_format_line("dropped", translated("prepare.duplicates", count=duplicates)))
     if overlap := sum(info.overlap for info in splits.values()):
-        lines.append(_summary_line("dropped", translated("prepare.overlap", count=overlap)))
+        lines.append(_format_line("dropped", translated("prepare.overlap", count=overlap)))
     loss = unigram_loss([shards])
-    lines.append(_summary_line("loss", translated("prepare.unigram_loss", loss=loss)))
+    lines.append(_format_line("loss", translated("prepare.unigram_loss", loss=loss)))
     return "\n".join(lines)
 
 
-def _summary_line(label: str, text: str) -> str:
+def _format_line(label: str, text: str) -> str:
+    """Return a line of the summary: a translated label, padded to 12 columns, and a text."""
     return f"{padded(translated(f'label.{label}'), 12)} {text}"

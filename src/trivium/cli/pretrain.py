@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import recipe_changes, run_folder
+from trivium.cli._shared import choose_run_folder, format_changes
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
@@ -52,32 +52,33 @@ def pretrain(
     show_recipe: bool = False,
     **reading: Any,
 ) -> None:
-    """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
+    """Train a model from raw text: train a tokenizer, encode token shards, train, write a report.
 
-    The objective follows from the model: masked for encoders, causal for decoders,
+    The default objective depends on the model: masked for encoders, causal for decoders,
     span-corruption (T5) or denoising (BART) for encoder-decoders, bidirectional-lm for ELMo,
-    blank-filling for GLM; --set objective.kind=... chooses another. Several sources, each with
-    an objective and a weight, are listed under mix. docs/recipe.md has every key.
+    blank-filling for GLM. Choose another one with --set objective.kind=... The key mix lists
+    several data sources, each with its own objective and weight. docs/recipe.md lists all keys.
 
-    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
-    budget in minutes: for the time that is left). It takes everything from the run: name the run by
-    --out, or repeat the command. The recipe.toml in the run folder is complete: it repeats the run.
+    Ctrl-C saves a checkpoint and stops. --resume continues the run; the steps are the same as
+    without the interruption (a run with a budget in minutes trains for the time that is left).
+    --resume reads all settings from the run folder: give --out, or repeat the command. The file
+    recipe.toml in the run folder is complete, so that it reproduces the run.
 
     Args:
-        recipe: A preset (see `trivium presets`), a shipped recipe, a TOML file, or the folder of a
-            model to continue from, also a Hugging Face one.
-        data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards. It replaces
+        recipe: A preset (see `trivium presets`), a bundled recipe, a TOML file, or the folder of a
+            model (Trivium or Hugging Face) to continue pretraining.
+        data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards. Replaces
             data.paths of a recipe file.
         out: The run folder.
-        show_batch: Print what the loss sees of the first batch; the report has it, too.
-        show_recipe: Print every key of the recipe, its value and its origin; train nothing.
+        show_batch: Print the inputs and labels of the first batch. The report contains them, too.
+        show_recipe: Print every key of the recipe with its value and origin, without training.
     """
     if show_recipe:
         from trivium.workflows.show_recipe import show_recipe as print_recipe
 
         typer.echo(
             print_recipe(
-                recipe or "", data or (), recipe_changes(reading, changes, no_verify=no_verify)
+                recipe or "", data or (), format_changes(reading, changes, no_verify=no_verify)
             )
         )
         return
@@ -86,7 +87,7 @@ def pretrain(
         "`trivium presets` lists them."
     )
     resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
-    out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
+    out = choose_run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
     with exit_on_interrupt():
         from trivium.explain.show_batch import ShowBatch
         from trivium.workflows.training import pretrain as run_pretraining
@@ -95,7 +96,7 @@ def pretrain(
         recipe or "",
         data=PathList(data or ()),
         out=out,
-        changes=recipe_changes(reading, changes, no_verify=no_verify),
+        changes=format_changes(reading, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
         callbacks=[ShowBatch(out)] if show_batch else [],

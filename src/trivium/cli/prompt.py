@@ -1,4 +1,4 @@
-"""`trivium prompt`: zero- and few-shot prompting.
+"""`trivium prompt`: evaluate zero-shot and few-shot prompting.
 
 Examples:
 
@@ -47,28 +47,30 @@ def prompt(
     as_json: Annotated[bool, typer.Option("--json")] = False,
     **reading: Any,
 ) -> None:
-    r"""Accuracy on questions with solved examples in the prompt; nothing is trained.
+    r"""Measure the accuracy on questions, with solved examples in the prompt and without training.
 
-    The most probable option is the answer; without options the answer is generated. \n in a
-    template is a line break.
+    The answer of the model is the most probable option. If there are no options, the answer is
+    generated. \n in a template is a line break.
 
     Args:
-        data: Questions: records with a column answer or label.
-        shots: Solved examples in the prompt.
-        seed: Decides which examples these are.
-        template: The text of an example, with {column} and {answer}.
-        options: Words for labels 0, 1, ..., separated by commas.
-        examples: Draw solved examples from this file instead.
-        instruction: Stands once before the examples and the question.
-        normalise: Compare options in all, per token or per byte.
-        max_new_tokens: Of a generated answer.
-        limit: Only the first questions.
+        data: The questions: records with a column answer or label.
+        shots: Number of solved examples in the prompt.
+        seed: Seed for the choice of the solved examples.
+        template: The text of an example, with placeholders {column} and {answer}.
+        options: The words for the labels 0, 1, ..., separated by commas.
+        examples: Draw the solved examples from this file instead of FILE.
+        instruction: A text placed once before the examples and the question.
+        normalise: Compare the log-probabilities of options as sums, per token or per byte.
+        max_new_tokens: Maximum number of tokens of a generated answer.
+        limit: Use only the first questions.
         show: Print the first prompt and stop.
-        as_json: One JSON object per question, then the accuracy.
+        as_json: Print one JSON object per question, then the accuracy.
     """
     words = [word.strip() for word in options.split(",")] if options else []
     if not all(words):
-        raise TriviumError(f"--options {options!r} has an empty word: write them as bad,good.")
+        raise TriviumError(
+            f"--options {options!r} contains an empty word: write the words as bad,good."
+        )
     with exit_on_interrupt():
         from trivium.evaluate.prompting import few_shot, fill_prompts
 

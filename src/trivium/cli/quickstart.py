@@ -22,16 +22,16 @@ def quickstart(
     language: Literal["en", "zh"] = "en",
     minutes: Annotated[float, typer.Option(min=0.1)] = 4.0,
     out: Annotated[
-        Path | None, typer.Option(show_default="runs/quickstart, of Chinese runs/quickstart-zh")
+        Path | None, typer.Option(show_default="runs/quickstart; for Chinese, runs/quickstart-zh")
     ] = None,
     overwrite: opt.Overwrite = False,
 ) -> None:
-    """Train an encoder and a decoder on the bundled text, then fill masks and generate.
+    """Train an encoder and a decoder on bundled text, then fill masks and generate text with them.
 
     Args:
-        language: The bundled text.
-        minutes: Wall-clock minutes for both models together.
-        out: The folder of the two runs.
+        language: Language of the bundled text.
+        minutes: Training time in minutes for both models together.
+        out: The folder that contains both runs.
     """
     with exit_on_interrupt():
         from trivium.workflows.quickstart import quickstart as run_quickstart

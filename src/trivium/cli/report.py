@@ -1,4 +1,4 @@
-"""`trivium report`: summarise a run, or compare several, as one HTML file.
+"""`trivium report`: summarise a run, or compare several runs, in one HTML file.
 
 Examples:
 
@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import UsageError
-from trivium.cli._shared import print_json, short_count
+from trivium.cli._shared import print_json, shorten_count
 from trivium.cli._tables import new_table, print_table
 from trivium.errors import DataError
 from trivium.messages import translated
@@ -31,9 +31,9 @@ from trivium.report import RunFiles, read_run, text_report, write_comparison, wr
 from trivium.report.common_table import common_table, different_settings
 
 _COMPARISON = Path("comparison.html")
-# More settings than these are left to the page, --json and --csv: they make a row too wide.
+# If more settings differ, the printed table omits them because it would be too wide.
 _SHOWN_SETTINGS = 3
-# Columns of the printed table: those that are left out where all runs are alike, and results.
+# Columns of the printed table: columns that are omitted if all runs have the same value; results.
 _IDENTITY, _RESULTS = ("model", "objective", "parameters", "step"), ("loss", "bits_per_byte")
 _SHOWN_AS_IDENTITY = ("model.preset", "model.init_from", "objective.kind")  # keys of recipes
 
@@ -41,27 +41,27 @@ _SHOWN_AS_IDENTITY = ("model.preset", "model.init_from", "objective.kind")  # ke
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[
-        Path | None, typer.Option(show_default=f"RUN/report.html; of several runs {_COMPARISON}")
+        Path | None, typer.Option(show_default=f"RUN/report.html; for several runs, {_COMPARISON}")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
     as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
-    """Summarise a run, also one that is still training, or compare several.
+    """Summarise a run, which may still be training, or compare several runs.
 
-    The report is one HTML file that needs no network. Several runs are printed as one table, with
-    the losses and metrics on held-out data and the settings in which the runs differ.
+    The report is one HTML file that needs no network access. For several runs, the command also
+    prints a table of their validation losses and metrics and the settings in which they differ.
 
     Args:
-        runs: Run folders.
+        runs: The run folders.
         out: The HTML file to write.
-        open_page: Open it in the browser.
+        open_page: Open the HTML file in the browser.
         as_json: Print one JSON object per run; no HTML file is written.
         as_csv: Print the table as CSV; no HTML file is written.
     """
     if as_json or as_csv:
         if sum(map(bool, (as_json, as_csv, out, open_page))) > 1:
-            raise UsageError("give one of --json and --csv, without --out and --open.")
+            raise UsageError("give either --json or --csv, without --out and --open.")
         _print_rows(common_table([read_run(run) for run in runs]), as_json=as_json)
         return
     path = out or (runs[0] / "report.html" if len(runs) == 1 else _COMPARISON)
@@ -93,7 +93,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def _print_table(runs: Sequence[RunFiles]) -> None:
-    """Print the common table without what all runs share."""
+    """Print the table of several runs, without settings that all runs share."""
     rows = common_table(runs)
     settings = [key for key in different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
     keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]
@@ -105,17 +105,17 @@ def _print_table(runs: Sequence[RunFiles]) -> None:
         known = key in (*_IDENTITY, *_RESULTS, "seconds")
         table.add_column(translated(f"heading.{key}") if known else key)
     for row in rows:
-        table.add_row(str(row["run"]), *(_cell(key, row.get(key)) for key in keys))
+        table.add_row(str(row["run"]), *(_format_cell(key, row.get(key)) for key in keys))
     print_table(table)
     typer.echo()
 
 
-def _cell(key: str, value: Any) -> str:
-    """Return a value in words of a table."""
+def _format_cell(key: str, value: Any) -> str:
+    """Format the value of column `key` for a table."""
     if value is None:
         return "-"
     if key in ("parameters", "seconds"):
-        return format_duration(value) if key == "seconds" else short_count(value)
+        return format_duration(value) if key == "seconds" else shorten_count(value)
     if isinstance(value, float):
         return f"{value:g}" if "." in key else f"{value:.4f}"
     return f"{value:,}" if key == "step" else str(value)

@@ -19,13 +19,14 @@ from trivium.messages import translated
 
 
 def samples(folder: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path("samples")) -> None:
-    """Unpack the bundled texts and labelled examples, to try things with.
+    """Unpack the bundled texts and labelled examples, for experiments.
 
-    Articles in English and Chinese, sentences of film reviews, names in social media, English
-    sentences in French. LICENSES.md beside them names the origin and licence of each.
+    They contain articles in English and Chinese, sentences from film reviews, social media posts
+    with labelled names, and English sentences with French translations. LICENSES.md in the same
+    folder gives the origin and licence of each file.
 
     Args:
-        folder: The folder to unpack to.
+        folder: The output folder.
     """
     for path in copy_samples(folder):
         typer.echo(f"{path}  {translated('samples.size', size=path.stat().st_size)}")

@@ -1,4 +1,4 @@
-"""`trivium score`: log-probabilities of texts.
+"""`trivium score`: compute log-probabilities of texts.
 
 Examples:
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import known_texts, load, read_texts, show
+from trivium.cli._shared import check_characters, load, print_result, read_texts
 
 
 def score(
@@ -29,23 +29,25 @@ def score(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """The log-probability of every text in nats, a tab, the text: one line each.
+    """Print the log-probability of each text in nats, a tab and the text, one line per text.
 
-    A decoder sums log p(token | tokens before), an encoder log p(token | all others), an
-    encoder-decoder log p(token | source, tokens before), which needs --context. The token that ends
-    a text is not scored; the loss of training has it.
+    The log-probability is a sum over the tokens of the text: of log p(token | previous tokens) for
+    a decoder, of log p(token | all other tokens) for an encoder, and of log p(token | source,
+    previous tokens) for an encoder-decoder, which needs --context. Unlike the training loss, it
+    does not include the end-of-text token.
 
     Args:
-        context: Score the texts as continuations of this, or as outputs of an encoder-decoder for
-            it. Context and text are tokenized as one string; no space is added between them.
-        per_token: Also every token, one per line.
+        context: Score the texts as continuations of this text, or as outputs of an encoder-decoder
+            for this source. For a decoder, context and text are tokenized as one string, without a
+            space between them.
+        per_token: Also print the log-probability of each token, one per line.
     """
     lm = load(model, device=device).reading(special_tokens)
     from trivium.inference.score import score_text
 
     tokenizer = lm.text_tokenizer
     lm.require("score")
-    for text in known_texts(read_texts(texts), lm.text_tokenizer):
+    for text in check_characters(read_texts(texts), lm.text_tokenizer):
         scored = score_text(lm, text, context)
         record: dict[str, Any] = {"text": text, **({"context": context} if context else {})}
         record |= {"log_probability": scored.total, "num_tokens": scored.num_tokens}
@@ -59,4 +61,4 @@ def score(
             record["tokens"] = [{"token": t, "log_probability": value} for t, value in pairs]
             rows = (f"  {'-' if value is None else f'{value:.4f}'}\t{t}" for t, value in pairs)
             line = "\n".join([line, *rows])
-        show(record, line, as_json=as_json)
+        print_result(record, line, as_json=as_json)

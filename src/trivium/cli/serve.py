@@ -1,4 +1,4 @@
-"""`trivium serve`: serve models behind one API, with a playground.
+"""`trivium serve`: serve models with an OpenAI-compatible API and a playground.
 
 Examples:
 
@@ -43,7 +43,7 @@ def serve(
     root_path: Annotated[str, typer.Option(metavar="PATH")] = "",
     forwarded_allow_ips: Annotated[str, typer.Option(metavar="ADDRESSES")] = "",
     playground: bool = True,
-    runs: Annotated[Path | None, typer.Option(show_default="those beside the first")] = None,
+    runs: Annotated[Path | None, typer.Option(show_default="the folder of the first run")] = None,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
@@ -52,26 +52,26 @@ def serve(
     log_config: Path | None = None,
     **limits: Any,
 ) -> None:
-    """Serve models: OpenAI's API, endpoints for all other tasks, metrics and a playground.
+    """Serve models: an OpenAI-compatible API, endpoints for other tasks, metrics and a playground.
 
-    SIGINT and SIGTERM let running requests finish.
+    On SIGINT or SIGTERM, the server finishes running requests before it stops.
 
     Args:
-        models: Runs, checkpoints, saved models, or name=folder.
-        host: Address to listen on; one that others reach needs a key.
-        port: 0 takes any free one.
-        api_key: API key that clients must send. A list of processes shows it: better set the
-            variable.
-        preload: Load models at the start, or when used.
-        allow_origin: An origin such as https://example.org, whose pages may call the server: its
-            own behind a proxy, or another site (CORS). May be repeated.
-        root_path: The path under which a proxy serves it: /lm.
-        forwarded_allow_ips: Proxies whose X-Forwarded-For, -Proto and -Host count: addresses or
-            networks, separated by commas.
-        playground: Show it at /, if Gradio is installed.
-        runs: Runs whose curves the playground shows.
+        models: Runs, checkpoints or saved models. NAME=FOLDER sets the name in the API.
+        host: Address to listen on. An address that other machines can reach requires an API key.
+        port: Port to listen on; 0 chooses a free port.
+        api_key: API key that clients must send. On the command line, it is visible in the list of
+            processes: prefer the environment variable.
+        preload: Load the models at startup, or when they are first used.
+        allow_origin: Allow requests from web pages of this origin, such as https://example.org
+            (CORS). Also needed for the server's own origin behind a proxy. Repeatable.
+        root_path: The path under which a proxy serves this server, such as /lm.
+        forwarded_allow_ips: Addresses or networks of proxies, separated by commas. Their headers
+            X-Forwarded-For, -Proto and -Host are trusted.
+        playground: Show the playground at /, if Gradio is installed.
+        runs: The folder of runs whose curves the playground shows.
         quiet: Log only warnings and errors.
-        log_config: Where the log goes: a JSON file for logging.config.dictConfig.
+        log_config: A JSON file for logging.config.dictConfig, which configures the log.
     """
     with exit_on_interrupt():
         from trivium.serve import create_app
@@ -79,18 +79,18 @@ def serve(
         from trivium.serve.server import address_of, allowed_hosts, listen, run
 
     if api_key is not None and not api_key.strip():
-        raise TriviumError("the API key is empty: leave it out, or give one.")
+        raise TriviumError("the API key is empty: give a key, or leave it out.")
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
-        raise TriviumError(f"--root-path is {root_path!r}, but must be a path such as /lm.")
+        raise TriviumError(f"--root-path is {root_path!r}, but it must be a path such as /lm.")
     hosts = allowed_hosts(host, api_key)
     if port:
-        listen(host, port).close()  # a port that is taken is found before models are read
+        listen(host, port).close()  # fail before loading the models if the port is in use
     _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
-    paths = {name: _model_folder(path) for name, path in named_paths(models).items()}
+    paths = {name: _find_model_folder(path) for name, path in named_paths(models).items()}
     _warn_of_missing(paths)
-    _LOG.info("starting ...")  # Gradio takes its time.
-    with exit_on_interrupt():  # Gradio is imported.
+    _LOG.info("starting ...")  # Importing Gradio takes seconds.
+    with exit_on_interrupt():  # `create_app` imports Gradio.
         server_app = create_app(
             paths,
             limits=chosen,
@@ -109,19 +109,19 @@ def serve(
             ),
             preload=preload,
             playground=playground,
-            runs=runs or _folder_of_runs(next(iter(paths.values()))),
+            runs=runs or _find_runs_folder(next(iter(paths.values()))),
         )
     with listen(host, port) as listening:
         line = (
             f"{address_of(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, its "
-            "documents at /docs"
+            "documentation at /docs"
         )
         run(server_app, listening, ready=lambda: _LOG.info(line))
     _LOG.info("stopped")
 
 
-def _model_folder(path: str) -> str:
-    """The folder of a model. Raises TriviumError where there is none."""
+def _find_model_folder(path: str) -> str:
+    """Return the folder of a model. Raises TriviumError if it does not exist."""
     from trivium.interop.hub import find_folder
 
     folder = find_folder(path)
@@ -132,7 +132,11 @@ def _model_folder(path: str) -> str:
 
 
 def _warn_of_missing(paths: dict[str, str]) -> None:
-    """Say which folders hold no model yet. Raises TriviumError where none does."""
+    """Log a warning for each folder that does not contain a model yet.
+
+    Raises:
+        TriviumError: no folder contains a model.
+    """
     problems: dict[str, str] = {}
     for name, path in paths.items():
         try:
@@ -145,16 +149,19 @@ def _warn_of_missing(paths: dict[str, str]) -> None:
         _LOG.warning("%s cannot be served yet: %s", name, problem)
 
 
-def _folder_of_runs(path: str) -> Path | None:
-    """The folder that holds a run; None for what is no run."""
+def _find_runs_folder(path: str) -> Path | None:
+    """Return the parent folder of a run; None if `path` is not a run."""
     folder = Path(path).resolve()
     return folder.parent if (folder / "metrics.jsonl").is_file() else None
 
 
 def _configure_logging(file: Path | None, *, quiet: bool) -> None:
-    """Send the log where a file says, or to standard error, without dates of what `serve` says.
+    """Configure logging: from a JSON file for `dictConfig`, or to standard error if `file` is None.
 
-    Raises TriviumError for a file that `dictConfig` refuses.
+    On standard error, the lines of this module have no timestamps.
+
+    Raises:
+        TriviumError: the file is not valid JSON, or `dictConfig` rejects it.
     """
     if file is not None:
         try:

@@ -1,4 +1,4 @@
-"""`trivium tag`: tag every word of a text: names (NER), parts of speech (POS).
+"""`trivium tag`: tag the words of texts: named entities (NER) or parts of speech (POS).
 
 Examples:
 
@@ -10,7 +10,7 @@ Examples:
 from __future__ import annotations
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import load, show, text_batches
+from trivium.cli._shared import load, print_result, read_text_batches
 
 
 def tag(
@@ -20,16 +20,17 @@ def tag(
     special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Every word as word/TAG, one line per text; with --json also entities, merged from IOB tags.
+    """Print the words of each text as word/TAG, one line per text.
 
-    Words are separated by spaces, with the marks at their ends as words of their own; Chinese and
-    Japanese characters are words, unless the model was trained on longer ones.
+    --json also prints the entities, merged from IOB tags. A text is split at spaces; punctuation
+    marks at the ends of words are separate words. Each Chinese or Japanese character is a word,
+    unless the model was trained on longer words.
     """
     lm = load(model, device=device).reading(special_tokens)
     from trivium.inference.tag import merge_entities
 
-    for batch in text_batches(texts, lm.source_tokenizer):
+    for batch in read_text_batches(texts, lm.source_tokenizer):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)
             record = {"text": text, "words": words, "entities": merge_entities(words, text)}
-            show(record, line, as_json=as_json)
+            print_result(record, line, as_json=as_json)

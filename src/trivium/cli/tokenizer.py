@@ -1,4 +1,4 @@
-"""`trivium tokenizer`: train one, encode, decode.
+"""`trivium tokenizer`: train a tokenizer, encode and decode text.
 
 Examples:
 
@@ -27,8 +27,8 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import described
-from trivium.cli._shared import read_texts, show
+from trivium.cli import add_parameter_help
+from trivium.cli._shared import print_result, read_texts
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import check_libraries
 from trivium.errors import TokenizerError, shorten
@@ -39,7 +39,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Train a tokenizer and use it.",
+    help="Train a tokenizer, encode and decode text.",
 )
 
 _SOURCE_TOKENIZER = "source_tokenizer.json"
@@ -49,45 +49,48 @@ TokenizerOption = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="A file or folder; of a run with two vocabularies the one of targets.",
+        help="A tokenizer file, or the folder of a model or run. If the model has two "
+        "vocabularies, this is the tokenizer of the targets.",
     ),
 ]
 SourceOption = Annotated[
-    bool, typer.Option(help="Of a run with two vocabularies the tokenizer of sources.")
+    bool, typer.Option(help="Use the tokenizer of the sources, for a model with two vocabularies.")
 ]
 
 
 @app.command()
-@described
+@add_parameter_help
 @opt.with_options(ReadOptions)
 def train(
     paths: Annotated[list[str], typer.Argument()],
-    kind: Annotated[str, typer.Option(help=f"One of {', '.join(Tokenizer.kinds)}.")],
+    kind: Annotated[str, typer.Option(help=f"Kind of tokenizer: {', '.join(Tokenizer.kinds)}.")],
     out: Annotated[Path, typer.Option()],
     vocab_size: Annotated[int | None, typer.Option(min=1, show_default="8192")] = None,
-    special_tokens: Annotated[str | None, typer.Option(show_default="those of the kind")] = None,
+    special_tokens: Annotated[str | None, typer.Option(show_default="depends on the kind")] = None,
     lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
     normalize: Annotated[bool | None, typer.Option("--normalize/--no-normalize")] = None,
     min_frequency: Annotated[int | None, typer.Option(min=1)] = None,
-    character_coverage: Annotated[float | None, typer.Option(max=1, callback=opt.above(0))] = None,
+    character_coverage: Annotated[
+        float | None, typer.Option(max=1, callback=opt.greater_than(0))
+    ] = None,
     sample_bytes: Annotated[int | None, typer.Option(min=1)] = None,
     **reading: Any,
 ) -> None:
     """Train a tokenizer on text.
 
     Args:
-        paths: Files, folders, globs, hf:NAME or - (stdin).
-        out: A tokenizer.json, or a folder for transformers.
-        vocab_size: Tokens, special ones included.
-        special_tokens: Separated by spaces.
-        lowercase: wordpiece: remove capitals and accents.
-        normalize: bpe, unigram, wordpiece: Unicode normalization (on unless turned off).
-        min_frequency: How often a pair or word must occur.
-        character_coverage: Share of the text's characters that get tokens.
-        sample_bytes: Train on a sample of at most this many bytes.
+        paths: Training text: files, folders, globs, hf:NAME or - (stdin).
+        out: The output: a file tokenizer.json, or a folder that transformers can load.
+        vocab_size: Vocabulary size, including special tokens.
+        special_tokens: The special tokens, separated by spaces.
+        lowercase: Convert text to lower case and remove accents (wordpiece only).
+        normalize: Apply Unicode normalization (bpe, unigram and wordpiece only). Default: on.
+        min_frequency: Minimum number of occurrences of a pair or word.
+        character_coverage: Fraction of the characters of the text that the vocabulary covers.
+        sample_bytes: Train on a random sample of at most this many bytes.
     """
     check_libraries(paths)
-    Tokenizer.config_of(kind)  # an error before the text is read
+    Tokenizer.config_of(kind)  # raises an error before the text is read
     typer.echo(translated("tokenizer.training", kind=kind), err=True)
     tokenizer = Tokenizer.train(
         kind,
@@ -107,7 +110,7 @@ def train(
 
 
 @app.command()
-@described
+@add_parameter_help
 def encode(
     tokenizer: TokenizerOption,
     texts: opt.Texts = None,
@@ -118,24 +121,24 @@ def encode(
     source: SourceOption = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Text to tokens and ids.
+    """Encode texts into tokens and token ids.
 
     Args:
-        pair: A second text, encoded with each.
-        special_tokens: Add special tokens.
-        ids: Print the ids only.
+        pair: A second text, which is encoded together with each text.
+        special_tokens: Add special tokens such as [CLS] and [SEP].
+        ids: Print only the token ids.
     """
-    loaded = _load(tokenizer, source=source)
+    loaded = _load_tokenizer(tokenizer, source=source)
     for text in read_texts(texts, keep_blank=True):
         encoding = loaded.encode(text, pair, add_special_tokens=special_tokens)
         record: dict[str, Any] = {"text": text, **encoding.to_dict(symbols=symbols)}
         lines = [encoding.ids] if ids else [record["tokens"], encoding.ids]
         shown = "\n".join(" ".join(map(str, line)) for line in lines)
-        show(record, shown, as_json=as_json)
+        print_result(record, shown, as_json=as_json)
 
 
 @app.command()
-@described
+@add_parameter_help
 def decode(
     tokenizer: TokenizerOption,
     ids: Annotated[list[str] | None, typer.Argument()] = None,
@@ -143,37 +146,38 @@ def decode(
     source: SourceOption = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Ids to text.
+    """Decode token ids into text.
 
     Args:
-        ids: Token ids. Default: the lines of stdin.
+        ids: The token ids. Default: the lines of stdin.
         keep_special: Keep special tokens in the text.
     """
-    loaded = _load(tokenizer, source=source)
+    loaded = _load_tokenizer(tokenizer, source=source)
     for line in [" ".join(ids)] if ids else read_texts(None):
-        numbers = _numbers(line)
-        beyond = [number for number in numbers if not 0 <= number < loaded.vocab_size]
-        if beyond:
+        token_ids = _parse_ids(line)
+        unknown = [token_id for token_id in token_ids if not 0 <= token_id < loaded.vocab_size]
+        if unknown:
             raise TokenizerError(
-                f"id {beyond[0]}: this tokenizer has ids 0 to {loaded.vocab_size - 1}."
+                f"id {unknown[0]}: this tokenizer has ids 0 to {loaded.vocab_size - 1}."
             )
-        text = loaded.decode(numbers, skip_special_tokens=not keep_special)
-        show({"ids": numbers, "text": text}, text, as_json=as_json)
+        text = loaded.decode(token_ids, skip_special_tokens=not keep_special)
+        print_result({"ids": token_ids, "text": text}, text, as_json=as_json)
 
 
-def _load(path: Path, *, source: bool) -> Tokenizer:
-    """The tokenizer of a file or folder, or that of sources in a folder with two."""
+def _load_tokenizer(path: Path, *, source: bool) -> Tokenizer:
+    """Load a tokenizer from a file or folder; with `source`, the source tokenizer of a folder."""
     if source:
         path = path / _SOURCE_TOKENIZER
         if not path.is_file():
             raise TokenizerError(
                 f"there is no {path}: --source is for the folder of a model with two vocabularies "
-                "(model.separate_vocabularies), leave it out."
+                "(model.separate_vocabularies). Leave it out."
             )
     return Tokenizer.load(path)
 
 
-def _numbers(line: str) -> list[int]:
+def _parse_ids(line: str) -> list[int]:
+    """Parse token ids separated by spaces or commas, with or without brackets."""
     words = line.replace(",", " ").replace("[", " ").replace("]", " ").split()
     try:
         return [int(word) for word in words]

@@ -1,4 +1,4 @@
-"""`trivium translate`: generate the target of a source: a translation, a summary.
+"""`trivium translate`: generate translations, summaries or other target texts from sources.
 
 Examples:
 
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import load, show, text_batches
+from trivium.cli._shared import load, print_result, read_text_batches
 from trivium.inference.sampling_params import BeamSearchParams
 
 
@@ -26,7 +26,10 @@ def translate(
     texts: opt.Texts = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, show_default="the model's, or twice the source's and 16, at most 256"),
+        typer.Option(
+            min=1,
+            show_default="the model's, or twice the length of the source plus 16, at most 256",
+        ),
     ] = None,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
@@ -36,22 +39,24 @@ def translate(
     as_json: opt.Json = False,
     **options: Any,
 ) -> None:
-    """The target of every source by beam search, one line each; a blank line stays blank.
+    """Generate the target of each source with beam search, one line per source.
 
-    The prefix that the model was fine-tuned with (objective.prefix) is added to every source. A
-    T5 or BART without fine-tuning also answers, but its text is no translation.
+    A blank line remains blank. The prefix from fine-tuning (objective.prefix) is added to every
+    source. A T5 or BART without fine-tuning also generates text, but not a translation.
 
     Args:
-        max_new_tokens: Tokens of a target at most.
+        max_new_tokens: Maximum number of tokens of a target.
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     ).reading(special_tokens)
-    for batch in text_batches(texts, lm.source_tokenizer):
+    for batch in read_text_batches(texts, lm.source_tokenizer):
         sources = [text for text in batch if text.strip()]
         targets = iter(
-            lm.translate(sources, max_new_tokens=max_new_tokens, **opt.only_set(options))
+            lm.translate(sources, max_new_tokens=max_new_tokens, **opt.drop_unset(options))
         )
         for text in batch:
             target = next(targets) if text.strip() else ""
-            show({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)
+            print_result(
+                {"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json
+            )

@@ -1,9 +1,9 @@
-"""How a mechanism works, in numbers and pictures, through the code that trains.
+"""Explanations of how a mechanism works, with numbers and figures computed by the training code.
 
-A topic is one module of `topics/`: its function `explain` takes a reader's own text or model where
-that makes sense, and returns a `Page`. Its first parameter is what stands first on a command line.
-The text `summary` of its table in `texts.toml` is its line in the list of topics. `make docs`
-writes its options to `cli/topics.json`; no other list names it.
+Each topic is a module in `topics/`. Its function `explain` returns a `Page`; many topics accept the
+reader's own text or model. The first parameter of `explain` is the positional argument on the
+command line, the others are options. The text `summary` in the topic's table of `texts.toml` is its
+line in the list of topics. `make docs` writes the options of all topics to `cli/topics.json`.
 
 >>> from trivium.explain import explain
 >>> print(explain("norm", vector=[1, 2, 3]).text())  # doctest: +ELLIPSIS
@@ -32,18 +32,18 @@ from trivium.explain.page import bilingual
 
 
 def topic_names() -> list[str]:
-    """The names of all topics: `byte-bpe` is the module `topics/byte_bpe.py`."""
+    """Return the names of all topics; `byte-bpe` is the module `topics/byte_bpe.py`."""
     files = (Path(__file__).parent / "topics").glob("[!_]*.py")
     return sorted(file.stem.replace("_", "-") for file in files)
 
 
 def topic_summary(name: str) -> Bilingual:
-    """Return the line of a topic in the list of topics."""
+    """Return the one-line summary of a topic."""
     return bilingual(f"{name.replace('-', '_')}.summary")
 
 
 def load_topic(name: str) -> Any:
-    """The module of a topic. Raises TriviumError: there is none."""
+    """Import the module of a topic. Raises TriviumError if there is no such topic."""
     if name not in topic_names():
         near = did_you_mean(name, topic_names())
         raise TriviumError(f'there is no topic "{name}"; topics: {", ".join(topic_names())}.{near}')
@@ -51,5 +51,5 @@ def load_topic(name: str) -> Any:
 
 
 def explain(topic: str, *args: Any, **options: Any) -> Page:
-    """The page of a topic; the options are those of `trivium explain TOPIC --help`."""
+    """Return the page of a topic. The options are those in `trivium explain TOPIC --help`."""
     return load_topic(topic).explain(*args, **options)

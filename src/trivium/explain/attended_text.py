@@ -1,4 +1,4 @@
-"""The attention of a model to a text, with its tokens."""
+"""The attention weights of a model for a text, with the tokens as labels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trivium.inference.text_model import encoder_ids, prompt_ids
 from trivium.language_model import LanguageModel
 
 MAX_TOKENS = 64
-"""The most tokens of a picture."""
+"""The maximum number of tokens in a figure."""
 _TARGET_TOKENS = 32
 
 
 class AttentionPicture(NamedTuple):
-    """Tokens that attend, tokens attended to, and weights [L, N, T, S]."""
+    """The query tokens, the key tokens and the attention weights [layers, heads, queries, keys]."""
 
     queries: list[str]
     keys: list[str]
@@ -25,12 +25,12 @@ class AttentionPicture(NamedTuple):
 
 
 def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str, AttentionPicture]:
-    """The attention of a model to a text, by kind: encoder, decoder, cross.
+    """Return the attention weights of a model for a text, by kind: "encoder", "decoder", "cross".
 
-    An encoder-decoder also reads a target; where that is empty, the text it generates itself.
+    An encoder-decoder also reads `target`. If the target is blank, the model generates it.
 
     Raises:
-        TriviumError: more tokens than a picture shows.
+        TriviumError: the text or the target has more than `MAX_TOKENS` tokens.
     """
     has_both, decodes = lm.spec.family == "encoder-decoder", lm.spec.family == "decoder-only"
     tokenizer, reader = lm.text_tokenizer, lm.source_tokenizer
@@ -42,7 +42,9 @@ def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str,
         tokens = tokenizer.encode(target, add_special_tokens=False).ids[:longest]
         targets = [*lm.generation_rules.decoder_start, *tokens]
     if max(len(ids), len(targets)) > MAX_TOKENS:
-        raise TriviumError(f"the text has more than the {MAX_TOKENS} tokens that fit a picture.")
+        raise TriviumError(
+            f"the text has more than {MAX_TOKENS} tokens, the most that fit in a figure."
+        )
     attention = lm.attention_weights([ids], decoder_input_ids=[targets] if has_both else None)
     keys = [reader.readable_tokens[index] for index in ids]
     queries = [tokenizer.readable_tokens[index] for index in targets] if has_both else keys

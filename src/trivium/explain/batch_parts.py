@@ -1,4 +1,4 @@
-"""What the loss of an objective sees of a batch: inputs, labels, weights, position by position."""
+"""The inputs, labels and loss weights that an objective creates for a batch, as parts of a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trivium.text.symbols import UNSPACED
 
 _SEEDS = 20
 WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
-# Words, Chinese and Japanese characters one by one, and punctuation marks.
+# A word, a single Chinese or Japanese character, or a punctuation mark.
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
 
 _SIDES = {
@@ -32,7 +32,7 @@ _SIDES = {
 }
 
 
-def text_rows(
+def encode_rows(
     texts: Sequence[str],
     tokenizer: str | None,
     special_tokens: Sequence[str],
@@ -40,11 +40,19 @@ def text_rows(
     draws: int = 1,
     ends: bool = True,
 ) -> tuple[Tokenizer, RowBatch]:
-    """A tokenizer, and every text as a document and row of its own, `draws` times in a row.
+    """Load or train a tokenizer and encode texts. Each text is a document and a row.
 
-    Unless a file or a model's folder has one, the tokens are the words of the texts, Chinese
-    characters and punctuation marks one by one. With `ends` the tokens that begin and end
-    documents are there, too; rows of packed text seldom have them.
+    Args:
+        texts: the texts.
+        tokenizer: a tokenizer file or the folder of a model. None: train a tokenizer on the texts,
+            whose tokens are words, single Chinese characters and punctuation marks.
+        special_tokens: the special tokens of a trained tokenizer.
+        draws: how often to repeat the rows.
+        ends: whether to add the special tokens at the start and end of a document. Rows of packed
+            text usually do not contain them.
+
+    Returns:
+        The tokenizer and the rows.
     """
     if tokenizer is not None:
         chosen = Tokenizer.load(tokenizer)
@@ -72,34 +80,35 @@ def objective_page(
     *notes: Part,
     seed: int = 0,
 ) -> Page:
-    """A page of what the loss sees of rows, as `noisy_batch`; notes stand at the end."""
-    batch = noisy_batch(objective, tokenizer, rows, seed=seed)
+    """Return a page with the batch that an objective creates from rows, followed by `notes`."""
+    batch = prepare_batch(objective, tokenizer, rows, seed=seed)
     parts = batch_parts(objective, batch, tokenizer, details=True)
     return Page(title, [*parts, *notes], batch_data(objective, batch, tokenizer))
 
 
-def noisy_batch(
+def prepare_batch(
     objective: Objective, tokenizer: Tokenizer, rows: RowBatch, *, seed: int = 0
 ) -> Batch:
-    """What an objective makes of rows, each with noise of its own.
+    """Return the batch that an objective creates from rows, with different noise for each row.
 
-    In short texts a seed may choose nothing to predict: then the next one is taken.
+    With short texts, a seed may select no token to predict. Then the next seed is tried.
 
-    Raises RecipeError where the tokenizer lacks a special token.
+    Raises:
+        RecipeError: the tokenizer lacks a special token.
     """
     objective.check_tokens(tokenizer.vocabulary)
     if not objective.needs_documents:
         rows = dataclasses.replace(rows, document_ids=None, first_documents=None)
-    numbers = np.arange(rows.num_rows)
+    row_indices = np.arange(rows.num_rows)
     batches = [
-        objective.prepare(rows, RowRandom(each, numbers), tokenizer.vocabulary)
-        for each in range(seed, seed + _SEEDS)
+        objective.prepare(rows, RowRandom(row_seed, row_indices), tokenizer.vocabulary)
+        for row_seed in range(seed, seed + _SEEDS)
     ]
-    return next((each for each in batches if _predicts(each)), batches[0])
+    return next((batch for batch in batches if _has_labels(batch)), batches[0])
 
 
-def _predicts(batch: Batch) -> bool:
-    """Whether each row has a label."""
+def _has_labels(batch: Batch) -> bool:
+    """Return whether every row has a label, or the objective has no token labels."""
     return batch.labels is None or bool((batch.labels != IGNORE_INDEX).any(-1).all())
 
 
@@ -115,41 +124,49 @@ def batch_parts(
     most_tokens: int | None = None,
     details: bool = False,
 ) -> list[Part]:
-    """Rows of a batch as tokens with the label of each below it, and the weight of a label.
+    """Return a batch as rows of tokens with their labels, and a table of the loss weights.
 
     Args:
-        objective: that made the batch.
-        batch: its arrays.
-        tokenizer: of its ids, but for those of `source_tokenizer`, which an encoder reads.
-        label_names: of an objective whose labels are no tokens.
-        label_counts: those of the whole step, where it has more than this batch.
-        most_rows: that are shown; None: all.
-        most_tokens: of each that are shown; None: all.
-        details: also a table of all that the batch has of each position of the first row.
+        objective: the objective that created the batch.
+        batch: the batch.
+        tokenizer: the tokenizer of the token ids.
+        source_tokenizer: the tokenizer of the encoder input, if it has its own tokenizer.
+        label_names: the names of the labels, if labels are not tokens.
+        label_counts: the number of labels per loss term in the whole step; None: those of `batch`.
+        most_rows: the maximum number of rows to show; None: all rows.
+        most_tokens: the maximum number of tokens per row to show; None: all tokens.
+        details: whether to add a table with all values at each position of the first row.
     """
     labels = label_names or tokenizer.readable_tokens
     parts: list[Part] = []
     for row in range(min(batch.num_rows, most_rows or batch.num_rows)):
-        for side, ids, targets in _sides(batch, row):
+        for side, ids, targets in _split_inputs(batch, row):
             reads = source_tokenizer if side == "encoder" else None
             view = _Side(objective, reads or tokenizer, labels, ids, targets)
-            parts.append(TokenRow(view.tokens(most_tokens), _caption(batch, row, side, targets)))
+            parts.append(
+                TokenRow(view.tokens(most_tokens), _row_caption(batch, row, side, targets))
+            )
             if details and row == 0 and targets is not None:
                 parts.append(view.table(batch))
-    return [*parts, _weights(objective, label_counts or objective.label_counts(batch))]
+    return [*parts, _loss_weight_table(objective, label_counts or objective.label_counts(batch))]
 
 
 def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The arrays of a batch by name, and inputs and labels as tokens, None where no loss is."""
+    """Return the arrays of a batch by name, and its inputs and labels as tokens.
+
+    A label is None at positions without a loss.
+    """
     names = tokenizer.readable_tokens
     rows = [
         {
             "side": side,
             "tokens": [names[i] for i in ids],
-            "labels": None if targets is None else [_name(names, one) or None for one in targets],
+            "labels": None
+            if targets is None
+            else [_label_name(names, label) or None for label in targets],
         }
         for row in range(batch.num_rows)
-        for side, ids, targets in _sides(batch, row)
+        for side, ids, targets in _split_inputs(batch, row)
     ]
     arrays = {name: array.tolist() for name, array in batch.arrays().items()}
     return {"objective": objective.kind, "rows": rows, "batch": arrays}
@@ -157,7 +174,7 @@ def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """A row as one side of the model reads it, and the targets of its positions."""
+    """One row of the encoder or decoder input, with the target at each position."""
 
     objective: Objective
     tokenizer: Tokenizer
@@ -167,31 +184,32 @@ class _Side:
 
     @property
     def size(self) -> int:
-        """Tokens without the padding at the end of a row."""
+        """The number of tokens, without padding at the end of the row."""
         used = self.ids != self.tokenizer.pad_id
         if self.targets is not None:
             used |= self.targets != IGNORE_INDEX
         return int(np.flatnonzero(used).max(initial=-1)) + 1
 
     def tokens(self, most: int | None) -> list[Token]:
-        """Tokens with their labels."""
+        """Return the tokens with their labels as notes, at most `most` tokens (None: all)."""
         size = self.size
         shown = [self._token(column) for column in range(min(size, most or size))]
         return shown if len(shown) == size else [*shown, Token("...", f"+{size - len(shown)}")]
 
     def _token(self, column: int) -> Token:
+        """Return the token at a position with its label as a note."""
         name = self.tokenizer.readable_tokens[self.ids[column]]
         if self.targets is None or self.targets[column] == IGNORE_INDEX:
             special = self.tokenizer.vocabulary.is_special[self.ids[column]]
             return Token(name, "", "special" if special else "")
-        # Only these objectives have the label of a token where it stands.
+        # Only for these objectives, the label is the original token at the same position.
         replaces = isinstance(self.objective, Masking)
         changed = replaces and self.targets[column] != self.ids[column]
         tone = "changed" if changed else "predicted"
-        return Token(name, _name(self.labels, self.targets[column]), tone)
+        return Token(name, _label_name(self.labels, self.targets[column]), tone)
 
     def table(self, batch: Batch) -> Table:
-        """What the batch has of each position of its first row."""
+        """Return a table with all values of the batch at each position of its first row."""
         assert self.targets is not None
         count = max(1, batch.num_labels)
         others = {
@@ -204,7 +222,7 @@ class _Side:
             [
                 column,
                 self.tokenizer.readable_tokens[self.ids[column]],
-                _name(self.labels, target),
+                _label_name(self.labels, target),
                 "0" if target == IGNORE_INDEX else f"1/{count}",
                 *(str(values[column]) for values in others.values()),
             ]
@@ -219,12 +237,16 @@ class _Side:
         return Table([*columns, *others], rows, bilingual("page.row_1_by_position"))
 
 
-def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
-    """What each side of a model reads of a row, with targets [T], `IGNORE_INDEX` without loss."""
+def _split_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
+    """Yield the inputs of a row: their name (such as "encoder"), the ids [T] and the targets [T].
+
+    T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss; targets
+    are None for inputs without labels.
+    """
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
-        for each in range(2):
-            arrays = {name: one[:, each] for name, one in batch.arrays().items() if one.ndim == 3}
-            yield from _sides(Batch(**arrays), row)
+        for index in range(2):
+            arrays = {name: a[:, index] for name, a in batch.arrays().items() if a.ndim == 3}
+            yield from _split_inputs(Batch(**arrays), row)
         return
     ids, labels = batch.input_ids[row], None if batch.labels is None else batch.labels[row]
     if batch.decoder_input_ids is not None:
@@ -241,22 +263,24 @@ def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
         yield "input", ids, labels
 
 
-def _name(names: Sequence[str], label: int) -> str:
+def _label_name(names: Sequence[str], label: int) -> str:
+    """Return the name of a label, "" for `IGNORE_INDEX`."""
     return "" if label == IGNORE_INDEX else names[label]
 
 
-def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
+def _row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
+    """Return the caption above the tokens of a row."""
     parts = [bilingual("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:
         parts.append(bilingual("page.label_below"))
-    # Numbers with a fraction are noise that the loss draws by (replaced tokens), no label.
+    # Float values are random numbers for sampling (replaced-token detection), not labels.
     if batch.sequence_labels is not None and batch.sequence_labels.dtype.kind == "i":
         parts.append(bilingual("page.label_of_row", label=batch.sequence_labels[row].tolist()))
     return Bilingual(*map("".join, zip(*parts)))
 
 
-def _weights(objective: Objective, label_counts: Mapping[str, int]) -> Table:
-    """The terms of the loss: a mean over their labels."""
+def _loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
+    """Return a table of the loss terms: the number of labels, and the weight per term and label."""
     weights = objective.term_weights()
     rows = [
         [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]

@@ -1,6 +1,6 @@
-"""Byte-pair encoding (Sennrich et al. 2016), for characters and for bytes: learn and apply merges.
+"""Byte-pair encoding (Sennrich et al. 2016) on characters and on bytes: learn and apply merges.
 
-A symbol is a character at first; one of a byte-level vocabulary stands for a byte.
+The initial symbols are characters. In a byte-level vocabulary, each character represents a byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _NOTE = bilingual("page.merges_note")
 
 
 def merge_steps(symbols: Sequence[str], ranks: Mapping[Pair, int]) -> list[tuple[Pair, list[str]]]:
-    """Each merge of a word and the symbols after it: the pair learned first, leftmost first.
+    """Apply merges to the symbols of a word. Returns each merge and the symbols after it.
+
+    `ranks` contains the rank of each learned merge. In each step, the pair with the lowest rank is
+    merged, at its leftmost position.
 
     >>> merge_steps("theme", {("h", "e"): 0, ("t", "he"): 1})[-1]
     (('t', 'he'), ['the', 'm', 'e'])
@@ -42,10 +45,18 @@ def merge_steps(symbols: Sequence[str], ranks: Mapping[Pair, int]) -> list[tuple
 def learn_merges(
     words: Mapping[str, int], merges: int, ties: Ties, to_bytes: Callable[[str], bytes | None]
 ) -> list[dict[str, Any]]:
-    """The merges of words with their counts: each time the most frequent pair.
+    """Learn BPE merges: in each step, merge the most frequent pair of adjacent symbols.
 
-    Of pairs as frequent the one seen first is merged, the greatest in the order of bytes, or that
-    of the lowest ids (symbols in their order, then merges as they were learned).
+    Args:
+        words: the count of each word.
+        merges: the maximum number of merges.
+        ties: which of several equally frequent pairs is merged: the pair seen first, the greatest
+            pair in byte order, or the pair with the lowest token ids.
+        to_bytes: returns the bytes of a symbol; needed for the byte order.
+
+    Returns:
+        For each step, the merged `pair`, its `count`, the other equally frequent pairs (`ties`),
+        and the symbols of all `words` after the merge.
     """
     split = {word: list(word) for word in words}
     ids = {symbol: index for index, symbol in enumerate(sorted(set("".join(words))))}
@@ -60,9 +71,9 @@ def learn_merges(
         most = max(counts.values())
         tied = [pair for pair, count in counts.items() if count == most]
         if ties == "frequent-then-bytes":
-            tied.sort(key=lambda pair: [to_bytes(one) or b"" for one in pair], reverse=True)
+            tied.sort(key=lambda pair: [to_bytes(symbol) or b"" for symbol in pair], reverse=True)
         elif ties == "lowest-ids":
-            tied.sort(key=lambda pair: [ids[one] for one in pair])
+            tied.sort(key=lambda pair: [ids[symbol] for symbol in pair])
         pair, *others = tied
         ids.setdefault("".join(pair), len(ids))
         for word, symbols in split.items():
@@ -75,8 +86,8 @@ def learn_merges(
 def training_page(
     words: Mapping[str, int], merges: int, ties: Ties, *, byte_level: bool, notes: Sequence[Part]
 ) -> Page:
-    """How merges are learned from words with their counts."""
-    show, to_bytes = (_readable, symbols_to_bytes) if byte_level else (str, str.encode)
+    """Return a page that shows how merges are learned from words with their counts."""
+    show, to_bytes = (_to_readable_text, symbols_to_bytes) if byte_level else (str, str.encode)
     steps = learn_merges(words, merges, ties, to_bytes)
     shown = list(words)[:_SHOWN_WORDS]
 
@@ -93,7 +104,7 @@ def training_page(
     names = [f"{show(word)} x{words[word]}" for word in shown]
     alphabet = sorted(set("".join(words)))
     vocabulary = list(dict.fromkeys([*alphabet, *("".join(step["pair"]) for step in steps)]))
-    tokens = [Token(show(one), tone="" if one in alphabet else "changed") for one in vocabulary]
+    tokens = [Token(show(t), tone="" if t in alphabet else "changed") for t in vocabulary]
     caption = bilingual("page.vocabulary_size", alphabet=len(alphabet), size=len(vocabulary))
     return Page(
         bilingual("page.learning_merges"),
@@ -103,9 +114,9 @@ def training_page(
 
 
 def merging_page(path: Path, texts: Sequence[str]) -> Page:
-    """How a trained BPE tokenizer, of characters or bytes, merges each word of the texts."""
+    """Return a page that shows how a trained BPE tokenizer merges each word of the texts."""
     tokenizer = load_tokenizer(path, ("bpe", "byte-bpe"))
-    show = _readable if tokenizer.kind == "byte-bpe" else str
+    show = _to_readable_text if tokenizer.kind == "byte-bpe" else str
     ranks = {(left, right): rank for rank, (left, right) in enumerate(tokenizer.model["merges"])}
     whole_words = tokenizer.model["vocab"] if tokenizer.model.get("ignore_merges") else {}
 
@@ -121,7 +132,7 @@ def merging_page(path: Path, texts: Sequence[str]) -> Page:
     return encoding_page(tokenizer, texts, explain_word)
 
 
-def _readable(symbols: str) -> str:
-    """Symbols of a byte-level vocabulary as text, bytes that are no whole character as numbers."""
+def _to_readable_text(symbols: str) -> str:
+    """Convert byte-level symbols to text; incomplete characters become byte values (\\xe4)."""
     data = symbols_to_bytes(symbols)
     return symbols if data is None else readable(data)

@@ -1,6 +1,6 @@
-"""What an explanation shows: text, formulas, tables, grids, curves, tokens, trees.
+"""Pages of explanations. Their parts are texts, formulas, tables, grids, curves, tokens and trees.
 
-A page knows its words in English and in Chinese, and is written as text, HTML or JSON.
+A page contains its texts in English and in Chinese. It can be written as plain text, HTML or JSON.
 """
 
 from __future__ import annotations
@@ -14,107 +14,116 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader
 
-from trivium.explain.svg import curves_svg, grid_svg
+from trivium.explain.svg import draw_curves, draw_grid
 from trivium.explain.text_format import (
-    curves_text,
-    grid_text,
-    numeric_columns,
-    paragraph,
-    squares,
-    table_text,
-    tokens_text,
-    tree_text,
-    underlined,
+    draw_squares,
+    find_numeric_columns,
+    format_curves,
+    format_grid,
+    format_table,
+    format_tokens,
+    format_tree,
+    underline,
+    wrap_paragraph,
 )
 from trivium.files import write_file
 from trivium.messages import Language, terminal_language
 
 
 class Bilingual(NamedTuple):
-    """The same in English and Chinese."""
+    """A text in English and in Chinese."""
 
     en: str
     zh: str
 
 
 def bilingual(identifier: str, /, **values: object) -> Bilingual:
-    """Return a text of `texts.toml`, such as "norm.mean", with values in its {fields}."""
+    """Return the text of an identifier in `texts.toml`, such as "norm.mean", with fields filled."""
     table, name = identifier.split(".")
-    texts = _texts()[table][name]
+    texts = _load_texts()[table][name]
     return Bilingual(*(text.format(**values) if values else text for text in texts))
 
 
 @functools.cache
-def _texts() -> Mapping[str, Mapping[str, Sequence[str]]]:
+def _load_texts() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Return `texts.toml`: for each table, the English and the Chinese text of each name."""
     path = Path(__file__).with_name("texts.toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 Label: TypeAlias = Bilingual | str
-"""What needs no translation, a token or a symbol, is a string."""
+"""A label of a part. A plain string, such as a token or a symbol, is not translated."""
 
 
 def say(label: Any, language: Language) -> str:
-    """A label in a language; of numbers the first four digits that count, of a list (a, b, ...)."""
+    """Return a label as text in a language.
+
+    Numbers have four significant digits. A list is formatted as "(a, b, ...)".
+    """
     if isinstance(label, Bilingual):
         return getattr(label, language)
     if isinstance(label, float):
         return f"{label + 0.0:.4g}"  # no -0
     if isinstance(label, list):
-        return f"({', '.join(say(one, language) for one in label)})"
+        return f"({', '.join(say(item, language) for item in label)})"
     return str(label)
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A section's title."""
+    """The title of a section."""
 
     words: Label
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
-        return underlined(say(self.words, language), "-")
+        """Return this part as text for a terminal."""
+        return underline(say(self.words, language), "-")
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Lines of a formula or of symbols, in a font of one width."""
+    """A formula of one or more lines, shown in a monospaced font."""
 
     lines: Label
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
+        """Return this part as text for a terminal."""
         return "\n".join(f"    {line}" for line in say(self.lines, language).splitlines())
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of labels and numbers under the names of the columns."""
+    """A table with named columns, whose cells are labels and numbers."""
 
     columns: Sequence[Label]
     rows: Sequence[Sequence[Any]]
     caption: Label = ""
 
     def cells(self, language: Language) -> list[list[str]]:
-        """All cells in a language, the columns' names first."""
+        """Return all cells as text in a language. The first row contains the column names."""
         return [[say(cell, language) for cell in row] for row in (self.columns, *self.rows)]
 
     def numeric(self, language: Language) -> list[bool]:
-        """Which columns have numbers."""
-        return numeric_columns(self.cells(language))
+        """Return whether each column contains only numbers."""
+        return find_numeric_columns(self.cells(language))
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
-        return table_text(say(self.caption, language), self.cells(language))
+        """Return this part as text for a terminal."""
+        return format_table(say(self.caption, language), self.cells(language))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A matrix [rows, columns] of numbers, shaded by size from 0 to the largest.
+    """A matrix of numbers, shown as cells whose shade depends on the absolute value.
 
-    Rows and columns without names are counted from 1.
-    With `digits` numbers are shown; else, as for masks, the text has a filled square, an empty one
-    where a number is negative, and a dot where it is 0.
+    Args:
+        values: the matrix [rows, columns].
+        rows: the names of the rows; empty: counted from 1.
+        columns: the names of the columns; empty: counted from 1.
+        caption: the title above the grid.
+        digits: whether to show the numbers. If False, as for masks, the plain text contains a
+            filled square for a positive number, an empty square for a negative number, and a dot
+            for 0.
     """
 
     values: Sequence[Sequence[float]]
@@ -124,24 +133,24 @@ class Grid:
     digits: bool = True
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
-        cells = self.numbers() if self.digits else squares(self.values)
-        return grid_text(say(self.caption, language), cells, *self.labels(language))
+        """Return this part as text for a terminal."""
+        cells = self.numbers() if self.digits else draw_squares(self.values)
+        return format_grid(say(self.caption, language), cells, *self.labels(language))
 
     def labels(self, language: Language) -> tuple[list[str], list[str]]:
-        """The names of rows and columns."""
+        """Return the names of the rows and of the columns as text."""
         rows = self.rows or range(1, len(self.values) + 1)
         columns = self.columns or range(1, len(self.values[0]) + 1)
-        return [say(one, language) for one in rows], [say(one, language) for one in columns]
+        return [say(row, language) for row in rows], [say(column, language) for column in columns]
 
     def svg(self, language: Language, title: Label = "") -> str:
-        """The grid as a picture; `title` is its name if it has no caption."""
+        """Return the grid as an SVG image. If it has no caption, `title` is its accessible name."""
         cells = self.numbers() if self.digits else [[""] * len(row) for row in self.values]
         name = say(self.caption or title, language)
-        return grid_svg(name, self.values, *self.labels(language), cells)
+        return draw_grid(name, self.values, *self.labels(language), cells)
 
     def numbers(self) -> list[list[str]]:
-        """The values as text, with two decimals unless all are whole."""
+        """Format the values: as integers if all are integers, otherwise with two decimals."""
         whole = all(value == round(value) for row in self.values for value in row)
         decimals = 0 if whole else 2
         return [[f"{round(v, decimals) + 0.0:.{decimals}f}" for v in row] for row in self.values]
@@ -149,7 +158,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Curves:
-    """Functions of x: name -> a value at each x."""
+    """Functions of x. `series` contains the values at each x, by the name of the function."""
 
     x: Sequence[float]
     series: Mapping[Label, Sequence[float]]
@@ -157,22 +166,22 @@ class Curves:
     caption: Label = ""
 
     def named(self, language: Language) -> dict[str, Sequence[float]]:
-        """The series by their names in a language."""
+        """Return the series, with their names as text in a language."""
         return {say(name, language): values for name, values in self.series.items()}
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
+        """Return this part as text for a terminal."""
         caption, x_label = say(self.caption, language), say(self.x_label, language)
-        return curves_text(caption, x_label, self.x, self.named(language))
+        return format_curves(caption, x_label, self.x, self.named(language))
 
     def svg(self, language: Language, title: Label = "") -> str:
-        """The curves as a picture; `title` is its name if it has no caption."""
+        """Return the curves as an SVG image. Without a caption, `title` is the accessible name."""
         name = say(self.caption or title, language)
-        return curves_svg(name, self.x, self.named(language), say(self.x_label, language))
+        return draw_curves(name, self.x, self.named(language), say(self.x_label, language))
 
 
 class Token(NamedTuple):
-    """A token, what is written under it, and its colour."""
+    """A token with a note below it and a tone, which determines its colour."""
 
     text: str
     note: Label = ""
@@ -181,35 +190,38 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A row of tokens with notes: what a loss predicts is `predicted`, what replaces a token of the
-    text `changed`."""
+    """A row of tokens with notes.
+
+    Tokens with a label of the loss have the tone "predicted", or "changed" if the input contains a
+    replacement of the original token.
+    """
 
     tokens: Sequence[Token]
     caption: Label = ""
 
     def cells(self, language: Language) -> list[tuple[str, str, str]]:
-        """Each token with its note and tone."""
-        return [(one.text, say(one.note, language), one.tone) for one in self.tokens]
+        """Return the text, the note and the tone of each token in a language."""
+        return [(token.text, say(token.note, language), token.tone) for token in self.tokens]
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
-        return tokens_text(say(self.caption, language), self.cells(language))
+        """Return this part as text for a terminal."""
+        return format_tokens(say(self.caption, language), self.cells(language))
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A label with branches."""
+    """A tree: a label and the subtrees below it."""
 
     label: Label
     branches: Sequence[Tree] = ()
 
     def text(self, language: Language) -> str:
-        """For a terminal."""
-        return tree_text(self.shape(language))
+        """Return this part as text for a terminal."""
+        return format_tree(self.shape(language))
 
     def shape(self, language: Language) -> tuple[str, list[Any]]:
-        """The label and the shapes of the branches."""
-        return say(self.label, language), [one.shape(language) for one in self.branches]
+        """Return the tree as nested tuples of a label and a list of subtrees."""
+        return say(self.label, language), [branch.shape(language) for branch in self.branches]
 
 
 Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow | Tree
@@ -217,24 +229,24 @@ Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow |
 
 @dataclass(frozen=True)
 class Page:
-    """An explanation: its parts to show, and the same as plain values in `data`, for JSON."""
+    """An explanation: a title, the parts to show, and the plain values `data` for JSON."""
 
     title: Label
     parts: Sequence[Part]
     data: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def text(self, language: Language = "en") -> str:
-        """The page for a terminal."""
+        """Return the page as text for a terminal."""
         parts = [
-            paragraph(say(part, language))
+            wrap_paragraph(say(part, language))
             if isinstance(part, str | Bilingual)
             else part.text(language)
             for part in self.parts
         ]
-        return "\n\n".join([underlined(say(self.title, language), "="), *parts])
+        return "\n\n".join([underline(say(self.title, language), "="), *parts])
 
     def html(self, language: Language = "en", *, whole: bool = True) -> str:
-        """The page as one file without links, or as a fragment for a page that has others."""
+        """Return the page as a self-contained HTML document, or an HTML fragment if not `whole`."""
         loader = PackageLoader("trivium", "explain")
         environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
         environment.filters["say"] = lambda label: say(label, language)
@@ -251,5 +263,5 @@ class Page:
         write_file(path, self.html(language))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML fragment that a Jupyter notebook shows."""
         return self.html(terminal_language(), whole=False)

@@ -1,4 +1,4 @@
-"""`ShowBatch`: what the loss of a run's first step sees, printed before it."""
+"""`ShowBatch`: a callback that prints the first batch before the first training step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trivium.train import Callback
 from trivium.train.loader import GlobalBatch
 from trivium.train.run_folder import RunFolder
 
-_ROWS, _TOKENS = 2, 64  # that are shown
+_ROWS, _TOKENS = 2, 64  # the maximum numbers to show
 
 
 class ShowBatch(Callback):
-    """Shows what the loss of a run's first step sees, on the terminal and in its report.
+    """Shows the inputs and labels of the first batch, on the terminal and in the report.
 
     Args:
         run: the folder of the run.
@@ -27,7 +27,7 @@ class ShowBatch(Callback):
         self.run = RunFolder(run)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Print the first rows to standard error, where the progress of a run is."""
+        """Print the first rows to standard error and store them in the run metadata."""
         objective = batch.stream.objective
         labels = lm.settings.labels if objective.labelled else ()
         parts = batch_parts(

@@ -1,4 +1,4 @@
-"""Parts of a page as text; characters of Chinese take two columns of a terminal."""
+"""Parts of a page as plain text. Chinese characters are two terminal columns wide."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from trivium.messages import display_width, padded
 _WIDTH, _CURVE_ROWS = 79, 9
 
 
-def underlined(title: str, line: str) -> str:
-    """A title over a line of its length."""
+def underline(title: str, line: str) -> str:
+    """Return a title, underlined with the character `line`."""
     return f"{title}\n{line * display_width(title)}"
 
 
-def paragraph(words: str) -> str:
-    """Words in lines of a terminal's width; Chinese is left to the terminal, which breaks it."""
-    return words if display_width(words) > len(words) else textwrap.fill(words, _WIDTH)
+def wrap_paragraph(text: str) -> str:
+    """Wrap a paragraph at 79 columns. Chinese text is not wrapped, because terminals wrap it."""
+    return text if display_width(text) > len(text) else textwrap.fill(text, _WIDTH)
 
 
-def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Return which columns consist of numbers, except for their names in the first row."""
+def find_numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
+    """Return whether each column contains only numbers, not counting the names in the first row."""
     return [not "".join(column[1:]).strip("-+.0123456789e,% ") for column in zip(*cells)]
 
 
-def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, those of numbers on the right; the first row has their names."""
+def format_table(caption: str, cells: Sequence[Sequence[str]]) -> str:
+    """Return a table with aligned columns. The first row contains the names of the columns.
+
+    Columns of numbers are aligned to the right.
+    """
     widths = [max(map(display_width, column)) for column in zip(*cells)]
-    numeric = numeric_columns(cells)
+    numeric = find_numeric_columns(cells)
     lines = [
         "  ".join(map(lambda cell, width, right: padded(cell, width, right=right), *parts)).rstrip()
         for parts in ((row, widths, numeric) for row in cells)
@@ -37,15 +40,17 @@ def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(([caption] if caption else []) + ["    " + line for line in lines])
 
 
-def grid_text(
+def format_grid(
     caption: str, cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
 ) -> str:
-    """A matrix as a table under the names of its columns."""
-    return table_text(caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))])
+    """Return a matrix as a table with names of rows and columns."""
+    return format_table(
+        caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))]
+    )
 
 
-def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
-    """A filled square for a number above 0, an empty one below, a dot for 0."""
+def draw_squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
+    """Replace positive numbers by filled squares, negative numbers by empty squares, 0 by a dot."""
 
     def square(value: float) -> str:
         return "\u25a0" if value > 0 else "\u25a1" if value < 0 else "\u00b7"
@@ -53,18 +58,21 @@ def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
     return [list(map(square, row)) for row in values]
 
 
-def curves_text(
+def format_curves(
     caption: str, x_label: str, x: Sequence[float], series: Mapping[str, Sequence[float]]
 ) -> str:
-    """The values at some of the points."""
+    """Return curves as a table with the values at some of the points."""
     step = max(1, -(-(len(x) - 1) // (_CURVE_ROWS - 1)))
     lines = list(zip(x, *series.values()))[::step]
     cells = [[x_label, *series], *([f"{value:.4g}" for value in line] for line in lines)]
-    return table_text(caption, cells)
+    return format_table(caption, cells)
 
 
-def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
-    """TokenRow with their notes below, wrapped; what is predicted is in brackets."""
+def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
+    """Return tokens as wrapped lines with their notes below.
+
+    Tokens with the tone "predicted" are in brackets, and "changed" tokens are marked with "*".
+    """
     lines = [caption] if caption else []
     above, below = "    ", "    "
     for token, note, tone in cells:
@@ -77,7 +85,7 @@ def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(line for line in [*lines, above.rstrip(), below.rstrip()] if line)
 
 
-def tree_text(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
-    """A line a node, under the node that it belongs to."""
+def format_tree(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
+    """Return a tree with one line per node; subtrees are indented below their parent."""
     label, branches = shape
-    return "\n".join([indent + label, *(tree_text(branch, indent + "  ") for branch in branches)])
+    return "\n".join([indent + label, *(format_tree(branch, indent + "  ") for branch in branches)])

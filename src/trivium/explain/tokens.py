@@ -1,4 +1,4 @@
-"""What topics on tokenizers share: how a tokenizer encodes texts, word by word."""
+"""Shared code of the topics about tokenizers: how a tokenizer encodes texts, word by word."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from trivium.text import Tokenizer
 from trivium.text.loading import text_errors
 
 Word: TypeAlias = tuple[Part, dict[str, Any]]
-"""How a word becomes tokens, to show, and as facts, which have the `word` and its `tokens`."""
+"""The encoding of a word: a part of the page, and data with the `word` and its `tokens`."""
 
 
-def texts_or_default(texts: list[str] | None, default: list[str]) -> list[str]:
-    """The texts to explain. Raises TokenizerError: they are empty, or not valid Unicode."""
+def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
+    """Return the texts to explain, or `default` if there are none.
+
+    Raises:
+        TokenizerError: the texts are blank or not valid Unicode.
+    """
     texts = texts or default
     with text_errors():
         whole = "".join(texts).encode()
@@ -26,11 +30,11 @@ def texts_or_default(texts: list[str] | None, default: list[str]) -> list[str]:
 
 
 def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
-    """A tokenizer of one of the kinds. Raises TokenizerError: it is of another."""
+    """Load a tokenizer. Raises TokenizerError if it is not of one of the `kinds`."""
     tokenizer = Tokenizer.load(path)
     if tokenizer.kind not in kinds:
         raise TokenizerError(
-            f"{path} is a tokenizer of another kind, which has its own topic: "
+            f"{path} is a {tokenizer.kind} tokenizer, which has its own topic: "
             f'trivium explain {tokenizer.kind} "some text" --tokenizer {path}'
         )
     return tokenizer
@@ -39,7 +43,10 @@ def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
 def encoding_page(
     tokenizer: Tokenizer, texts: Iterable[str], explain_word: Callable[[str], Word]
 ) -> Page:
-    """How each word of the texts becomes tokens, then all tokens of a text with their ids."""
+    """Return a page that shows how each word is encoded, then all tokens of a text with their ids.
+
+    `explain_word` returns the encoding of one word.
+    """
     parts, data = list[Part](), []
     for text in texts:
         words = [explain_word(word) for word in tokenizer.split_words(text)]
@@ -50,6 +57,12 @@ def encoding_page(
         ]
         caption = bilingual("page.tokens_their_ids")
         parts += [Heading(text), *(part for part, _ in words), TokenRow(tokens, caption)]
-        data.append({"text": text, "words": [fact for _, fact in words], "tokens": encoding.tokens})
+        data.append(
+            {
+                "text": text,
+                "words": [word_data for _, word_data in words],
+                "tokens": encoding.tokens,
+            }
+        )
     title = bilingual("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
     return Page(title, parts, {"texts": data})

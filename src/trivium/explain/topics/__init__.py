@@ -1,1 +1,1 @@
-"""The topics, a module each."""
+"""The topics of `trivium explain`, one module per topic."""

@@ -1,4 +1,4 @@
-"""ReLU, GELU and Swish as curves."""
+"""Explanation of the activation functions ReLU, GELU and Swish."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ _POINTS = (-4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)
 
 
 def explain(betas: list[float] | None = None) -> Page:
-    """Draw the activations of feed-forward networks.
+    """Plot the activation functions of feed-forward networks.
 
     Args:
-        betas: Those of Swish, x * sigmoid(beta x). Default: 0.1 1 10.
+        betas: Values of beta in Swish, x * sigmoid(beta x). Default: 0.1 1 10.
     """
     betas = betas or [0.1, 1.0, 10.0]
     if min(betas) <= 0:
-        raise TriviumError(f"beta is {min(betas):g}, but Swish needs one above 0: give 0.1 1 10.")
+        raise TriviumError(
+            f"beta is {min(betas):g}, but must be above 0: give, for example, 0.1 1 10."
+        )
     x = torch.arange(-80, 81, dtype=torch.float64) / 20
     gelus = {
         "GELU": build_activation("gelu"),
@@ -32,7 +34,7 @@ def explain(betas: list[float] | None = None) -> Page:
     points = torch.tensor(_POINTS, dtype=torch.float64)
     rows = [[name, *function(points).tolist()] for name, function in functions.items()]
     lowest = min(zip(values["GELU"], x.tolist()))
-    apart = max(abs(a - b) for a, b in zip(values["GELU"], values["GELU (tanh)"]))
+    difference = max(abs(a - b) for a, b in zip(values["GELU"], values["GELU (tanh)"]))
     return Page(
         bilingual("activation.activations"),
         [
@@ -55,7 +57,7 @@ def explain(betas: list[float] | None = None) -> Page:
                 "x",
                 bilingual("activation.gelu_relu"),
             ),
-            bilingual("activation.gelu_note", x=lowest[1], y=lowest[0], difference=apart),
+            bilingual("activation.gelu_note", x=lowest[1], y=lowest[0], difference=difference),
             Table(["x", *(f"{point:g}" for point in _POINTS)], rows),
         ],
         {"x": x.tolist(), "values": values},

@@ -1,4 +1,4 @@
-"""Attention of four vectors step by step, and the attention weights of a trained model.
+"""Explanation of attention: four vectors step by step, or the weights of a trained model.
 
 Shape letters: N heads, T queries, H head_dim.
 """
@@ -17,14 +17,14 @@ from trivium.nn.mixers.attention import Attention, AttentionModule
 from trivium.nn.sequence_info import SequenceInfo
 
 _X = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
-# Two heads, a pair of columns each.
+# Each of the two heads uses two columns.
 _MATRICES = {
     "query": [[1, 1, 0, 0], [1, 0, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]],
     "key": [[1, 0, 1, 1], [0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 1]],
     "value": [[1, 0, 2, 0], [0, 2, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]],
     "output": [[1, 0, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1]],
 }
-_ASKING = 2  # the third vector
+_QUERY = 2  # the index of the query vector, x_3
 _KINDS = {
     "encoder": bilingual("attention.encoder"),
     "decoder": bilingual("attention.decoder"),
@@ -40,19 +40,19 @@ def explain(
     layer: int | None = None,
     head: int | None = None,
 ) -> Page:
-    """Compute attention of four vectors, or show that of a model to a text.
+    """Compute the self-attention of four vectors, or show the attention weights of a model.
 
     Args:
-        text: What a model reads; of an encoder-decoder the source.
+        text: The text that the model reads; for an encoder-decoder, the source.
         model: A run or a model folder.
-        target: What an encoder-decoder answers; empty: what it generates.
-        layer: The layer that is shown, from 1 on. Default: the last.
-        head: The head that is shown, from 1 on. Default: all.
+        target: The target text of an encoder-decoder. Default: the text that it generates.
+        layer: The layer to show, counted from 1. Default: the last.
+        head: The head to show, counted from 1. Default: all.
     """
     if model is not None:
-        return _of_model(model, text or "The cat sat on the mat.", target, layer, head)
+        return _model_page(model, text or "The cat sat on the mat.", target, layer, head)
     if text is not None:
-        raise TriviumError("the attention to a text is that of a model: give --model RUN, too.")
+        raise TriviumError("attention weights for a text need a model: give --model RUN, too.")
     mixer = AttentionModule(Attention(num_heads=2, head_dim=2, bias=False), 4).double()
     x = torch.tensor([_X], dtype=torch.float64)
     with torch.no_grad():
@@ -68,11 +68,11 @@ def explain(
         plain = attention_probabilities(query, key, mask, 1.0)[0]
         output = mixer(x, context)[0]
     q, k, v = query[0, 0], key[0, 0], value[0, 0]  # of the first head, [T, H]
-    e, heads = k @ q[_ASKING], scaled @ value[0]
-    alpha, usual = plain[0, _ASKING], scaled[0, _ASKING]
+    e, heads = k @ q[_QUERY], scaled @ value[0]
+    alpha, usual = plain[0, _QUERY], scaled[0, _QUERY]
     names = [f"x_{number}" for number in range(1, 5)]
     steps = [
-        [j + 1, *(each[j].tolist() for each in (q, k, v, e, alpha, e * mixer.scale, usual))]
+        [j + 1, *(values[j].tolist() for values in (q, k, v, e, alpha, e * mixer.scale, usual))]
         for j in range(4)
     ]
     return Page(
@@ -127,19 +127,19 @@ def explain(
     )
 
 
-def _of_model(model: str, text: str, target: str, layer: int | None, head: int | None) -> Page:
-    """The weights of a layer of a trained model."""
+def _model_page(model: str, text: str, target: str, layer: int | None, head: int | None) -> Page:
+    """Return a page with the attention weights of a layer of a trained model."""
     pictures = attended_text(load(model, device="cpu"), text, target)
     grids: list[Part] = []
     data = {}
     for kind, picture in pictures.items():
         layers, heads, *_ = picture.weights.shape
-        shown = _chosen("layer", layers if layer is None else layer, layers)
-        some = range(1, heads + 1) if head is None else [_chosen("head", head, heads)]
+        shown = _check_index("layer", layers if layer is None else layer, layers)
+        shown_heads = range(1, heads + 1) if head is None else [_check_index("head", head, heads)]
         place = bilingual("attention.layer", kind=_KINDS[kind], shown=shown, layers=layers)
         grids.append(Heading(place))
         data[kind] = {"queries": picture.queries, "keys": picture.keys, "layer": shown}
-        for number in some:
+        for number in shown_heads:
             weights = picture.weights[shown - 1, number - 1].tolist()
             data[kind][f"head {number}"] = weights
             caption = bilingual("attention.head_number", number=number)
@@ -151,7 +151,8 @@ def _of_model(model: str, text: str, target: str, layer: int | None, head: int |
     )
 
 
-def _chosen(what: str, number: int, most: int) -> int:
-    if not 1 <= number <= most:
-        raise TriviumError(f"the model has no {what} {number}: choose 1 to {most}.")
-    return number
+def _check_index(name: str, index: int, count: int) -> int:
+    """Return the index of a layer or head. Raises TriviumError if it is not in 1 to `count`."""
+    if not 1 <= index <= count:
+        raise TriviumError(f"the model has no {name} {index}: choose 1 to {count}.")
+    return index

@@ -1,4 +1,4 @@
-"""Beam search as a tree, beside the greedy choice."""
+"""Explanation of beam search: the search tree, compared with greedy search."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ def explain(
     max_new_tokens: int = 6,
     model: str | None = None,
 ) -> Page:
-    """Search for the most probable text, by default in a small table of P(word | word before).
+    """Search for the most probable text, by default with a small table of P(word | previous word).
 
     Args:
-        prompt: What the text begins with.
-        beams: Texts kept at every step.
-        length_penalty: Scores are sums of log p divided by length to this power.
-        max_new_tokens: Tokens at most.
-        model: Search with this model.
+        prompt: The start of the text.
+        beams: Number of texts that are kept at every step.
+        length_penalty: Exponent of the length: the score is the sum of log p divided by length **
+            length_penalty.
+        max_new_tokens: Maximum number of tokens.
+        model: Search with this model instead of the table.
     """
-    lm = _table_model(_TABLE) if model is None else load(model)
+    lm = _build_bigram_model(_TABLE) if model is None else load(model)
     lm.require("generate")
     ids = prompt_ids(lm.prompting, prompt)
     if model is None and lm.text_tokenizer.unk_id in ids:
         raise TriviumError(
-            f'the table has no probabilities for every word of "{prompt}"; its words are: '
+            f'the table does not contain every word of "{prompt}"; its words are: '
             f"{' '.join(_TABLE)}."
         )
     params = BeamSearchParams(num_beams=beams, length_penalty=length_penalty, num_return=beams)
-    growth = _Growth(length_penalty)
+    growth = _BeamRecorder(length_penalty)
     rules = lm.generation_rules
     [found] = beam_search(
         lm, [ids], params, max_new_tokens=max_new_tokens, rules=rules, watch=growth.watch
@@ -66,9 +67,9 @@ def explain(
     [chosen] = beam_search(lm, [ids], greedy, max_new_tokens=max_new_tokens, rules=rules)
     decode = lm.text_tokenizer.decode
     rows = [
-        [name, decode(one.ids), math.exp(growth.log_p(one)), growth.log_p(one), one.score]
-        for name, several in (("greedy", chosen), ("beam", found))
-        for one in several
+        [name, decode(text.ids), math.exp(growth.log_p(text)), growth.log_p(text), text.score]
+        for name, hypotheses in (("greedy", chosen), ("beam", found))
+        for text in hypotheses
     ]
     columns = ["", bilingual("beam.continuation"), "P", "log P", bilingual("beam.score")]
     names = {"greedy": bilingual("beam.greedy"), "beam": bilingual("beam.beam_search")}
@@ -84,39 +85,52 @@ def explain(
             ),
             note,
         ],
-        {"prompt": prompt, "found": [dict(zip(_FACTS, row)) for row in rows]},
+        {"prompt": prompt, "found": [dict(zip(_RESULT_KEYS, row)) for row in rows]},
     )
 
 
-_FACTS = ("search", "text", "probability", "log_p", "score")
+_RESULT_KEYS = ("search", "text", "probability", "log_p", "score")
 
 
 @dataclass
-class _Growth:
-    """The texts that a search has kept: ids -> sum of log p; and those that ended."""
+class _BeamRecorder:
+    """Records the texts of a beam search as their token ids.
+
+    Args:
+        length_penalty: the exponent of the length in the score.
+        kept: the sum of log p of each text that the search kept at some step.
+        ended: the hypotheses that ended.
+    """
 
     length_penalty: float
     kept: dict[tuple[int, ...], float] = field(default_factory=dict)
     ended: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)
 
     def watch(self, beams: Sequence[Beam], finished: Sequence[Hypothesis]) -> None:
-        """Note a step."""
+        """Record the beams and the finished hypotheses of a step."""
         self.kept |= {beam.ids: beam.log_p for beam in beams if math.exp(beam.log_p)}
-        self.ended |= {one.ids: one for one in finished}
+        self.ended |= {hypothesis.ids: hypothesis for hypothesis in finished}
 
-    def log_p(self, one: Hypothesis) -> float:
-        """The sum of its log p."""
-        length = len(one.ids) + (one.finish_reason == "stop")
-        return one.score * length**self.length_penalty
+    def log_p(self, hypothesis: Hypothesis) -> float:
+        """Return the sum of log p over the tokens of a hypothesis."""
+        length = len(hypothesis.ids) + (hypothesis.finish_reason == "stop")
+        return hypothesis.score * length**self.length_penalty
 
     def tree(self, root: str, names: Sequence[str], best: Hypothesis | None) -> Tree:
-        """All that was kept, under what it continues."""
+        """Return the tree of all texts that were kept.
+
+        Args:
+            root: the label of the root, the prompt.
+            names: the tokens of the vocabulary.
+            best: the hypothesis to mark with "*".
+        """
         sums = {(): 0.0, **self.kept, **{k: self.log_p(v) for k, v in self.ended.items()}}
-        # A text that ended has a last token that its ids leave out.
+        # The ids of an ended text do not include its end-of-text token.
         paths = sorted({*sums} - {()}, key=lambda ids: -sums[ids])
 
-        def grown(ids: tuple[int, ...]) -> Tree:
-            branches = [grown(one) for one in paths if one[:-1] == ids]
+        def subtree(ids: tuple[int, ...]) -> Tree:
+            """Return the tree below a text."""
+            branches = [subtree(path) for path in paths if path[:-1] == ids]
             label = f"{names[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
             end = self.ended.get(ids)
             if end is not None:
@@ -126,11 +140,11 @@ class _Growth:
             dropped = bilingual("beam.dropped", label=label)
             return Tree(label if branches else dropped, branches)
 
-        return Tree(root, [grown(one) for one in paths if len(one) == 1])
+        return Tree(root, [subtree(path) for path in paths if len(path) == 1])
 
 
-def _table_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
-    """A bigram model whose weights are log P(word | word before)."""
+def _build_bigram_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
+    """Return a bigram model for a table of P(word | previous word)."""
     words = [*table, *(word for row in table.values() for word in row if word != _END)]
     tokenizer = Tokenizer.train(
         "whitespace", texts=[" ".join(words)], special_tokens=TEXT_SPECIALS, progress=False

@@ -1,8 +1,8 @@
-"""GLM's blank filling of the reader's text."""
+"""Explanation of blank filling (GLM), applied to the reader's text."""
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.blank_filling import BlankFilling
 from trivium.text.roles import TEXT_SPECIALS
@@ -16,21 +16,21 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Spans become masks, and are generated after the text, in a random order.
+    """Replace spans by masks; the model generates the spans after the text, in random order.
 
     Args:
-        text: Texts, each a row.
-        probability: Share of tokens in blanks; 0.15 in GLM, here more, for a short text.
-        mean_span: Mean tokens of a blank; 3 in GLM.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
-        seed: Of the blanks.
+        text: The texts; each text is a row.
+        probability: Fraction of tokens in blanks. GLM uses 0.15; a short text needs more.
+        mean_span: Mean number of tokens per blank. GLM uses 3.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
+        seed: Random seed for the choice of the blanks.
     """
     texts = text or ["Thank you for inviting me to your party last week."]
     keys = {"probability": probability, "mean_span": mean_span}
     return objective_page(
         bilingual("blank_filling.blank_filling"),
         BlankFilling.from_tree({**keys, "document_share": 0.0, "whole_share": 0.0}),
-        *text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
+        *encode_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
         bilingual("blank_filling.note"),
         seed=seed,
     )

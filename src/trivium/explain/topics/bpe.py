@@ -1,4 +1,4 @@
-"""Byte-pair encoding on characters: which merges a text gives, and how a tokenizer applies its."""
+"""Explanation of byte-pair encoding on characters: how merges are learned and applied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Page, bilingual
-from trivium.explain.tokens import texts_or_default
+from trivium.explain.tokens import check_texts
 from trivium.text.symbols import SPACE
 
 _RATS = ["the car", "the cat", "the rat"]
@@ -22,16 +22,16 @@ def explain(
     spaces: bool = False,
     tokenizer: Path | None = None,
 ) -> Page:
-    """Learn merges from texts, or apply those of a tokenizer.
+    """Learn merges from texts, or apply the merges of a tokenizer.
 
     Args:
-        texts: Small texts. Default: the car, the cat, the rat.
-        merges: How many to learn.
-        ties: Which of pairs that are as frequent.
-        spaces: A space is a symbol like others, and merges cross it.
-        tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
+        texts: Short texts. Default: the car, the cat, the rat.
+        merges: Number of merges to learn.
+        ties: Which of several equally frequent pairs to merge.
+        spaces: Treat a space like any other symbol, so that merges can cross spaces.
+        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    texts_shown = texts_or_default(texts, _RATS)
+    texts_shown = check_texts(texts, _RATS)
     if tokenizer is not None:
         return merging_page(tokenizer, texts_shown)
     words = (

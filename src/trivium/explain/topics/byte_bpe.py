@@ -1,4 +1,4 @@
-"""Byte-level BPE (Radford et al. 2019): merges of bytes, so that no text has unknown tokens."""
+"""Explanation of byte-level BPE (Radford et al. 2019): merges of bytes, without unknown tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 
 from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Page, bilingual
-from trivium.explain.tokens import texts_or_default
+from trivium.explain.tokens import check_texts
 
 _NOTE = bilingual("byte_bpe.words_note")
 
@@ -21,15 +21,15 @@ def explain(
     ties: Ties = "first",
     tokenizer: Path | None = None,
 ) -> Page:
-    """Learn merges of bytes from texts, or apply those of a tokenizer.
+    """Learn merges of bytes from texts, or apply the merges of a tokenizer.
 
     Args:
-        texts: Small texts. Default: 今天 (twice), 天气 and the cat.
-        merges: How many to learn.
-        ties: Which of pairs that are as frequent.
-        tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
+        texts: Short texts. Default: 今天 (twice), 天气 and the cat.
+        merges: Number of merges to learn.
+        ties: Which of several equally frequent pairs to merge.
+        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    texts = texts_or_default(texts, ["今天", "今天", "天气", "the cat"])
+    texts = check_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
         return merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str

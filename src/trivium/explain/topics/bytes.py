@@ -1,9 +1,9 @@
-"""The bytes of a text in UTF-8, which byte-level BPE takes, and in UTF-16."""
+"""Explanation of text as bytes: UTF-8, which byte-level BPE uses, and UTF-16."""
 
 from __future__ import annotations
 
 from trivium.explain.page import Page, Table, bilingual
-from trivium.explain.tokens import texts_or_default
+from trivium.explain.tokens import check_texts
 from trivium.text.symbols import bytes_to_symbols
 
 _COLUMNS = [bilingual("bytes.character"), bilingual("bytes.code_point"), "UTF-8", "UTF-16"]
@@ -13,14 +13,14 @@ _BOOK = bilingual("bytes.textbook_note")
 
 
 def explain(text: str = "今天") -> Page:
-    """Show code points and bytes of each character.
+    """Show the code point and the bytes of each character.
 
     Args:
         text: Any text.
     """
     rows = [
         [c, f"U+{ord(c):04X}", c.encode(), c.encode("utf-16-be"), bytes_to_symbols(c.encode())]
-        for c in texts_or_default([text], [])[0]
+        for c in check_texts([text], [])[0]
     ]
     shown = [[one.hex(" ") if isinstance(one, bytes) else one for one in row] for row in rows]
     utf8, utf16 = (b"".join(row[column] for row in rows) for column in (2, 3))

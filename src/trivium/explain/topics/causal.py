@@ -1,8 +1,8 @@
-"""Causal language modelling of the reader's text."""
+"""Explanation of causal language modelling, applied to the reader's text."""
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Formula, Page, bilingual
 from trivium.objectives.causal import Causal
 from trivium.text.roles import TEXT_SPECIALS
@@ -11,18 +11,18 @@ from trivium.text.roles import TEXT_SPECIALS
 def explain(
     text: list[str] | None = None, *, context: int | None = None, tokenizer: str | None = None
 ) -> Page:
-    """Every token of a text is predicted from those before it.
+    """Predict every token of a text from the previous tokens.
 
     Args:
-        text: Texts, each a row.
-        context: Tokens that a prediction may see. Default: all before it.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
+        text: The texts; each text is a row.
+        context: Number of previous tokens that are visible. Default: all.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
     """
     texts = text or ["Once upon a time there was a king."]
     return objective_page(
         bilingual("causal.causal_language_modelling"),
         Causal.from_tree({"context": context}),
-        *text_rows(texts, tokenizer, TEXT_SPECIALS),
+        *encode_rows(texts, tokenizer, TEXT_SPECIALS),
         Formula("L = - 1/T sum_t log P(x_t | x_1 ... x_(t-1))"),
         bilingual("causal.note"),
     )

@@ -1,8 +1,8 @@
-"""BART's denoising of the reader's text, with every noise of the paper by itself."""
+"""Explanation of denoising (BART), with each noise function of the paper applied separately."""
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Heading, Page, Part, bilingual
 from trivium.objectives.denoising import Denoising
 from trivium.text.roles import TEXT_SPECIALS
@@ -18,24 +18,24 @@ _NOISES = {
 
 
 def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed: int = 0) -> Page:
-    """The encoder reads a noisy text, and the decoder generates the original.
+    """Corrupt a text for the encoder; the decoder generates the original text.
 
     Args:
-        text: Texts, each a row.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
-        seed: Of the noise.
+        text: The texts; each text is a row.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
+        seed: Random seed of the noise.
     """
     texts = text or ["The cat sat on it. We saw it. It was late."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS)
     title = bilingual("denoising.denoising")
     parts: list[Part] = []
     data = {}
-    for number, (name, keys) in enumerate(_NOISES.items()):
+    for index, (name, keys) in enumerate(_NOISES.items()):
         alone = {"probability": _NO_INFILLING, "permute_sentences": False}
         keys = keys if "probability" in keys or not keys else {**alone, **keys}
         page = objective_page(title, Denoising.from_tree(keys), chosen, rows, seed=seed)
-        # The decoder is the same for all.
-        parts += [Heading(name), *(page.parts if number == 0 else page.parts[:1])]
+        # The decoder input is the same for all noise functions.
+        parts += [Heading(name), *(page.parts if index == 0 else page.parts[:1])]
         data[name.en] = page.data
     note = bilingual("denoising.note")
     return Page(title, [*parts, note], data)

@@ -1,4 +1,4 @@
-"""A SwiGLU network of one small vector step by step, beside one with ReLU."""
+"""Explanation of feed-forward networks: ReLU and SwiGLU on a small vector, step by step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _HIDDEN = 4
 
 
 def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int = 0) -> Page:
-    """Compute a feed-forward network of one vector, with ReLU and with SwiGLU.
+    """Compute a feed-forward network for one vector, with ReLU and with SwiGLU.
 
     Args:
-        vector: Its numbers. Default: 1 -1 2.
-        width: d_model of the model whose parameters are counted.
-        seed: Of the weights, which are drawn and rounded.
+        vector: The numbers of the vector. Default: 1 -1 2.
+        width: The d_model of a model for which to count the parameters.
+        seed: Random seed of the weights.
     """
     vector = vector or [1.0, -1.0, 2.0]
     x = torch.tensor(vector, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    relu = _network(len(x), "relu", False, generator)
-    swiglu = _network(len(x), "silu", True, generator)
+    relu = _build_network(len(x), "relu", False, generator)
+    swiglu = _build_network(len(x), "silu", True, generator)
     assert swiglu.gate is not None
     with torch.no_grad():
         up, gate, value = relu.up(x), swiglu.gate(x), swiglu.up(x)
@@ -80,8 +80,10 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
     )
 
 
-def _network(width: int, activation: str, gated: bool, generator: torch.Generator) -> MLPModule:
-    """A network with weights of one decimal, without biases."""
+def _build_network(
+    width: int, activation: str, gated: bool, generator: torch.Generator
+) -> MLPModule:
+    """Return a network without biases whose random weights are rounded to one decimal."""
     part = MLP(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
     network = MLPModule(part, width).double()
     for weight in network.parameters():

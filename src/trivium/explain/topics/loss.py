@@ -1,4 +1,4 @@
-"""Cross-entropy from logits to nats, perplexity and bits per byte."""
+"""Explanation of the loss: cross-entropy in nats, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.model_loading import load
 from trivium.nn.loss import cross_entropy
 
 _TEXT = "The cat sat on the mat."
-# Validation losses of a book's BERT after 1,000 and 10,000 steps; its vocabulary.
+# Validation losses of the BERT in a textbook after 1,000 and 10,000 steps; its vocabulary size.
 _BOOK, _VOCABULARY = {1_000: 6.558231, 10_000: 4.549236}, 30_522
 
 
@@ -25,23 +25,25 @@ def explain(
     text: str = _TEXT,
     model: str | None = None,
 ) -> Page:
-    """Compute the loss of one position, and of a text that a model reads.
+    """Compute the loss at one position, and the loss of a model on a text.
 
     Args:
-        logits: One for each entry of the vocabulary. Default: 3 1 0 -1.
-        label: Which entry, from 1 on, is the token of the text.
-        text: What the model scores.
+        logits: The logits, one per token of the vocabulary. Default: 3 1 0 -1.
+        label: The position of the correct token among the logits, counted from 1.
+        text: The text that the model scores.
         model: A run or a model folder.
     """
     logits = logits or [3.0, 1.0, 0.0, -1.0]
     if not 1 <= label <= len(logits):
-        raise TriviumError(f"label is {label}: there are {len(logits)} logits, counted from 1.")
+        raise TriviumError(
+            f"label is {label}, but there are {len(logits)} logits: give 1 to {len(logits)}."
+        )
     z = torch.tensor(logits)
     nats = cross_entropy(z[None], torch.tensor([label - 1])).sum.item()
     probabilities = z.softmax(-1).tolist()
     rows = [
-        [f"{i}" + (" *" if i == label else ""), one, math.exp(one), p, -math.log(p)]
-        for i, (one, p) in enumerate(zip(logits, probabilities), start=1)
+        [f"{i}" + (" *" if i == label else ""), logit, math.exp(logit), p, -math.log(p)]
+        for i, (logit, p) in enumerate(zip(logits, probabilities), start=1)
     ]
     book = [[bilingual("loss.all_alike_ln_30522"), math.log(_VOCABULARY)]]
     for step, loss in _BOOK.items():

@@ -1,4 +1,4 @@
-"""Which tokens a token may attend to: padding, causal, prefix, cross, packed, sliding."""
+"""Explanation of attention masks: padding, causal, prefix, cross-attention, packed, sliding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ _SLIDING = (bilingual("mask.sliding_window"), bilingual("mask.sliding_note"))
 
 
 def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: int = 1) -> Page:
-    """Show the masks of attention as grids: a row is a query, a filled square a key that it sees.
+    """Show attention masks as grids: rows are queries, and filled squares are visible keys.
 
     Args:
-        text: Words, 4 to 24 of them.
-        prefix: Tokens that a prefix language model reads in both directions.
-        window: Tokens before it that a token sees in a sliding window.
+        text: A text of 4 to 24 words.
+        prefix: Length of the prefix with bidirectional attention, for the prefix mask.
+        window: Number of previous tokens that a token sees, for the sliding window.
     """
     words = text.split()
     if not 4 <= len(words) <= 24:
-        raise TriviumError(f"the text has {len(words)} words: give 4 to 24, with spaces between.")
+        raise TriviumError(
+            f"the text has {len(words)} words: give 4 to 24 words, separated by spaces."
+        )
     size, half = len(words), (len(words) + 1) // 2
     padded, target = [*words, "[PAD]", "[PAD]"], ["y_1", "y_2", "y_3", "y_4"]
     numbered = [f"{word} ({1 + (i >= half)})" for i, word in enumerate(words)]
@@ -48,16 +50,16 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
         (_PACKED, "", numbered, numbered, {"causal": True, "documents": documents}, None),
         (_SLIDING, window, words, words, {"causal": True}, Sliding(window=window)),
     ]
-    for name, said, rows, columns, limits, pattern in masks:
+    for name, value, rows, columns, limits, pattern in masks:
         queries = SequenceInfo.of_length(len(rows), **limits)
         keys = SequenceInfo.of_length(len(columns), **is_token) if rows is target else queries
-        seen = attention_mask(queries, keys, pattern)
-        assert seen is not None
-        grid = seen.expand(1, 1, len(rows), len(columns))[0, 0].int().tolist()
-        caption, words_of = name
+        mask = attention_mask(queries, keys, pattern)
+        assert mask is not None
+        grid = mask.expand(1, 1, len(rows), len(columns))[0, 0].int().tolist()
+        caption, note = name
         parts += [
             Grid(grid, rows, columns, caption, digits=False),
-            Bilingual(words_of.en.format(said), words_of.zh.format(said)),
+            Bilingual(note.en.format(value), note.zh.format(value)),
         ]
         data[caption.en] = {"queries": rows, "keys": columns, "mask": grid}
     return Page(bilingual("mask.masks_attention"), parts, data)

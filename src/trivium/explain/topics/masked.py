@@ -1,4 +1,4 @@
-"""Masked language modelling of the reader's text, and how often each replacement comes."""
+"""Explanation of masked language modelling, with the frequency of each kind of replacement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.masked import Masked
 from trivium.text.roles import BERT_SPECIALS
@@ -25,20 +25,20 @@ def explain(
     seed: int = 0,
     draws: int = 2000,
 ) -> Page:
-    """Mask the reader's text as training does, twice, and count what happens in many draws.
+    """Mask a text twice, as in training, and count the replacements in many random draws.
 
     Args:
-        text: Texts, each a row.
-        probability: Share of tokens that are predicted.
-        whole_words: Choose whole words.
-        max_span: Tokens in a row chosen together, at most.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
-        seed: Of the draws.
-        draws: Times that all texts are masked for the counts.
+        text: The texts; each text is a row.
+        probability: Fraction of tokens that are predicted.
+        whole_words: Select whole words.
+        max_span: Maximum number of adjacent tokens selected together.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
+        seed: Random seed.
+        draws: Number of times that all texts are masked, for the counts.
     """
     keys = {"probability": probability, "whole_words": whole_words, "max_span": max_span}
     objective = Masked.from_tree(keys)
-    chosen, rows = text_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
+    chosen, rows = encode_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
     page = objective_page(
         bilingual("masked.masked_language_modelling"), objective, chosen, rows, seed=seed
     )
@@ -63,9 +63,14 @@ _NOTE = bilingual("masked.note")
 def count_shares(
     objective: Masked, rows: RowBatch, vocabulary: Vocabulary, *, seed: int, draws: int
 ) -> dict[str, float]:
-    """The share of tokens that are chosen, and of these what became of them."""
-    numbers = np.arange(draws) % rows.num_rows
-    repeated = RowBatch(rows.input_ids[numbers], rows.lengths[numbers])
+    """Measure how often tokens are selected and replaced in many random draws.
+
+    Returns:
+        "chosen": the fraction of selected tokens. "masked", "replaced" and "kept": the fraction of
+        selected tokens that became [MASK], became another token, or did not change.
+    """
+    indices = np.arange(draws) % rows.num_rows
+    repeated = RowBatch(rows.input_ids[indices], rows.lengths[indices])
     batch = objective.prepare(repeated, RowRandom(seed, np.arange(draws)), vocabulary)
     assert batch.labels is not None
     chosen = batch.labels != IGNORE_INDEX

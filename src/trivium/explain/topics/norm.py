@@ -1,4 +1,4 @@
-"""LayerNorm, a textbook's Norm and RMSNorm of one vector."""
+"""Explanation of normalization: LayerNorm, RMSNorm and the Norm of textbooks on one vector."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NORMS = {
 
 
 def explain(vector: list[float] | None = None) -> Page:
-    """Normalize one vector in every way that the models here have.
+    """Normalize one vector with each normalization layer of the models.
 
     Args:
-        vector: Its numbers, two at least. Default: 1 2 3 6.
+        vector: The numbers of the vector, at least two. Default: 1 2 3 6.
     """
     vector = vector or [1.0, 2.0, 3.0, 6.0]
     if len(vector) < 2:
-        raise TriviumError(f"normalization needs a vector of two numbers, not {len(vector)}.")
+        raise TriviumError(f"normalization needs at least two numbers, not {len(vector)}.")
     x = torch.tensor(vector, dtype=torch.float64)
     mean, square, unbiased = x.mean().item(), x.square().mean().item(), x.std().item()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where the parameters, the computation and the memory of a preset go."""
+"""Explanation of model size: where the parameters, FLOPs and memory of a preset go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.models import build, flops_per_token
 from trivium.presets import catalogue
 from trivium.train.memory import training_memory
 
-_PARTS = {  # what the name of a weight has, the first that fits -> the part
+_PARTS = {  # pattern of weight names -> part of the model; the first match counts
     "norm|residual": bilingual("params.norms"),
     "mixer|cross_attention": bilingual("params.attention_mixer"),
     "feed_forward": bilingual("params.feed_forward"),
@@ -35,11 +35,11 @@ _MEMORY = {
 
 
 def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
-    """Count where the parameters, FLOPs, training memory and cache of a preset go.
+    """Break down the parameters, FLOPs, training memory and KV cache of a preset.
 
     Args:
-        preset: One of `trivium presets`.
-        length: Tokens of a text. Default: as published, 2048 at most.
+        preset: The name of a preset (see `trivium presets`).
+        length: Number of tokens of a text. Default: as published, at most 2048.
     """
     published = catalogue[preset]
     spec, length = published.spec, length or min(published.context or 2048, 2048)
@@ -59,7 +59,7 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
     memory |= {"training": sum(memory.values()), "generating": 2 * total}
     if spec.family != "encoder-only":
         states = model.new_cache(1, length).states
-        memory["cache"] = 2 * sum(one.numel() for state in states for one in state.tensors)
+        memory["cache"] = 2 * sum(tensor.numel() for state in states for tensor in state.tensors)
     work = [
         (bilingual("params.matrix_products"), "6", products),
         (bilingual("params.scores_attention"), "12 L N H", flops - products),
@@ -81,7 +81,7 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
             Table(
                 [bilingual("params.matrix"), formula, number],
                 [
-                    [matrix, _product(shape, shapes[matrix, shape]), f"{n:,}"]
+                    [matrix, _format_product(shape, shapes[matrix, shape]), f"{n:,}"]
                     for (matrix, shape), n in sorted(counts.items(), key=lambda item: -item[1])
                 ],
                 bilingual("params.matrices_rows_x_columns_x"),
@@ -104,5 +104,6 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
     )
 
 
-def _product(shape: tuple[int, ...], times: int) -> str:
+def _format_product(shape: tuple[int, ...], times: int) -> str:
+    """Format the number of elements of `times` matrices, such as "4096 x 4096 x 32"."""
     return " x ".join(f"{size}" for size in (*shape, times) if size > 1)

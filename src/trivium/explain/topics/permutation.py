@@ -1,10 +1,10 @@
-"""XLNet's permutation language modelling of the reader's text."""
+"""Explanation of permutation language modelling (XLNet), applied to the reader's text."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.permutation import Permutation
 from trivium.text.roles import TEXT_SPECIALS
@@ -18,17 +18,17 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Targets are predicted one after another in a random order, each from all known before.
+    """Predict targets one after another in random order, each from all tokens known so far.
 
     Args:
-        text: Texts, each a row.
-        probability: Share of tokens that are predicted; 1/6 in XLNet, here more, for a short text.
-        max_span: Tokens in a row that are chosen together, at most; 5 in XLNet.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
-        seed: Of targets and order.
+        text: The texts; each text is a row.
+        probability: Fraction of tokens to predict. XLNet uses 1/6; a short text needs more.
+        max_span: Maximum number of adjacent tokens selected together. XLNet uses 5.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
+        seed: Random seed for the targets and their order.
     """
     texts = text or ["The cat sat on the mat and it slept."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS)
     page = objective_page(
         bilingual("permutation.permutation_language"),
         Permutation.from_tree({"probability": probability, "max_span": max_span}),

@@ -1,4 +1,4 @@
-"""How a model knows where tokens are: sinusoids, rotary, T5's buckets, ALiBi."""
+"""Explanation of position encodings: sinusoidal, rotary (RoPE), T5 buckets and ALiBi."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ from trivium.nn.positions.sinusoidal import frequencies, sinusoids
 from trivium.nn.sequence_info import SequenceInfo
 
 _DISTANCES = (0, 1, 7, 8, 9, 11, 12, 15, 16, 23, 32, 46, 64, 91, 127, 128, 1000)
-_FIRST, _FAR = 8, 200  # positions in the table, and of curves
+_FIRST, _FAR = 8, 200  # the numbers of positions in the table and in curves
 
 
 def explain(width: int = 32, *, base: float = 10_000.0, heads: int = 8) -> Page:
-    """Show what attention knows of positions, four ways.
+    """Show four ways in which attention uses positions.
 
     Args:
-        width: Numbers of a vector, or of a head; even, 8 at least.
-        base: Of the wavelengths of sinusoids and rotary positions (LLaMA 3: 500000).
-        heads: Heads that ALiBi has slopes for.
+        width: Dimension of a vector or a head; an even number from 8 to 256.
+        base: Base of the wavelengths of sinusoidal and rotary positions (LLaMA 3: 500000).
+        heads: Number of heads, for the slopes of ALiBi.
     """
     if width % 2 or not _FIRST <= width <= 256:
         raise TriviumError(f"width is {width}: give an even number from {_FIRST} to 256.")
-    kinds = [_sinusoids(width, base), _rotary(width, base), _buckets(), _alibi(heads)]
+    kinds = [
+        _explain_sinusoids(width, base),
+        _explain_rotary(width, base),
+        _explain_buckets(),
+        _explain_alibi(heads),
+    ]
     parts = [part for kind, _ in kinds for part in kind]
-    data = {name: fact for _, some in kinds for name, fact in some.items()}
+    data = {name: value for _, values in kinds for name, value in values.items()}
     return Page(bilingual("positions.positions"), parts, data)
 
 
-def _sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
+def _explain_sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
+    """Return the parts and the data for sinusoidal positions."""
     table = sinusoids(torch.arange(32), base, width)
     first = table[:_FIRST, :_FIRST].tolist()
     return [
@@ -59,18 +65,19 @@ def _sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
     ], {"sinusoids": first}
 
 
-def _rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
+def _explain_rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
+    """Return the parts and the data for rotary positions (RoPE)."""
     positions = Rotary(base=base)
     part = Attention(num_heads=1, head_dim=width, positions=positions)
     rotary, sequence = RotaryPositions(part, width), SequenceInfo.of_length(_FAR + 1)
     ones = torch.ones(1, 1, _FAR + 1, width, dtype=torch.float64)
-    turned = rotary.apply_rotary(ones, rotary.prepare(sequence, sequence, None))[0, 0]
-    scores, theta = (turned @ turned[0] / width).tolist(), frequencies(base, width).tolist()
+    rotated = rotary.apply_rotary(ones, rotary.prepare(sequence, sequence, None))[0, 0]
+    scores, theta = (rotated @ rotated[0] / width).tolist(), frequencies(base, width).tolist()
     angles = [
         [i, theta[i], *(math.degrees(k * theta[i]) for k in (1, 100)), 2 * math.pi / theta[i]]
         for i in sorted({0, 1, 2, width // 4, width // 2 - 1})
     ]
-    pairs = [[m, n, (turned[m] @ turned[n]).item()] for m, n in ((3, 0), (13, 10), (103, 100))]
+    pairs = [[m, n, (rotated[m] @ rotated[n]).item()] for m, n in ((3, 0), (13, 10), (103, 100))]
     return [
         Heading(bilingual("positions.rotary_queries_keys")),
         Formula(
@@ -100,14 +107,17 @@ def _rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
     ], {"rotary_theta": theta, "rotary_scores": scores}
 
 
-def _buckets() -> tuple[list[Part], dict[str, Any]]:
-    def of_t5(distances: Sequence[int], side: str) -> list[int]:
+def _explain_buckets() -> tuple[list[Part], dict[str, Any]]:
+    """Return the parts and the data for the relative position buckets of T5."""
+
+    def t5_buckets(distances: Sequence[int], side: str) -> list[int]:
+        """Return the bucket of each distance in the encoder or decoder of T5."""
         before = -torch.tensor(distances)
         return relative_buckets(before, RelativeBias(), bidirectional=side == "encoder").tolist()
 
     near = range(_FAR + 1)
-    t5 = {side: of_t5(_DISTANCES, side) for side in ("encoder", "decoder")}
-    book = [_bucket_of_book(distance) for distance in _DISTANCES]
+    t5 = {side: t5_buckets(_DISTANCES, side) for side in ("encoder", "decoder")}
+    book = [_textbook_bucket(distance) for distance in _DISTANCES]
     names = bilingual("positions.t5_encoder"), bilingual("positions.book")
     return [
         Heading(bilingual("positions.t5_trained_bias_for")),
@@ -127,7 +137,7 @@ def _buckets() -> tuple[list[Part], dict[str, Any]]:
         ),
         Curves(
             list(near),
-            dict(zip(names, (of_t5(near, "encoder"), [_bucket_of_book(d) for d in near]))),
+            dict(zip(names, (t5_buckets(near, "encoder"), [_textbook_bucket(d) for d in near]))),
             bilingual("positions.distance_d"),
             bilingual("positions.bucket_distance"),
         ),
@@ -135,14 +145,15 @@ def _buckets() -> tuple[list[Part], dict[str, Any]]:
     ], {"t5_distances": _DISTANCES, "t5_buckets": t5, "book_buckets": book}
 
 
-def _bucket_of_book(distance: int, single: int = 8) -> int:
-    """The formula that a textbook prints for T5."""
+def _textbook_bucket(distance: int, single: int = 8) -> int:
+    """Return the bucket of a distance by the formula that a textbook gives for T5."""
     if distance < single:
         return distance
     return single + math.floor(math.log(distance / single) / math.log(1.02))
 
 
-def _alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
+def _explain_alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
+    """Return the parts and the data for ALiBi."""
     slopes, six = alibi_slopes(heads).tolist(), SequenceInfo.of_length(6, causal=True)
     bias = LinearBias(Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
     return [

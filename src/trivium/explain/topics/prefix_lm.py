@@ -1,23 +1,23 @@
-"""Prefix language modelling of the reader's text, by a decoder and by an encoder-decoder."""
+"""Explanation of prefix language modelling, with a decoder and with an encoder-decoder."""
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Heading, Page, bilingual
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.text.roles import TEXT_SPECIALS
 
 
 def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed: int = 0) -> Page:
-    """The beginning of a text is given, and the rest is predicted.
+    """Predict the rest of a text from its start, the prefix.
 
     Args:
-        text: Texts, each a row.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
-        seed: Of the lengths of prefixes.
+        text: The texts; each text is a row.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
+        seed: Random seed for the lengths of the prefixes.
     """
     texts = text or ["Thank you for inviting me to your party."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
     title = bilingual("prefix_lm.prefix_language_modelling")
     decoder = objective_page(title, PrefixLM.from_tree({}), chosen, rows, seed=seed)
     both = objective_page(title, Seq2SeqPrefixLM.from_tree({}), chosen, rows, seed=seed)

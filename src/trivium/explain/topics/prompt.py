@@ -1,4 +1,4 @@
-"""Zero-shot and few-shot prompts, filled in, and what a model answers."""
+"""Explanation of prompting: zero-shot and few-shot prompts, and the answers of a model."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def explain(
     instruction: str | None = None,
     model: str | None = None,
 ) -> Page:
-    """Fill in the prompts of a question of sentiment, and let a model answer.
+    """Fill in prompts for sentiment classification, and let a model answer them.
 
     Args:
-        text: What is judged.
-        example: A solved example, TEXT=ANSWER; repeatable.
-        question: How it is asked, with {text} and {answer}.
-        instruction: What stands once before several examples.
-        model: A model that answers.
+        text: The text to classify.
+        example: A solved example, TEXT=ANSWER. Repeatable.
+        question: The question, with placeholders {text} and {answer}.
+        instruction: An instruction, placed once before several examples.
+        model: The model that answers the prompts.
     """
-    solved = dict(map(_split, example)) if example else _EXAMPLES
+    solved = dict(map(_parse_example, example)) if example else _EXAMPLES
     lm = None if model is None else load(model)
     parts: list[Part] = []
     rows, data = [], []
@@ -54,9 +54,9 @@ def explain(
         head = instruction or head if head else ""
         shown = {}
         for language in ("en", "zh"):
-            examples = [_record(say(one, language), answer) for one, answer in solved.items()]
+            examples = [_make_record(say(t, language), answer) for t, answer in solved.items()]
             [(filled, prompt)] = fill_prompts(
-                [_record(text or say(_TEXT, language), next(iter(solved.values())))],
+                [_make_record(text or say(_TEXT, language), next(iter(solved.values())))],
                 examples=examples,
                 shots=few * len(examples),
                 template=say(template, language),
@@ -64,7 +64,7 @@ def explain(
                 options=sorted({*solved.values()}),
             )
             shown[language] = prompt
-            answers = {} if lm is None else _answer(lm, filled, prompt)
+            answers = {} if lm is None else _answer_prompt(lm, filled, prompt)
             data.append({"kind": name.en, "language": language, "prompt": prompt, **answers})
             rows.append([name, language, *answers.values()])
         parts += [Heading(name), Formula(Bilingual(**shown))]
@@ -80,7 +80,8 @@ def explain(
     return Page(bilingual("prompt.prompts"), parts, {"prompts": data})
 
 
-def _split(example: str) -> tuple[str, str]:
+def _parse_example(example: str) -> tuple[str, str]:
+    """Split TEXT=ANSWER at its last equals sign."""
     text, sign, answer = example.rpartition("=")
     if not (sign and text.strip() and answer.strip()):
         raise TriviumError(
@@ -89,12 +90,15 @@ def _split(example: str) -> tuple[str, str]:
     return text.strip(), answer.strip()
 
 
-def _record(text: str, answer: str) -> Record:
+def _make_record(text: str, answer: str) -> Record:
+    """Return a record with a text and its answer."""
     return Record({"text": text, "answer": answer}, f'"{text}"')
 
 
-def _answer(lm: LanguageModel, question: PromptQuestion, prompt: str) -> dict[str, str | float]:
-    """The most probable option, and its share of the probability of all."""
+def _answer_prompt(
+    lm: LanguageModel, question: PromptQuestion, prompt: str
+) -> dict[str, str | float]:
+    """Return the most probable option and its probability, normalized over all options."""
     [row] = few_shot(lm, [(question, prompt)]).predictions
     scores = continuation_scores(lm, prompt, question.options, after=question.after)
     total = dict(zip(question.options, (math.exp(one.total) for one in scores)))

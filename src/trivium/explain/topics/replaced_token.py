@@ -1,4 +1,4 @@
-"""ELECTRA's replaced-token detection of the reader's text; DeBERTa v3 learns so, too."""
+"""Explanation of replaced-token detection (ELECTRA, DeBERTa v3), applied to the reader's text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from trivium.data.batch import RowBatch
 from trivium.errors import TriviumError
-from trivium.explain.batch_parts import batch_data, batch_parts, noisy_batch, text_rows
+from trivium.explain.batch_parts import batch_data, batch_parts, encode_rows, prepare_batch
 from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.model_loading import load
 from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
@@ -33,18 +33,19 @@ def explain(
     probability: float = 0.3,
     seed: int = 8,
 ) -> Page:
-    """Let a generator fill masks, and ask of every token whether it was replaced.
+    """Fill masks with a generator, and detect with a discriminator which tokens were replaced.
 
     Args:
-        text: Texts, each a row.
-        model: A finished run of ELECTRA or DeBERTa v3. Default: untrained models that read words.
-        probability: Share of tokens that are masked; 0.15 in ELECTRA, here more, for a short text.
-        seed: Of masks and draws.
+        text: The texts; each text is a row.
+        model: A finished run of ELECTRA or DeBERTa v3. Default: untrained models, whose tokens are
+            words.
+        probability: Fraction of tokens to mask. ELECTRA uses 0.15; a short text needs more.
+        seed: Random seed for masks and sampled tokens.
     """
     objective = ReplacedToken.from_tree({"probability": probability})
-    chosen, rows = text_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
-    both = _stand_in(chosen.vocabulary, rows) if model is None else _of_run(model)
-    host = noisy_batch(objective, chosen, rows, seed=seed)
+    chosen, rows = encode_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
+    both = _build_untrained(chosen.vocabulary, rows) if model is None else _load_run(model)
+    host = prepare_batch(objective, chosen, rows, seed=seed)
     batch = to_device(host, torch.device("cpu"))
     corrupted, sums = objective.corrupt(both, batch), objective.loss(both, batch)  # type: ignore[arg-type]
     states = both.discriminator(**(batch.inputs | {"input_ids": corrupted.shown}))
@@ -67,8 +68,8 @@ def explain(
     return Page(bilingual("replaced_token.replaced_token_detection"), parts, data)
 
 
-def _stand_in(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
-    """Untrained models, whose generator predicts the frequencies of the rows' tokens."""
+def _build_untrained(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
+    """Return untrained models. The generator predicts the token frequencies of the rows."""
     both = build_with_generator(presets["electra-tiny"].replace(vocab_size=vocabulary.size))  # type: ignore[arg-type]
     counts = np.bincount(rows.input_ids.ravel(), minlength=vocabulary.size)
     counts[vocabulary.is_special] = 0
@@ -77,9 +78,11 @@ def _stand_in(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminat
     return both.eval()
 
 
-def _of_run(run: str) -> GeneratorAndDiscriminator:
-    """Both models of a run, each with token vectors of its own."""
+def _load_run(run: str) -> GeneratorAndDiscriminator:
+    """Load the generator and the discriminator of a run, with separate token embeddings."""
     if not Path(run, "generator").is_dir():
-        raise TriviumError(f"{run} has no generator: give a finished run of electra-mini or such.")
-    both = [load(one, device="cpu").module for one in (f"{run}/generator", run)]
+        raise TriviumError(
+            f"{run} has no generator: give a finished run of an ELECTRA, such as electra-mini."
+        )
+    both = [load(path, device="cpu").module for path in (f"{run}/generator", run)]
     return GeneratorAndDiscriminator(*both, "gradient-disentangled").eval()  # type: ignore[arg-type]

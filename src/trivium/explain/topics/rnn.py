@@ -1,4 +1,4 @@
-"""A recurrent network step by step, and how far gradients reach in three kinds of cells."""
+"""Explanation of recurrent networks: one step by step, and gradients over distance by cell."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _U, _V, _B = [[0.5, 0.25], [-0.25, 0.5]], [[1.0], [0.5]], [0.0, 0.1]
 
 
 def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: int = 0) -> Page:
-    """Compute the hidden states of a sequence, and measure how gradients fall with distance.
+    """Compute the hidden states of a sequence, and measure how gradients decay with distance.
 
     Args:
-        sequence: One number a step. Default: 1 0 0 0.
-        distance: How far back gradients are measured, in steps.
-        seed: Of the weights and the inputs that they are measured on.
+        sequence: The input, one number per step. Default: 1 0 0 0.
+        distance: Maximum distance in steps over which to measure the gradient.
+        seed: Random seed for the weights and inputs of the measurement.
     """
     sequence = sequence or [1.0, 0.0, 0.0, 0.0]
-    layers = RecurrentLayers(_spec("elman", d_model=1, d_hidden=2)).double()
+    layers = RecurrentLayers(_rnn_spec("elman", d_model=1, d_hidden=2)).double()
     u, v, b = (torch.tensor(each, dtype=torch.float64) for each in (_U, _V, _B))
     with torch.no_grad():
         for name, weight in layers.cells.named_parameters():
@@ -38,10 +38,10 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
         for t in range(len(x))
     ]
     norms = {
-        bilingual("rnn.simple_rnn"): _gradients("elman", distance, seed),
-        "GRU": _gradients("gru", distance, seed),
-        bilingual("rnn.lstm_forget_bias_1"): _gradients("lstm", distance, seed),
-        bilingual("rnn.lstm_forget_bias_5"): _gradients("lstm", distance, seed, 5.0),
+        bilingual("rnn.simple_rnn"): _gradient_norms("elman", distance, seed),
+        "GRU": _gradient_norms("gru", distance, seed),
+        bilingual("rnn.lstm_forget_bias_1"): _gradient_norms("lstm", distance, seed),
+        bilingual("rnn.lstm_forget_bias_5"): _gradient_norms("lstm", distance, seed, 5.0),
     }
     steps = range(distance + 1)
     return Page(
@@ -72,18 +72,29 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
     )
 
 
-def _spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> RNNSpec:
+def _rnn_spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> RNNSpec:
+    """Return the spec of a recurrent network with one layer."""
     return RNNSpec(vocab_size=2, d_model=d_model, cell=cell, d_hidden=d_hidden, num_layers=1)
 
 
-def _gradients(
+def _gradient_norms(
     cell: Literal["elman", "lstm", "gru"], distance: int, seed: int, forget: float | None = None
 ) -> Tensor:
-    """The norm of d (w . h_T) / d x_(T-k) for k = 0, 1, ..., of a random w: float64 [distance + 1].
+    """Return the norm of the gradient of the last hidden state h_T with respect to earlier inputs.
 
-    It is a mean of several sequences, divided by that of k = 0.
+    The gradient is d (w . h_T) / d x_(T-k) with a random vector w, for k = 0 to `distance`. Its
+    norm is averaged over several sequences and divided by the value for k = 0.
+
+    Args:
+        cell: the kind of cell.
+        distance: the largest k.
+        seed: the seed of the weights and inputs.
+        forget: the bias of the forget gate (LSTM only); None: as initialized.
+
+    Returns:
+        float64 [distance + 1].
     """
-    model = build(_spec(cell, _WIDTH, _WIDTH), seed=seed).double()
+    model = build(_rnn_spec(cell, _WIDTH, _WIDTH), seed=seed).double()
     assert isinstance(model, RecurrentModel)
     if forget is not None:
         model.rnn.layers.cells.get_parameter("bias_ih_l0").data[_WIDTH : 2 * _WIDTH] = forget

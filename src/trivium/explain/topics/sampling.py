@@ -1,4 +1,4 @@
-"""What temperature, top-k, top-p and min-p make of the probabilities of the next token."""
+"""Explanation of sampling: the effect of temperature, top-k, top-p and min-p on the next token."""
 
 from __future__ import annotations
 
@@ -33,26 +33,28 @@ def explain(
     prompt: str = _PROMPT,
     seed: int = 0,
 ) -> Page:
-    """The probabilities after each step, and how often tokens are drawn.
+    """Show the probabilities after each processing step, and how often each token is sampled.
 
     Args:
-        logits: Of the next token. Default: those of six words, or of the model.
-        words: The tokens that the logits are of.
-        temperature: Logits are divided by it.
+        logits: The logits of the next token. Default: logits of six words, or of the model.
+        words: The tokens to which the logits belong.
+        temperature: The logits are divided by the temperature.
         top_k: Keep the k most probable tokens.
-        top_p: Keep the fewest tokens whose probabilities reach p.
-        min_p: Keep tokens at least this fraction as probable as the best.
-        model: A model whose next token it is.
-        prompt: What the model continues.
-        seed: Of the draws.
+        top_p: Keep the smallest set of most probable tokens whose probabilities sum to p.
+        min_p: Keep tokens whose probability is at least this fraction of the highest probability.
+        model: The model that predicts the next token.
+        prompt: The text that the model continues.
+        seed: Random seed.
     """
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if params.greedy:
-        raise TriviumError("temperature 0 takes the most probable token: give one above 0.")
+        raise TriviumError(
+            "temperature 0 always selects the most probable token: give a temperature above 0."
+        )
     if model is not None:
-        names, scores = _of_model(model, prompt)
+        names, scores = _model_logits(model, prompt)
     else:
-        names, scores = _given(logits, words)
+        names, scores = _named_logits(logits, words)
     order = scores.argsort(descending=True)
     names, scores = [names[i] for i in order.tolist()], scores[order]
     stages = {"T = 1": scores[None].softmax(-1)[0]}
@@ -63,13 +65,13 @@ def explain(
             setting = setting.replace(**{name: value})
             label = f"{name.replace('_', '-')} {value:g}".replace("temperature", "T =")
             stages[label] = filter_logits(scores[None], setting).softmax(-1)[0]
-    final, chance = [*stages.values()][-1], random.Random(seed)
-    uniforms = [chance.random() for _ in range(_DRAWS)]
+    final, generator = [*stages.values()][-1], random.Random(seed)
+    uniforms = [generator.random() for _ in range(_DRAWS)]
     drawn = sample(final.expand(_DRAWS, -1), uniforms).bincount(minlength=len(names)).tolist()
     table = Table(
         [bilingual("shared.token"), "logit", *stages, bilingual("sampling.1_000_draws")],
         [
-            [name, *(float(one[i]) for one in (scores, *stages.values())), drawn[i]]
+            [name, *(float(values[i]) for values in (scores, *stages.values())), drawn[i]]
             for i, name in enumerate(names[:_SHOWN])
         ],
     )
@@ -83,7 +85,7 @@ def explain(
     data = {
         "tokens": names,
         "logits": scores.tolist(),
-        "probabilities": {name: one.tolist() for name, one in stages.items()},
+        "probabilities": {name: stage.tolist() for name, stage in stages.items()},
         "draws": drawn,
     }
     formula = Formula("p_i = exp(z_i / T) / sum_j exp(z_j / T)")
@@ -93,20 +95,21 @@ def explain(
     return Page(title, [formula, *shown, table, temperatures, note], data)
 
 
-def _given(logits: list[float] | None, words: list[str] | None) -> tuple[list[str], Tensor]:
+def _named_logits(logits: list[float] | None, words: list[str] | None) -> tuple[list[str], Tensor]:
+    """Return the given words and logits, or the example if there are none."""
     values = list(_WORDS.values()) if logits is None else logits
     names = list(_WORDS) if logits is None else [f"w{i}" for i in range(1, len(values) + 1)]
     if words is not None:
         names = words
     if len(names) != len(values) or len(values) < 2:
         raise TriviumError(
-            f"{len(values)} logits and {len(names)} words: give two or more, as many of each."
+            f"{len(values)} logits and {len(names)} words: give the same number, at least two."
         )
     return names, torch.tensor(values, dtype=torch.float64)
 
 
-def _of_model(model: str, prompt: str) -> tuple[list[str], Tensor]:
-    """The tokens of a model's vocabulary, and their logits after a prompt."""
+def _model_logits(model: str, prompt: str) -> tuple[list[str], Tensor]:
+    """Return the tokens of a model's vocabulary and their logits after a prompt."""
     lm = load(model)
     lm.require("generate")
     ids, rules = prompt_ids(lm.prompting, prompt), lm.generation_rules

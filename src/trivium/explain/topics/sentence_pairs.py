@@ -1,10 +1,10 @@
-"""BERT's next-sentence prediction and ALBERT's sentence order on the reader's texts."""
+"""Explanation of next-sentence prediction (BERT) and sentence-order prediction (ALBERT)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.batch_parts import encode_rows, objective_page
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.text.roles import BERT_SPECIALS
@@ -19,18 +19,18 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Texts are cut in two; half of the second segments are replaced, or the two exchanged.
+    """Split texts into two segments; in half of the pairs, the second is replaced, or both swapped.
 
     Args:
-        text: Texts of two sentences or more, each a document. Negatives come from the others.
-        pairs: nsp is BERT's, order ALBERT's.
-        tokenizer: A tokenizer, or a model's folder. Default: words.
-        seed: Of the draws.
+        text: Documents of at least two sentences. Negative examples come from the other documents.
+        pairs: nsp is the objective of BERT, order the objective of ALBERT.
+        tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
+        seed: Random seed.
     """
     return objective_page(
         bilingual("sentence_pairs.sentence_pairs"),
         SentencePairs.from_tree({"pairs": pairs}),
-        *text_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
+        *encode_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
         bilingual("sentence_pairs.note"),
         seed=seed,
     )

@@ -1,8 +1,8 @@
-"""T5's span corruption of the reader's text."""
+"""Explanation of span corruption (T5), applied to the reader's text."""
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import WITH_SENTINELS, objective_page, text_rows
+from trivium.explain.batch_parts import WITH_SENTINELS, encode_rows, objective_page
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.span_corruption import SpanCorruption
 
@@ -17,16 +17,17 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Spans become sentinels, and the decoder generates them after their sentinels.
+    """Replace spans by sentinel tokens; the decoder generates each span after its sentinel.
 
     Args:
-        text: Texts, each a row.
-        probability: Share of tokens in spans; 0.15 in T5, here more, for a short text.
-        mean_span: Mean tokens of a span; 3 in T5.
-        tokenizer: A tokenizer with sentinels, or a model's folder. Default: words.
-        seed: Of the spans.
+        text: The texts; each text is a row.
+        probability: Fraction of tokens in spans. T5 uses 0.15; a short text needs more.
+        mean_span: Mean number of tokens per span. T5 uses 3.
+        tokenizer: A tokenizer file with sentinel tokens, or the folder of a model. Default: each
+            word is a token.
+        seed: Random seed for the choice of the spans.
     """
-    chosen, rows = text_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
+    chosen, rows = encode_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
     objective = SpanCorruption.from_tree({"probability": probability, "mean_span": mean_span})
     noise, spans = objective.noise_size(int(rows.lengths[0]))
     return objective_page(

@@ -1,8 +1,9 @@
-"""The Unigram language model of subwords (Kudo 2018): a text as a lattice of its segmentations.
+"""Explanation of the Unigram language model of subwords (Kudo 2018).
 
-A segmentation x = (x_1 .. x_M) has the probability p(x_1) ... p(x_M), a text the sum over all of
-its segmentations. Encoding takes the most probable one (Viterbi); training alternates EM steps for
-the probabilities with the removal of pieces. The library `tokenizers` hides these steps.
+A segmentation x = (x_1 .. x_M) of a text into pieces has the probability p(x_1) ... p(x_M). The
+probability of the text is the sum over all its segmentations, which form a lattice. Encoding
+selects the most probable segmentation (Viterbi). Training alternates between EM steps for the
+probabilities and the removal of pieces. The library `tokenizers` does not expose these steps.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Formula, Heading, Page, Part, Table, bilingual
-from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
+from trivium.explain.tokens import Word, check_texts, encoding_page, load_tokenizer
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
-_EM_STEPS, _SHOWN_EM_STEPS = 100, (0, 1, 2, 10, 100)  # for the pieces of a single text
+_EM_STEPS, _SHOWN_EM_STEPS = 100, (0, 1, 2, 10, 100)  # for the segmentation of a single text
 _ROUND_EM_STEPS = 2
 _SHOWN_PATHS = 10
 _EXAMPLE = ["hug hug hug pug pug pun bun hugs"]
@@ -44,34 +45,37 @@ def explain(
     """Train on the words of texts, or show all segmentations of texts.
 
     Args:
-        texts: Small texts. Default: segmentations of ababc, and a training.
-        vocab: Show segmentations into these pieces, separated by spaces.
-        vocab_size: Pieces that are left by training. Default: two more than characters.
-        keep: Share of the pieces that a round of pruning keeps.
-        tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
+        texts: Short texts. Default: the segmentations of ababc, and an example of training.
+        vocab: Show the segmentations into these pieces, separated by spaces.
+        vocab_size: Number of pieces after training. Default: number of characters plus two.
+        keep: Fraction of the pieces that each round of pruning keeps.
+        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
     if tokenizer is not None:
-        return _encoding(tokenizer, texts_or_default(texts, _EXAMPLE))
+        return _encoding_page(tokenizer, check_texts(texts, _EXAMPLE))
     parts, data = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab is not None or texts is None:
         data["texts"] = []
-        for text in texts_or_default(texts, ["ababc"]):
+        for text in check_texts(texts, ["ababc"]):
             probabilities, fitting = fit(text, (vocab or "ab c").split())
-            paths, fact = lattice(text, probabilities)
+            paths, text_data = lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
-            data["texts"].append(fact)
+            data["texts"].append(text_data)
     if vocab is None:
-        rounds, data["training"] = train(texts_or_default(texts, _EXAMPLE), vocab_size, keep)
+        rounds, data["training"] = train(check_texts(texts, _EXAMPLE), vocab_size, keep)
         parts += [Heading(bilingual("unigram.training")), *rounds, _NOTE]
     return Page(bilingual("unigram.unigram_model"), parts, data)
 
 
-def _encoding(path: Path, texts: Sequence[str]) -> Page:
-    """Lattices; a character without a piece stands for itself, below the worst piece."""
+def _encoding_page(path: Path, texts: Sequence[str]) -> Page:
+    """Return a page with the segmentations of each word by a trained tokenizer.
+
+    A character without a piece becomes a piece with a lower probability than all others.
+    """
     tokenizer = load_tokenizer(path, ("unigram",))
     scores = dict(tokenizer.model["vocab"])
     unknown = math.exp(min(scores.values(), default=0.0) - _UNKNOWN_PENALTY)
-    # A log-probability is at most 0; a file may hold any number, of which exp overflows.
+    # A log-probability is at most 0, but a file may contain larger numbers, and exp would overflow.
     probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
 
     def explain_word(word: str) -> Word:
@@ -81,45 +85,49 @@ def _encoding(path: Path, texts: Sequence[str]) -> Page:
 
 
 def fit(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
-    """The probabilities that maximise the likelihood of a text, by EM from equal ones.
+    """Fit the probabilities of pieces to a text by EM, starting from equal probabilities.
 
-    With {ab, c}, ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3, and the likelihood
-    2/3 x 2/3 x 1/3 = 4/27.
+    Returns the probabilities and a table of the EM steps. For example, with the pieces {ab, c}, the
+    text ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3 and the likelihood 2/3 x 2/3 x 1/3 =
+    4/27.
     """
     probabilities, rows = dict.fromkeys(pieces, 1.0 / max(1, len(pieces))), []
     for step in range(_EM_STEPS + 1):
         counts, likelihood = expected_counts(text, probabilities)
         if step in _SHOWN_EM_STEPS:
-            rows.append([step, *map(_number, (likelihood, *probabilities.values()))])
+            rows.append([step, *map(_format_probability, (likelihood, *probabilities.values()))])
         if step < _EM_STEPS and counts:
-            probabilities = dict.fromkeys(pieces, 0.0) | _normalized(counts)
+            probabilities = dict.fromkeys(pieces, 0.0) | _normalize(counts)
     names = [f"p({piece})" for piece in probabilities]
     return probabilities, Table([*_FITTING, *names], rows, bilingual("unigram.em"))
 
 
 def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
-    """The segmentations of a text over pieces and their probabilities, the most probable first.
+    """Return the most probable segmentations of a text, as a table and as data.
 
-    The facts: the `likelihood`, summed over segmentations, `path_count`, how many there are, and
-    `paths`, the best of them.
+    `probabilities` contains the probability of each piece. The data contains the `likelihood` of
+    the text (the sum over all segmentations), the number of segmentations (`path_count`), and the
+    most probable segmentations (`paths`).
 
-    Raises TokenizerError: no path covers the text.
+    Raises:
+        TokenizerError: the pieces do not cover the text.
     """
-    path_count = _forward(text, {p: 1 for p, value in probabilities.items() if value})[-1]
+    path_count = _prefix_sums(text, {p: 1 for p, value in probabilities.items() if value})[-1]
     if not path_count:
         pieces = " ".join(sorted(probabilities)[:20])
         raise TokenizerError(
-            f"{text!r} cannot be written with the pieces {pieces}. Give others with --vocab."
+            f"{text!r} cannot be segmented into the pieces {pieces}. Give others with --vocab."
         )
-    likelihood, best = _forward(text, probabilities)[-1], _best_paths(text, probabilities)
+    likelihood = _prefix_sums(text, probabilities)[-1]
+    best = _find_best_paths(text, probabilities)
     rows = []
     for pieces, nats in best:
-        product = " x ".join(_number(probabilities[piece]) for piece in pieces)
-        rows.append([" ".join(pieces), product, _number(math.exp(nats))])
+        product = " x ".join(_format_probability(probabilities[piece]) for piece in pieces)
+        rows.append([" ".join(pieces), product, _format_probability(math.exp(nats))])
     caption = bilingual(
         "unigram.likelihood_segmentations",
         text=text,
-        likelihood=_number(likelihood),
+        likelihood=_format_probability(likelihood),
         path_count=path_count,
     )
     return Table(_PATHS, rows, caption), {
@@ -131,15 +139,15 @@ def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
     }
 
 
-def _number(value: float) -> str:
-    """A probability as a small fraction where it is one, else as a decimal number."""
+def _format_probability(value: float) -> str:
+    """Format a probability as a fraction if the denominator is small, otherwise as a decimal."""
     near = Fraction(value).limit_denominator(1000)
     exact = near != 0 and math.isclose(float(near), value, rel_tol=1e-12)
     return str(near) if exact else f"{value:.4g}"
 
 
-def _spans(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
-    """Where a piece matches in a text: from a character to before another, sorted by the latter."""
+def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
+    """Return the (start, end) spans of a text that are pieces, sorted by end."""
     longest = max(map(len, pieces), default=0)
     return [
         (start, end)
@@ -149,24 +157,25 @@ def _spans(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
     ]
 
 
-def _forward(text: str, pieces: Mapping[str, float]) -> list[float]:
-    """The probability of the first i characters, summed over segmentations, for every i.
+def _prefix_sums(text: str, pieces: Mapping[str, float]) -> list[float]:
+    """Return the probability of the first i characters of a text, for every i from 0 to its length.
 
-    Where every piece has 1, the number of segmentations, of any size.
+    The probability is summed over all segmentations. If every piece has the value 1, the result is
+    the number of segmentations instead.
     """
     forward: list[float] = [1, *[0] * len(text)]
-    for start, end in _spans(text, pieces):
+    for start, end in _match_pieces(text, pieces):
         forward[end] += forward[start] * pieces[text[start:end]]
     return forward
 
 
-def _best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
-    """The best segmentations and their log-probabilities in nats.
+def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
+    """Return the most probable segmentations of a text and their log-probabilities in nats.
 
-    Viterbi's algorithm, keeping as many up to each character.
+    This is the Viterbi algorithm with the ten best paths to each character.
     """
     best: list[list[tuple[tuple[str, ...], float]]] = [[((), 0.0)], *([] for _ in text)]
-    for end, spans in itertools.groupby(_spans(text, pieces), key=lambda span: span[1]):
+    for end, spans in itertools.groupby(_match_pieces(text, pieces), key=lambda span: span[1]):
         paths = [
             ((*path, text[start:end]), nats + math.log(pieces[text[start:end]]))
             for start, _ in spans
@@ -178,22 +187,23 @@ def _best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str,
 
 
 def expected_counts(text: str, pieces: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """The E step: how often each piece occurs on average over segmentations, and the likelihood.
+    """Return the expected count of each piece over all segmentations (E step), and the likelihood.
 
-    E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, with alpha and
-    beta the summed probabilities of the paths before and after.
+    E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, where alpha
+    and beta are the total probabilities of the text before and after the match.
     """
-    alpha = _forward(text, pieces)
+    alpha = _prefix_sums(text, pieces)
     mirrored = {piece[::-1]: probability for piece, probability in pieces.items()}
-    beta = _forward(text[::-1], mirrored)[::-1]
+    beta = _prefix_sums(text[::-1], mirrored)[::-1]
     counts: defaultdict[str, float] = defaultdict(float)
-    for start, end in _spans(text, pieces) if alpha[-1] else ():
+    for start, end in _match_pieces(text, pieces) if alpha[-1] else ():
         piece = text[start:end]
         counts[piece] += alpha[start] * pieces[piece] * beta[end] / alpha[-1]
     return dict(counts), alpha[-1]
 
 
-def _normalized(counts: Mapping[str, float]) -> dict[str, float]:
+def _normalize(counts: Mapping[str, float]) -> dict[str, float]:
+    """Divide the counts by their sum."""
     total = sum(counts.values())
     return {piece: count / total for piece, count in counts.items()}
 
@@ -201,44 +211,47 @@ def _normalized(counts: Mapping[str, float]) -> dict[str, float]:
 def train(
     texts: Sequence[str], vocab_size: int | None, keep: float
 ) -> tuple[list[Part], dict[str, Any]]:
-    """Learn pieces from the whitespace-separated words of small texts.
+    """Train a Unigram model on the whitespace-separated words of short texts.
 
-    The seed holds every character and every substring that occurs twice. Each round makes two EM
-    steps, then keeps a share of the pieces, those with the greatest loss, and all characters, until
-    `vocab_size` pieces are left. As in the paper, and unlike sentencepiece, the M step divides by
-    the total and the loss of a piece is the exact change of the log-likelihood.
+    The seed vocabulary contains every character and every substring that occurs at least twice.
+    Each round performs two EM steps. Then it keeps all characters and the fraction `keep` of the
+    pieces, those with the greatest loss, until `vocab_size` pieces are left. The loss of a piece is
+    the decrease of the log-likelihood without the piece. As in the paper and unlike in
+    sentencepiece, this loss is exact, and the M step divides by the total count.
 
-    The facts: the `seed`, in `rounds` a row for each piece, and the final `probabilities`. The loss
-    of a piece is None for characters, which always stay.
+    Returns:
+        The parts of the page, and data: the `seed` pieces, a row for each piece in each of the
+        `rounds`, and the final `probabilities`. The loss of a character is None, because
+        characters are always kept.
     """
     words = Counter(" ".join(texts).split())
     characters = {*"".join(words)}
     vocab_size = len(characters) + 2 if vocab_size is None else vocab_size
     if vocab_size < len(characters):
         raise TokenizerError(
-            f"A vocabulary of {vocab_size} cannot hold {len(characters)} different characters."
+            f"A vocabulary of {vocab_size} is too small for {len(characters)} different characters."
         )
     if not 0 < keep < 1:
-        raise TokenizerError(f"--keep is a share between 0 and 1, not {keep}.")
+        raise TokenizerError(f"--keep is a fraction between 0 and 1, not {keep}.")
     counts: Counter[str] = Counter()
     for word, times in words.items():
         for start, end in itertools.combinations(range(len(word) + 1), 2):
             if end - start <= _MAX_PIECE_LENGTH:
                 counts[word[start:end]] += times
     seed = {piece: n for piece, n in counts.items() if len(piece) == 1 or n > 1}
-    probabilities, rounds = _normalized(seed), []
+    probabilities, rounds = _normalize(seed), []
     listed = f"({len(seed)}): {' '.join(seed)}"
     parts: list[Part] = [bilingual("unigram.seed_vocabulary", listed=listed)]
     while True:
         expected: dict[str, float] = {}
         for _ in range(_ROUND_EM_STEPS):
-            expected, _ = _corpus_counts(words, probabilities)
+            expected, _ = _count_in_corpus(words, probabilities)
             # Characters keep a tiny probability, so that every word can be segmented.
             floor = {p: max(n, 1e-12) if len(p) == 1 else n for p, n in expected.items()}
-            probabilities = _normalized(floor)
-        _, whole = _corpus_counts(words, probabilities)
+            probabilities = _normalize(floor)
+        _, whole = _count_in_corpus(words, probabilities)
         losses = {
-            piece: whole - _corpus_counts(words, {**probabilities, piece: 0.0})[1]
+            piece: whole - _count_in_corpus(words, {**probabilities, piece: 0.0})[1]
             for piece in probabilities
             if len(piece) > 1
         }
@@ -260,15 +273,15 @@ def train(
         parts.append(Table([*_PIECES, bilingual("shared.loss"), _REMOVED], shown, caption))
         if len(kept) == len(order):
             break
-        probabilities = _normalized({piece: probabilities[piece] for piece in kept})
+        probabilities = _normalize({piece: probabilities[piece] for piece in kept})
     final = {piece: probabilities[piece] for piece in order}
     return parts, {"seed": list(seed), "rounds": rounds, "probabilities": final}
 
 
-def _corpus_counts(
+def _count_in_corpus(
     words: Mapping[str, int], probabilities: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-    """Expected counts in all words, and their log-likelihood in nats."""
+    """Return the expected count of each piece in all words, and the log-likelihood in nats."""
     totals, log_likelihood = dict.fromkeys(probabilities, 0.0), 0.0
     for word, times in words.items():
         counts, likelihood = expected_counts(word, probabilities)

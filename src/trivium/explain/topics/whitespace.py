@@ -1,4 +1,4 @@
-"""A vocabulary of whole words: the most frequent are kept, all others are one unknown token."""
+"""Explanation of whole-word vocabularies: only frequent words are tokens, all others unknown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Page, Table, Token, TokenRow, bilingual
-from trivium.explain.tokens import load_tokenizer, texts_or_default
+from trivium.explain.tokens import check_texts, load_tokenizer
 from trivium.text import Tokenizer
 
 _COLUMNS = [bilingual("whitespace.word"), bilingual("shared.count"), bilingual("whitespace.kept")]
@@ -18,17 +18,17 @@ _NOTE = bilingual("whitespace.note")
 def explain(
     texts: list[str] | None = None, *, kept: int = 3, tokenizer: Path | None = None
 ) -> Page:
-    """Count the words of texts, keep the most frequent, and encode the texts with them.
+    """Count the words of texts, keep the most frequent words, and encode the texts with them.
 
     Args:
-        texts: Small texts. Default: the mouse ate the cheese, the cat ate the mouse.
-        kept: Words in the vocabulary.
-        tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
+        texts: Short texts. Default: the mouse ate the cheese, the cat ate the mouse.
+        kept: Number of words in the vocabulary.
+        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    texts = texts_or_default(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
+    texts = check_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
     counts = Counter(" ".join(texts).split())
     if kept < 1:
-        raise TokenizerError(f"A vocabulary keeps one word at least, not {kept}.")
+        raise TokenizerError(f"A vocabulary must keep at least one word, not {kept}.")
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("whitespace",))
     else:

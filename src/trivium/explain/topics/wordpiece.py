@@ -1,4 +1,4 @@
-"""WordPiece in BERT's form (Devlin et al. 2018): greedy longest match first."""
+"""Explanation of WordPiece as in BERT (Devlin et al. 2018): greedy longest match first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers.normalizers import BertNormalizer
 
 from trivium.explain.page import Formula, Page, Table, bilingual
-from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
+from trivium.explain.tokens import Word, check_texts, encoding_page, load_tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 _BERT = {
@@ -33,14 +33,14 @@ def explain(
     vocab: str = "play ##ing ##ed un ##aff ##able",
     tokenizer: Path | None = None,
 ) -> Page:
-    """Match words with a vocabulary, step by step.
+    """Match words against a vocabulary, step by step.
 
     Args:
         words: Words or texts. Default: playing unaffable player.
-        vocab: Tokens, separated by spaces.
-        tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
+        vocab: The tokens of the vocabulary, separated by spaces.
+        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
     """
-    words = texts_or_default(words, ["playing", "unaffable", "player"])
+    words = check_texts(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
         return encoding_page(loaded, words, lambda word: match(word, loaded.model))
@@ -57,9 +57,9 @@ def explain(
 
 
 def match(word: str, model: Mapping[str, Any]) -> Word:
-    """Take the longest token that starts the rest of the word, until nothing is left.
+    """Tokenize a word: repeatedly match the longest token at the start of the rest of the word.
 
-    Where no token matches, and in words that are too long, the whole word is unknown.
+    The whole word is an unknown token if no token matches or the word is too long.
     """
     tokens, rows, rest = [], [], word
     while rest and len(word) <= model["max_input_chars_per_word"]:

@@ -1,4 +1,4 @@
-"""How hard words come apart: split at spaces, by the Penn Treebank's rules, by each tokenizer."""
+"""Comparison of tokenizations: at spaces, by the Penn Treebank rules, and by each tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trivium.data.samples import SAMPLES, sample
 from trivium.explain.page import Page, Table, bilingual
-from trivium.explain.tokens import texts_or_default
+from trivium.explain.tokens import check_texts
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
@@ -20,15 +20,15 @@ _MISSING = bilingual("words.treebank_note")
 
 
 def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = None) -> Page:
-    """Split texts at spaces, by rules, and by tokenizers of every kind.
+    """Split texts at spaces, by rules, and with every kind of tokenizer.
 
     Args:
         texts: Texts or words. Default: don't, father-in-law, Abwasserbehandlungsanlage, and a
             sentence in Chinese.
-        tokenizer: A file, or the folder of a run, in place of those trained on bundled text;
-            repeatable.
+        tokenizer: A tokenizer file or the folder of a run, used instead of the tokenizers that are
+            trained on bundled text. Repeatable.
     """
-    texts = texts_or_default(texts, _TEXTS)
+    texts = check_texts(texts, _TEXTS)
     ways: dict[str, Callable[[str], Iterable[str]]] = {"text.split()": str.split}
     notes = [] if tokenizer else [_TRAINED]
     try:
@@ -38,8 +38,8 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
     except ModuleNotFoundError:
         notes.append(_MISSING)
     tokenizers = {str(path): Tokenizer.load(path) for path in tokenizer or ()}
-    for name, one in (tokenizers or _trained()).items():
-        ways[name] = lambda text, one=one: one.encode(text, add_special_tokens=False).tokens
+    for name, trained in (tokenizers or _train_tokenizers()).items():
+        ways[name] = lambda text, own=trained: own.encode(text, add_special_tokens=False).tokens
     data = {t: {name: [*way(t)] for name, way in ways.items()} for t in texts}
     tables = [
         Table(_COLUMNS, [[name, len(cut), " ".join(cut)] for name, cut in cuts.items()], text)
@@ -48,9 +48,9 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
     return Page(bilingual("words.words_cut"), [*tables, *notes], data)
 
 
-@functools.cache  # The playground asks again and again.
-def _trained() -> dict[str, Tokenizer]:
-    """A tokenizer of every kind."""
+@functools.cache  # The playground calls this repeatedly.
+def _train_tokenizers() -> dict[str, Tokenizer]:
+    """Train a tokenizer of every kind on the bundled texts."""
     corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
     options = {"vocab_size": _VOCAB_SIZE, "progress": False}
     return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}
