@@ -34,7 +34,7 @@ from trivium.data.splitting import (
 )
 from trivium.errors import DataError
 from trivium.text import Tokenizer
-from trivium.text.reservoir import cut_text
+from trivium.text.reservoir import split_text
 
 
 def make(paths, out, tokenizer, *, overwrite=False, progress=None, **options):
@@ -362,7 +362,7 @@ def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, mo
     shards = make(tmp_path / "none", tmp_path / "held out", tokenizer, validation=path)
     assert stored(shards, "train") == by_hand(tokenizer, ["a cat"])
     assert stored(shards, "validation") == by_hand(tokenizer, records)
-    chunks = list(cut_text(long, 101))
+    chunks = list(split_text(long, 101))
     assert "".join(chunks) == long
     assert all(len(chunk) <= 101 for chunk in chunks)
     assert all(chunk.endswith("\n") for chunk in chunks[:-1])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivium.data import RowRandom, derived_seed, permuted, rows_from
+from trivium.data import RowRandom, derived_seed, shuffled_rows, shuffled_rows_from
 from trivium.data.row_order import _mix_bits
 
 
@@ -27,7 +27,7 @@ def test_hash_is_splitmix64():
 
 
 def permutation(seed, epoch, n):
-    return permuted(seed, epoch, np.arange(n), n)
+    return shuffled_rows(seed, epoch, np.arange(n), n)
 
 
 SIZES = st.integers(1, 500) | st.integers(2**16 - 2, 2**17 + 2)
@@ -39,7 +39,7 @@ def test_permutation_is_one(seed, epoch, n):
     order = permutation(seed, epoch, n)
     assert np.array_equal(np.sort(order), np.arange(n))
     some = np.array([n - 1, 0, n // 2])
-    assert np.array_equal(permuted(seed, epoch, some, n), order[some])
+    assert np.array_equal(shuffled_rows(seed, epoch, some, n), order[some])
 
 
 @pytest.mark.parametrize("n", [2**16 + 1, 1_000_003])
@@ -55,7 +55,7 @@ def test_orders_of_many_rows_are_uniform_and_uncorrelated(n):
 
 def test_an_order_of_many_rows_takes_no_memory():
     n = 10**12
-    indices, places = rows_from(5, n - 3, 7, n)
+    indices, places = shuffled_rows_from(5, n - 3, 7, n)
     assert places.tolist() == list(range(n - 3, n + 4))
     assert len(set(indices.tolist())) == 7
     assert indices.min() >= 0
@@ -76,7 +76,7 @@ def test_permutations_are_uniform():
 def test_values_never_change():
     """The order and the noise are part of what a resumed run relies on."""
     assert permutation(1, 0, 7).tolist() == [0, 3, 5, 2, 4, 6, 1]
-    assert permuted(1, 0, np.arange(3), 100_003).tolist() == [54502, 28419, 47874]
+    assert shuffled_rows(1, 0, np.arange(3), 100_003).tolist() == [54502, 28419, 47874]
     assert derived_seed(7, 1) == 5543667355514832828
     assert len({derived_seed(*numbers) for numbers in [(7,), (7, 1), (7, 2), (7, 1, 0)]}) == 4
     assert RowRandom(3, [5]).bits(2, 1).tolist() == RowRandom(3, [4, 5]).bits(2, 1)[1:].tolist()
@@ -85,7 +85,8 @@ def test_values_never_change():
 @pytest.mark.parametrize(("num_rows", "rows_per_step"), [(13, 5), (5, 13), (7, 7)])
 def test_steps_run_through_every_epoch(num_rows, rows_per_step):
     steps = [
-        rows_from(11, step * rows_per_step, rows_per_step, num_rows) for step in range(num_rows)
+        shuffled_rows_from(11, step * rows_per_step, rows_per_step, num_rows)
+        for step in range(num_rows)
     ]
     indices = np.concatenate([step[0] for step in steps]).reshape(-1, num_rows)
     positions = np.concatenate([step[1] for step in steps])

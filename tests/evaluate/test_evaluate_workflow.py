@@ -20,7 +20,7 @@ from trivium.objectives.task_metrics import (
     Mistake,
     class_metrics,
     listing,
-    mixed_metrics,
+    merge_metrics,
     write_metrics,
 )
 from trivium.presets import presets
@@ -153,9 +153,9 @@ def test_shares_are_fractions_in_every_task():
 def test_metrics_of_mixed_sources_are_one_with_their_names():
     one = Metrics({"bleu": 0.5}, notes=("a",)).with_examples([{"source": "x", "text": 1}])
     two = Metrics({"loss": 2.0}, notes=("a", "b")).with_examples([{}])
-    assert mixed_metrics({"": one}) is one
-    assert mixed_metrics({"fr": one}).values == {"fr/bleu": 0.5}
-    mixed = mixed_metrics({"fr": one, "chat": two})
+    assert merge_metrics({"": one}) is one
+    assert merge_metrics({"fr": one}).values == {"fr/bleu": 0.5}
+    mixed = merge_metrics({"fr": one, "chat": two})
     assert mixed.values == {"fr/bleu": 0.5, "chat/loss": 2.0}
     assert (mixed.main, mixed.score, mixed.notes) == ("fr/bleu", 0.5, ("a", "b"))
     assert [row["mix"] for row in mixed.predictions] == ["fr", "chat"]

@@ -39,7 +39,7 @@ from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
 from trivium.presets import presets
-from trivium.report import text_report, write_report
+from trivium.report import format_report, write_report
 from trivium.spec import TransformerSpec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -421,7 +421,7 @@ def _report(folder: Path) -> None:
     recipe = read_run_recipe(folder / "run")
     build_task_objective(_model("bert", "wordpiece"), "classification", recipe)
     first_prediction(str(folder / "run"))
-    text_report([folder / "run"])
+    format_report([folder / "run"])
     write_report(folder / "run", folder / "report.html")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trivium.errors import CheckpointError
 from trivium.interop.convert import from_hugging_face
-from trivium.objectives.classification import natural_order
+from trivium.objectives.classification import sort_naturally
 
 # What fuzzing found: reader, file, the bytes there and what they were replaced with.
 FINDINGS: list[tuple[str, str, bytes, bytes]] = [
@@ -176,7 +176,7 @@ def test_what_is_read_anyway(name, file, before, after):
 
 def test_labels_with_thousands_of_digits_are_sorted_by_value():
     """Python makes no int of them."""
-    assert natural_order(["a" + "9" * 5000, "a10", "a9"])[:2] == ("a9", "a10")
+    assert sort_naturally(["a" + "9" * 5000, "a10", "a9"])[:2] == ("a9", "a10")
 
 
 def test_checksums_name_files_of_their_folder_alone():

@@ -195,7 +195,7 @@ def test_models_are_paired_with_their_published_objective(name, kind):
     objective = default_objective(presets[name])
     assert objective.kind == kind
     assert objective.heads(presets[name])
-    assert objective.try_it("runs/x", None).split()[1].startswith("runs/x")  # type: ignore
+    assert objective.suggest_command("runs/x", None).split()[1].startswith("runs/x")  # type: ignore
 
 
 @pytest.mark.parametrize("name", presets)

@@ -136,7 +136,7 @@ def test_overfits_and_answers():
     assert objective.metrics(lm, EXAMPLES).values["perplexity"] < 1.1
     prompt = "User: what is red Assistant:"
     assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
-    assert objective.try_it("runs/x", lm) == "chat runs/x"
+    assert objective.suggest_command("runs/x", lm) == "chat runs/x"
     metrics = objective.metrics(lm, [*EXAMPLES] * 20)
     answered = objective.add_generations(lm, metrics)
     assert answered.values == metrics.values

@@ -20,9 +20,9 @@ from trivium.objectives import to_device
 from trivium.objectives.classification import (
     LabelledText,
     TextClassification,
-    as_label,
     label_kind,
-    natural_order,
+    normalize_label,
+    sort_naturally,
 )
 from trivium.objectives.task_metrics import class_metrics, multi_label_metrics, regression_metrics
 from trivium.presets import presets
@@ -45,7 +45,7 @@ def examples(labels, pairs=None):
     pairs = pairs or [None] * len(labels)
     rows = zip(TEXTS, pairs, labels)
     return [
-        LabelledText(text, pair, as_label(label, "x"), f"x.csv, line {i}")
+        LabelledText(text, pair, normalize_label(label, "x"), f"x.csv, line {i}")
         for i, (text, pair, label) in enumerate(rows, start=2)
     ]
 
@@ -126,7 +126,7 @@ def test_kinds_and_order_of_labels():
     ):
         with pytest.raises(DataError, match=message):
             label_kind(examples(labels))
-    assert natural_order(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+    assert sort_naturally(["10", "9", "-1", "9"]) == ("-1", "9", "10")
     names = TextClassification().settings(Settings(), examples([3, 10, 3.0])).labels
     assert names == ("3", "10")
 
@@ -208,7 +208,9 @@ def test_one_value_is_one_class_in_all_formats(tmp_path):
     ],
 )
 def test_a_rating_and_missing_labels_are_told(labels, notice):
-    rows = [LabelledText(f"t{i}", None, as_label(one, "x"), "x") for i, one in enumerate(labels)]
+    rows = [
+        LabelledText(f"t{i}", None, normalize_label(one, "x"), "x") for i, one in enumerate(labels)
+    ]
     spec = presets["bert-tiny"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -388,8 +390,10 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
 
 
 def test_the_command_to_try_has_a_held_out_text(tmp_path):
-    assert TextClassification().try_it("runs/x", None) == "classify runs/x 'a text of yours'"
+    assert (
+        TextClassification().suggest_command("runs/x", None) == "classify runs/x 'a text of yours'"
+    )
     (tmp_path / "predictions.jsonl").write_text('{"text": "\u4f60\u597d"}\n', encoding="utf-8")
-    assert "\u4f60\u597d" in TextClassification().try_it(str(tmp_path), None)
+    assert "\u4f60\u597d" in TextClassification().suggest_command(str(tmp_path), None)
     (tmp_path / "predictions.jsonl").write_text('{"text": "a", "pair": "b c"}\n')
-    assert TextClassification().try_it(str(tmp_path), None).endswith("a --pair 'b c'")
+    assert TextClassification().suggest_command(str(tmp_path), None).endswith("a --pair 'b c'")

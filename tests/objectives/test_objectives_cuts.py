@@ -14,7 +14,7 @@ from trivium.data.encoded import has_target
 from trivium.errors import DataError
 from trivium.evaluate.perplexity import Perplexity, perplexity
 from trivium.objectives import LabelledObjective
-from trivium.objectives.task_metrics import perplexity_of
+from trivium.objectives.task_metrics import compute_perplexity
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -127,4 +127,4 @@ def test_perplexity_of_no_text_is_refused(tmp_path):
     with pytest.raises(DataError):
         Perplexity().to_dict()
     with pytest.raises(DataError):
-        perplexity_of(0.0, 0)
+        compute_perplexity(0.0, 0)

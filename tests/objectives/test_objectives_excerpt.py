@@ -50,9 +50,9 @@ def test_the_command_after_a_run_is_in_the_language_of_its_text():
         "causal": "generate r 北京大学创办",
     }
     for kind, command in expected.items():
-        shown = Objective.kinds[kind]().try_it("r", None, CHINESE)  # type: ignore[arg-type]
+        shown = Objective.kinds[kind]().suggest_command("r", None, CHINESE)  # type: ignore[arg-type]
         assert " ".join(shlex.split(shown)) == command, kind
-        assert Objective.kinds[kind]().try_it("r", None).isascii()  # type: ignore[arg-type]
+        assert Objective.kinds[kind]().suggest_command("r", None).isascii()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.objectives import to_device
-from trivium.objectives.advantages import generalized_advantages, group_normalized, leave_one_out
+from trivium.objectives.advantages import (
+    compute_gae,
+    compute_grpo_advantages,
+    compute_rloo_advantages,
+)
 from trivium.objectives.policy import PolicyGradient, RolloutBatch
 from trivium.objectives.responses import sample_responses
 from trivium.train.distributed import SINGLE_PROCESS
@@ -146,7 +150,7 @@ def test_gradients_of_samples_are_exact_on_average():
     divergence = (every.log_p.exp() * (every.log_p - log_q)).sum()
     exact = every.exact(REWARDS) - 0.3 * every.gradient(divergence)
     pairs = groups(REWARDS - 0.3 * every.k1.sum(1), 2)
-    left_out = every.of_groups(leave_one_out(pairs.ravel(), 2).reshape(pairs.shape))
+    left_out = every.of_groups(compute_rloo_advantages(pairs.ravel(), 2).reshape(pairs.shape))
     assert difference(every.expected(left_out), exact) < 1e-9
     # The same of single tokens with values, whatever these are before a token.
     rewards = -0.3 * every.k1
@@ -155,9 +159,9 @@ def test_gradients_of_samples_are_exact_on_average():
         [sum(5**k * one for k, one in enumerate(t[:n])) for n in range(LENGTH)] for t in TEXTS
     ]
     values = np.where(every.real, np.sin(numbers), 0.0)
-    advantages = generalized_advantages(rewards, values, gamma=1.0, gae_lambda=1.0)
+    advantages = compute_gae(rewards, values, gamma=1.0, gae_lambda=1.0)
     assert difference(every.expected(advantages), exact) < 1e-9
-    early = generalized_advantages(rewards, values, gamma=1.0, gae_lambda=0.5)
+    early = compute_gae(rewards, values, gamma=1.0, gae_lambda=0.5)
     assert difference(every.expected(early), exact) > 0.1
 
 
@@ -169,14 +173,14 @@ def test_what_is_biased_is_so_by_what_theory_says():
     mean = every.of_groups(pairs - pairs.mean(-1, keepdims=True))
     assert difference(every.expected(mean), exact / 2) < 1e-9
     # Of two responses the deviation leaves which one is better.
-    deviation = every.of_groups(group_normalized(pairs.ravel(), 2).reshape(pairs.shape))
+    deviation = every.of_groups(compute_grpo_advantages(pairs.ravel(), 2).reshape(pairs.shape))
     better = np.sign(REWARDS[:, None] - REWARDS) @ every.p / math.sqrt(2)
     assert difference(every.expected(deviation), every.exact(better)) < 0.01
     assert difference(every.expected(deviation), exact) > 0.1
     # Of rewards that are 0 or 1 it is a factor that depends on how often they are 1.
     right = np.array([float(2 in text) for text in TEXTS])
     share, triples = float((every.p * right).sum()), groups(right, 3)
-    deviation = every.of_groups(group_normalized(triples.ravel(), 3).reshape(triples.shape))
+    deviation = every.of_groups(compute_grpo_advantages(triples.ravel(), 3).reshape(triples.shape))
     factor = 0.0
     for others in range(3):  # how many of the other two are right
         chance = math.comb(2, others) * share**others * (1 - share) ** (2 - others)

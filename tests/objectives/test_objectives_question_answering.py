@@ -168,7 +168,7 @@ def test_overfits_and_measures_itself():
     wrong = Question("w", gold[0].question, CONTEXT, (("program", 20),), "y, line 1")
     (mistake,) = objective.metrics(lm, [wrong]).mistakes
     assert (mistake.expected, mistake.predicted) == ("program", "Ada")
-    assert "answer runs/x 'Who wrote it?' --context" in objective.try_it("runs/x", lm)
+    assert "answer runs/x 'Who wrote it?' --context" in objective.suggest_command("runs/x", lm)
 
 
 @torch.no_grad()

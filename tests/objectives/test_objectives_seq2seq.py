@@ -223,7 +223,7 @@ def test_every_task_overfits_and_measures_itself():
         lm, [SourceTarget("a dog", ("une", "dog"), "y, line 7")]
     ).mistakes
     assert (mistake.where, mistake.expected, mistake.predicted) == ("y, line 7", "une", "un chien")
-    assert objective.try_it("runs/x", lm) == "translate runs/x 'a text of yours'"
+    assert objective.suggest_command("runs/x", lm) == "translate runs/x 'a text of yours'"
 
 
 def test_prefixes_of_mixed_tasks_are_each_their_own():

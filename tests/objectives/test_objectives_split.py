@@ -17,7 +17,7 @@ from run_settings import quiet
 from trivium.errors import DataError
 from trivium.objectives import LabelledObjective
 from trivium.objectives.classification import LabelledText
-from trivium.objectives.example_split import group_of, split_examples
+from trivium.objectives.example_split import hash_group, split_examples
 from trivium.progress import ProgressLine
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.run_folder import RunFolder
@@ -102,7 +102,7 @@ def test_spaces_line_ends_and_unicode_form_do_not_part_examples():
     ):
         assert one != other
         first, second = (LabelledText(text, None, "a", "x") for text in (one, other))
-        assert group_of(first) == group_of(second)
+        assert hash_group(first) == hash_group(second)
         with pytest.raises(DataError, match="2 examples with the same text cannot be split"):
             split_examples([first, second], 0.5)
     with pytest.raises(DataError, match="at least 0 and below 1"):
@@ -154,7 +154,7 @@ def test_held_out_files_inside_the_data_are_not_trained_on(kind, tmp_path):
         printed = without_held_out([one])
         assert (one.num_train, len(one.train), len(one.valid)) == (14, 14, 6)
         assert "6 examples of --data have the same text or prompt" in printed
-        groups = [{group_of(example) for example in side} for side in (one.train, one.valid)]
+        groups = [{hash_group(example) for example in side} for side in (one.train, one.valid)]
         assert not groups[0] & groups[1]
     for same in (valid, link, hard):
         source = {"paths": [str(valid)], "validation": [str(same)], "objective": objective}
@@ -174,8 +174,8 @@ def test_what_one_source_of_a_mix_holds_out_no_other_trains_on(kind, tmp_path):
         {"name": "two", "paths": [str(two)], "validation": 0.5, "objective": objective},
     )
     printed = without_held_out(sources)
-    held_out = {group_of(example) for source in sources for example in source.valid}
-    trained = {group_of(example) for source in sources for example in source.train}
+    held_out = {hash_group(example) for source in sources for example in source.valid}
+    trained = {hash_group(example) for source in sources for example in source.train}
     assert trained
     assert not held_out & trained
     assert "examples of one have the same text or prompt as an example in the validation set" in (

@@ -271,7 +271,7 @@ def test_overfits_and_measures_itself():
     objective, lm, _ = overfit(Tagging(), parts, "gpt2")
     metrics = objective.metrics(lm, parts)
     assert (metrics.main, metrics.score, metrics.labels) == ("accuracy", 1.0, ("N", "X"))
-    assert "tag runs/x 'Ada Lovelace lived" in objective.try_it("runs/x", lm)
+    assert "tag runs/x 'Ada Lovelace lived" in objective.suggest_command("runs/x", lm)
 
 
 def test_long_sentences_are_read_in_rows_and_every_word_has_its_tag_once():

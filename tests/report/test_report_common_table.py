@@ -14,7 +14,7 @@ from terminals import on_terminal
 
 from trivium.cli import main
 from trivium.report import read_run
-from trivium.report.common_table import common_table
+from trivium.report.common_table import make_run_table
 
 OBJECTIVE = '[model]\npreset = "bert-tiny"\n[objective]\nkind = "{}"\n[optimizer]\nlr = {}\n'
 
@@ -67,7 +67,7 @@ def test_the_table_has_the_columns_that_apply_in_every_form(
     monkeypatch.chdir(tmp_path)
     assert main(["report", *folders, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert rows == common_table([read_run(folder) for folder in folders])
+    assert rows == make_run_table([read_run(folder) for folder in folders])
     for key, values in results.items():
         assert [row[key] for row in rows] == values
     assert {"loss", "f1", "accuracy", "bleu", "bits_per_byte"} & set(rows[0]) == {

@@ -8,7 +8,7 @@ import json
 import pytest
 from report_runs import FACTS, RECIPE, losses
 
-from trivium.report import read_run, summarize, text_report
+from trivium.report import format_report, read_run, summarize
 from trivium.report.ranking import describe_differences, format_ranking, rank_runs
 
 CAUSAL = '[model]\npreset = "{}"\n[objective]\nkind = "{}"\n'
@@ -94,7 +94,7 @@ def test_verdicts_of_tasks(make_run):
 
 
 def test_the_table_for_the_terminal(make_run):
-    text = text_report([make_run(metrics=losses(*(7.0 - n / 20 for n in range(41))))])
+    text = format_report([make_run(metrics=losses(*(7.0 - n / 20 for n in range(41))))])
     lines = text.splitlines()
     assert lines[0] == "mine"
     assert lines[2] == "     Step | Training loss | Validation loss"
@@ -104,11 +104,11 @@ def test_the_table_for_the_terminal(make_run):
     assert "best              5.0000 nats per token at step 820" in lines
     assert "unigram baseline  7.0000 nats per token" in lines
     records = [{"step": 1, "valid_f1": 0.5, "valid_loss": 1.0}]
-    text = text_report(
+    text = format_report(
         [make_run("task", metrics=records, metadata={"task": "tagging", "metric": "f1"})]
     )
     assert "best              f1 0.5000 at step 1" in text
-    text = text_report([make_run("begun", metrics=[{"step": 1, "train_loss": 3.0}])])
+    text = format_report([make_run("begun", metrics=[{"step": 1, "train_loss": 3.0}])])
     assert "training loss     3.0000 nats per token, no evaluation" in text
 
 
@@ -194,7 +194,7 @@ def test_objectives_are_ranked_apart(make):
     assert rank_runs(runs[:2], ["a", "b"]) == []
     (sentence,) = describe_differences(runs)
     assert "different objectives (next-token prediction, masked)" in sentence
-    assert text_report([run.folder for run in runs]).endswith(sentence)
+    assert format_report([run.folder for run in runs]).endswith(sentence)
     assert describe_differences([runs[0], runs[2]]) == []
     other = [make("e", 5.0), make("f", 6.0, unigram_loss=8.0, bytes_per_token=8.5)]
     (ranking,) = rank_runs(other, ["e", "f"])

@@ -13,7 +13,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
-from trivium.rewards import RewardFunction, Sample, all_scores, reward_names
+from trivium.rewards import RewardFunction, Sample, compute_scores, reward_names
 from trivium.workflows.training import finetune
 
 
@@ -29,7 +29,7 @@ def scores(*trees: dict) -> list[list[float]]:
     rewards = [RewardFunction.kinds[tree["kind"]].from_tree(tree) for tree in trees]
     for one in rewards:
         one.open()
-    return all_scores(rewards, SAMPLES).T.tolist()
+    return compute_scores(rewards, SAMPLES).T.tolist()
 
 
 def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_what_a_model_says(tmp_path):
     messages = ({"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"})
     reward = RewardFunction.kinds["model"](model=str(tmp_path / "judge"))
     chat = Sample("2+2=", "4", "", Record({}, "x"), messages)
-    assert all_scores([reward], [chat]).shape == (1, 1)
+    assert compute_scores([reward], [chat]).shape == (1, 1)
     with pytest.raises(RecipeError, match=r'has no label "c"; it has .*a'):
         scores({"kind": "label", "model": folder, "label": "c"})
     with pytest.raises(RecipeError, match=r'has labels, not one number: .* "label"'):

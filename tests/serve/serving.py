@@ -21,7 +21,7 @@ from trivium.presets import presets
 from trivium.serve import create_app
 from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
-from trivium.serve.server import ApiServer, address_of, listen
+from trivium.serve.server import ApiServer, format_address, listen
 from trivium.spec import (
     MLP,
     Attention,
@@ -220,7 +220,7 @@ def running(paths: dict[str, str], **options: Any) -> Iterator[RunningServer]:
         thread.start()
         try:
             assert ready.wait(30)
-            yield RunningServer(address_of(listening), app, server, app.registry)
+            yield RunningServer(format_address(listening), app, server, app.registry)
         finally:
             server.should_exit = True
             thread.join(30)

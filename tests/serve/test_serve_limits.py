@@ -24,9 +24,9 @@ from trivium.serve.api_error import ApiError
 from trivium.serve.endpoints import ENDPOINTS, ScoreRequest, score
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
-from trivium.serve.models import ServedModel, named_paths
+from trivium.serve.models import ServedModel, parse_model_arguments
 from trivium.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
-from trivium.serve.server import allowed_hosts, listen
+from trivium.serve.server import find_allowed_hosts, listen
 
 NONSENSE: list[Any] = [
     None,
@@ -213,7 +213,7 @@ def test_the_chunks_of_a_body_are_summed(paths):
 
 def test_other_hosts_and_other_sites_are_refused(paths):
     """Without a key, pages that a browser shows must not reach the server."""
-    hosts = allowed_hosts("127.0.0.1", None)
+    hosts = find_allowed_hosts("127.0.0.1", None)
     body = {"model": "plain", "prompt": "a", "max_tokens": 1}
     with running({"plain": paths["plain"]}, hosts=hosts, proxies="127.0.0.1") as server:
         for header in ("evil.example", "", "[", "127.0.0.1.evil.example"):
@@ -248,16 +248,16 @@ def test_other_hosts_and_other_sites_are_refused(paths):
             assert check_error(answer, 403)["code"] == "cross_site"
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
         assert server.get("/", headers=link).status_code == 200
-    assert allowed_hosts("0.0.0.0", "key") is None
+    assert find_allowed_hosts("0.0.0.0", "key") is None
     with pytest.raises(TriviumError, match="needs an API key"):
-        allowed_hosts("0.0.0.0", None)
+        find_allowed_hosts("0.0.0.0", None)
 
 
 def test_named_origins_may_call_and_similar_ones_may_not(paths):
     """Also without a key, and with the Host that a proxy passes on."""
     origins = ["https://example.org", "https://other.example:8443"]
     body = {"model": "plain", "prompt": "a", "max_tokens": 1}
-    options = {"hosts": allowed_hosts("127.0.0.1", None), "origins": origins, "key": "k"}
+    options = {"hosts": find_allowed_hosts("127.0.0.1", None), "origins": origins, "key": "k"}
     with running({"plain": paths["plain"]}, **options) as server:
         key = {"Authorization": "Bearer k"}
         for origin in origins:
@@ -389,14 +389,14 @@ def test_answers_on_kept_connections_do_not_wait_for_acknowledgements(served):
 
 
 def test_arguments_of_the_command_line(tmp_path):
-    assert named_paths(["runs/a", "b=runs/a", "./c=d/e"]) == {
+    assert parse_model_arguments(["runs/a", "b=runs/a", "./c=d/e"]) == {
         "a": "runs/a",
         "b": "runs/a",
         "e": "./c=d/e",
     }
     for wrong in (["a", "b/a"], ["=a"], ["a="]):
         with pytest.raises(TriviumError):
-            named_paths(wrong)
+            parse_model_arguments(wrong)
     with pytest.raises(TriviumError, match="max_queue is 0"):
         Limits(max_queue=0)
     with listen("127.0.0.1", 0) as taken, pytest.raises(TriviumError, match="is not available"):

@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from trivium.text import Tokenizer
 from trivium.text.byte_level import PATTERNS
-from trivium.text.chunks import cut_texts
+from trivium.text.chunks import split_texts
 
 LIMIT, SIZE = 2500, 10_000
 ENGLISH = "The weather was cloudy yesterday, but it's 1984 now: they'll walk to the harbour! Été."
@@ -92,7 +92,7 @@ KINDS = [*Tokenizer.kinds, *PUBLISHED, "sentencepiece bpe", "sentencepiece unigr
 def test_chunks_have_the_ids_of_the_whole(kind, name):
     encode, text = tokenizer(kind).encode_ids_batch, TEXTS[name]
     parts = [(text[i : i + 777], i + 777 >= len(text)) for i in range(0, len(text), 777)]
-    chunks = list(cut_texts(parts, encode, LIMIT))
+    chunks = list(split_texts(parts, encode, LIMIT))
     assert "".join(chunk.text for chunk in chunks) == text
     assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     ids = []

@@ -19,7 +19,7 @@ from small_models import SPECS, VOCABULARY, random_ids, random_model, small_mode
 
 from trivium import spec
 from trivium.data.batch import IGNORE_INDEX, Batch
-from trivium.data.row_order import rows_from
+from trivium.data.row_order import shuffled_rows_from
 from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives import LossTerms, to_device
@@ -82,7 +82,7 @@ def test_noise_differs_between_epochs_rows_and_seeds_and_is_fixed_for_each():
         stream = dataclasses.replace(row_stream(Masked(probability=0.5)), rows_per_step=37)
         stream = dataclasses.replace(stream, seed=seed)
         (batch,) = stream.step(step, 10**6).micro_batches
-        indices, _ = rows_from(seed, step * 37, 37, 37)
+        indices, _ = shuffled_rows_from(seed, step * 37, 37, 37)
         assert batch.labels is not None
         return (batch.labels != IGNORE_INDEX)[np.argsort(indices)]
 

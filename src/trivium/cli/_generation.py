@@ -16,7 +16,7 @@ import typer
 from trivium.cli._shared import join_cells, print_result
 from trivium.config import Config
 from trivium.errors import RecipeError, TriviumError
-from trivium.evaluate.best_of import best_and_worst, ranked
+from trivium.evaluate.best_of import make_preference_pair, ranked
 from trivium.inference.request import GenerationRequest
 from trivium.inference.speculative import Draft, DraftModel, PromptLookup
 from trivium.inference.text_model import prompt_ids
@@ -81,7 +81,7 @@ def show_ranked(
             for score, one in samples:
                 line = join_cells(f"{score:.4f}", one.text)
                 print_result(sample_record(prompt, one, reward=score), line, as_json=as_json)
-            pair = best_and_worst(lm, prompt, samples)
+            pair = make_preference_pair(lm, prompt, samples)
             counts["pairs" if pair else "equal"] += 1
             counts["cut"] += sum(one.finish_reason == "length" for one in requests)
             if file is not None and pair is not None:

@@ -27,8 +27,8 @@ from trivium.cli._tables import new_table, print_table
 from trivium.errors import DataError
 from trivium.messages import translated
 from trivium.progress import format_duration
-from trivium.report import RunFiles, read_run, text_report, write_comparison, write_report
-from trivium.report.common_table import common_table, different_settings
+from trivium.report import RunFiles, format_report, read_run, write_comparison, write_report
+from trivium.report.common_table import find_different_settings, make_run_table
 
 _COMPARISON = Path("comparison.html")
 # If more settings differ, the printed table omits them because it would be too wide.
@@ -62,7 +62,7 @@ def report(
     if as_json or as_csv:
         if sum(map(bool, (as_json, as_csv, out, open_page))) > 1:
             raise UsageError("give either --json or --csv, without --out and --open.")
-        _print_rows(common_table([read_run(run) for run in runs]), as_json=as_json)
+        _print_rows(make_run_table([read_run(run) for run in runs]), as_json=as_json)
         return
     path = out or (runs[0] / "report.html" if len(runs) == 1 else _COMPARISON)
     try:
@@ -75,7 +75,7 @@ def report(
         ) from error
     if len(runs) > 1:
         _print_table([read_run(run) for run in runs])
-    typer.echo(text_report(runs))
+    typer.echo(format_report(runs))
     typer.echo(f"{translated('label.report')}  {path}")
     if open_page:
         webbrowser.open(path.resolve().as_uri())
@@ -94,8 +94,8 @@ def _print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
 
 def _print_table(runs: Sequence[RunFiles]) -> None:
     """Print the table of several runs, without settings that all runs share."""
-    rows = common_table(runs)
-    settings = [key for key in different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
+    rows = make_run_table(runs)
+    settings = [key for key in find_different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
     keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]
     keys += settings if len(settings) <= _SHOWN_SETTINGS else []
     results = dict.fromkeys([*_RESULTS, *(run.metric for run in runs)])

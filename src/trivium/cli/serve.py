@@ -75,19 +75,19 @@ def serve(
     """
     with exit_on_interrupt():
         from trivium.serve import create_app
-        from trivium.serve.models import named_paths
-        from trivium.serve.server import address_of, allowed_hosts, listen, run
+        from trivium.serve.models import parse_model_arguments
+        from trivium.serve.server import find_allowed_hosts, format_address, listen, run
 
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: give a key, or leave it out.")
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
         raise TriviumError(f"--root-path is {root_path!r}, but it must be a path such as /lm.")
-    hosts = allowed_hosts(host, api_key)
+    hosts = find_allowed_hosts(host, api_key)
     if port:
         listen(host, port).close()  # fail before loading the models if the port is in use
     _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
-    paths = {name: _find_model_folder(path) for name, path in named_paths(models).items()}
+    paths = {name: _find_model_folder(path) for name, path in parse_model_arguments(models).items()}
     _warn_of_missing(paths)
     _LOG.info("starting ...")  # Importing Gradio takes seconds.
     with exit_on_interrupt():  # `create_app` imports Gradio.
@@ -113,8 +113,8 @@ def serve(
         )
     with listen(host, port) as listening:
         line = (
-            f"{address_of(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, its "
-            "documentation at /docs"
+            f"{format_address(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, "
+            "its documentation at /docs"
         )
         run(server_app, listening, ready=lambda: _LOG.info(line))
     _LOG.info("stopped")

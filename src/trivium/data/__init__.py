@@ -13,8 +13,8 @@ from trivium.data.records import Record as Record
 from trivium.data.records import read_records as read_records
 from trivium.data.row_order import RowRandom as RowRandom
 from trivium.data.row_order import derived_seed as derived_seed
-from trivium.data.row_order import permuted as permuted
-from trivium.data.row_order import rows_from as rows_from
+from trivium.data.row_order import shuffled_rows as shuffled_rows
+from trivium.data.row_order import shuffled_rows_from as shuffled_rows_from
 from trivium.data.rows import Rows as Rows
 from trivium.data.shards import Shards as Shards
 from trivium.data.shards import ShardSplit as ShardSplit

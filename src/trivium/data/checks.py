@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from trivium.data.documents import LONG_BYTES, join_texts, no_text
+from trivium.data.documents import LONG_BYTES, join_texts, no_text_error
 from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, plan_corpus, text_digest
 from trivium.errors import DataError, shorten
@@ -122,7 +122,7 @@ def check_texts(
         except DataError as error:
             unreadable.add(str(error), MESSAGE_LENGTH)
     if not documents.total:
-        raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
+        raise DataError("\n".join(unreadable.samples) or str(no_text_error(plan.sources)))
     # A single document is read as two parts, for training and validation.
     count = words.num_texts = 1 if plan.cut else documents.total
     findings = [
@@ -188,7 +188,7 @@ class Cases:
         """Count a text, and keep at most `limit` characters of it as a sample."""
         self.count += 1
         if self.count <= _NUM_SAMPLES:
-            self.samples.append(sample_of(text, limit))
+            self.samples.append(shorten_sample(text, limit))
 
     def finding(
         self, check: str, total: int, limit: float | None, advice: str, **values: object
@@ -209,7 +209,7 @@ class Repeats:
         counts = self._counts[split]
         counts[key] += 1
         if len(self._texts) < _MAX_REPEATS and counts[key] == 2:
-            self._texts[key] = sample_of(text)
+            self._texts[key] = shorten_sample(text)
 
     @property
     def total(self) -> int:
@@ -304,6 +304,6 @@ def _is_single_word(text: str) -> bool:
     return one and not any(map(is_unspaced, text.strip()[1:]))
 
 
-def sample_of(text: str, limit: int = _SAMPLE_LENGTH) -> str:
+def shorten_sample(text: str, limit: int = _SAMPLE_LENGTH) -> str:
     """Return the beginning of a text as one line of at most `limit` characters."""
     return shorten(" ".join(text.split()), limit)

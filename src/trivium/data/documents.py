@@ -87,7 +87,7 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
             empty = False
             yield Document(text, source.name)
     if empty:
-        raise no_text(sources)
+        raise no_text_error(sources)
 
 
 def list_texts(paths: Paths) -> SourceList:
@@ -117,7 +117,7 @@ def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
     return [*report.layouts]
 
 
-def no_text(sources: tuple[Source, ...]) -> DataError:
+def no_text_error(sources: tuple[Source, ...]) -> DataError:
     """Return the DataError for sources without any document."""
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
 

@@ -20,7 +20,7 @@ from trivium.data.shards import TRAIN, VALIDATION, token_dtype
 from trivium.data.sources import Source
 from trivium.data.splitting import CorpusOptions, SplitSources, TextDigest
 from trivium.text import Tokenizer
-from trivium.text.chunks import Chunk, cut_texts
+from trivium.text.chunks import Chunk, split_texts
 
 SHARD_BYTES = 1 << 26
 BATCH_CHARACTERS = 1 << 20
@@ -145,7 +145,9 @@ def encode_texts(
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
         try:
-            for batch in _batches(cut_texts(parts, tokenizer.encode_ids_batch, _CHUNK_CHARACTERS)):
+            for batch in _batches(
+                split_texts(parts, tokenizer.encode_ids_batch, _CHUNK_CHARACTERS)
+            ):
                 waiting.append(pool.submit(_encode, batch, tokenizer))
                 if len(waiting) > _BATCHES_IN_FLIGHT:
                     yield waiting.popleft().result()

@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.data.documents import no_text
+from trivium.data.documents import no_text_error
 from trivium.data.encode_tasks import Task, TaskReader, encode_texts, list_tasks, shard_bytes
 from trivium.data.shards import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, Shards, SplitInfo
-from trivium.data.sources import Paths, Source, path_names
+from trivium.data.sources import Paths, Source, list_paths
 from trivium.data.splitting import CorpusOptions, SplitSources, plan_corpus, split_sources
 from trivium.data.task_shards import TaskShards
 from trivium.errors import DataError, TriviumError
@@ -212,13 +212,13 @@ def _describe(
     """
     validation = options.validation
     if not isinstance(validation, int | float):
-        validation = list(path_names(validation))
+        validation = list(list_paths(validation))
     description: dict[str, Any] = {"format_version": FORMAT_VERSION}
     if tokenizer is not None:
         around = [list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)]
         description |= {"tokenizer": tokenizer.fingerprint, "document_tokens": around}
     return description | {
-        "paths": list(path_names(paths)),
+        "paths": list(list_paths(paths)),
         **dataclasses.asdict(options),
         "validation": validation,
         "control_tokens": list(options.control_tokens),
@@ -429,7 +429,7 @@ class _Preparation:
             return
         shutil.rmtree(self.work)
         if not total:
-            raise no_text(self.plan.sources)
+            raise no_text_error(self.plan.sources)
         raise DataError(
             f"The {empty} split is empty: all {total} documents went to the other one. Add text, "
             f"change the validation fraction {self.plan.fraction}, name a path as validation, or "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trivium.data.records import class_names, name_classes
-from trivium.data.sources import PYTHON, Paths, path_names
+from trivium.data.sources import PYTHON, Paths, list_paths
 from trivium.errors import DataError
 from trivium.files import STDIN, replace_file
 from trivium.remote import is_remote
@@ -37,11 +37,11 @@ def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
     Raises DataError if a list mixes names of existing files with texts.
     """
     if data is None or isinstance(data, str | os.PathLike | PathList):
-        return PathList(path_names(data or ())), None
+        return PathList(list_paths(data or ())), None
     if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
         files = [number for number, one in enumerate(data) if _is_path(one)]
         if all(_is_path(one) or _looks_like_path(one) for one in data):
-            return PathList(path_names(data)), None
+            return PathList(list_paths(data)), None
         if files:
             raise DataError(
                 f'{name} {files[0]} is "{data[files[0]]}", the name of a file, but not all are '

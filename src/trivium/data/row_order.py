@@ -57,7 +57,7 @@ def derived_seed(seed: int, *numbers: int) -> int:
     return int(_make_key(_SEED, seed, *numbers)[0])
 
 
-def permuted(seed: int, epoch: int, places: Ints, n: int) -> Ints:
+def shuffled_rows(seed: int, epoch: int, places: Ints, n: int) -> Ints:
     """Return the rows at the given positions in the shuffled order of an epoch.
 
     Each of the `n` rows occurs exactly once per epoch. Up to 65,536 rows are sorted by a hash of
@@ -109,7 +109,7 @@ def _apply_feistel_network(
     return (left << half) | right
 
 
-def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, Ints]:
+def shuffled_rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, Ints]:
     """Return `count` consecutive rows from position `start` in an endless sequence of epochs.
 
     Every epoch has a different order. The rows may continue into the next epoch.
@@ -126,7 +126,7 @@ def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, I
     indices = np.empty_like(places)
     for epoch in range(start // num_rows, -(-(start + count) // num_rows)):
         in_epoch = epochs == epoch
-        indices[in_epoch] = permuted(seed, epoch, offsets[in_epoch], num_rows)
+        indices[in_epoch] = shuffled_rows(seed, epoch, offsets[in_epoch], num_rows)
     return indices, places
 
 
@@ -138,8 +138,8 @@ def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, 
     epoch repeats the first row of the next section.
 
     Returns:
-        The indices and the positions of the rows as in `rows_from`. Element k belongs to text
-        stream k.
+        The indices and the positions of the rows as in `shuffled_rows_from`. Element k belongs to
+        text stream k.
 
     >>> [contiguous_rows(step, 2, 5)[0].tolist() for step in range(4)]
     [[0, 2], [1, 3], [2, 4], [0, 2]]
@@ -158,7 +158,7 @@ class RowRandom:
 
     Args:
         seed: the seed, usually one per step.
-        stream_indices: int64 [B], one index per row, such as the positions from `rows_from`.
+        stream_indices: int64 [B], one index per row, such as positions of `shuffled_rows_from`.
     """
 
     def __init__(self, seed: int, stream_indices: ArrayLike) -> None:

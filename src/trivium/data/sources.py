@@ -63,7 +63,7 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
 
     Raises DataError if a path does not exist or contains no readable file.
     """
-    names = path_names(paths)
+    names = list_paths(paths)
     if not names:
         raise DataError("There is no input. Name a file, a folder, a glob, hf:NAME or - (stdin).")
     sources: dict[str, Source] = {}
@@ -84,7 +84,7 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
     return SourceList(tuple(sources.values()), tuple(skipped))
 
 
-def path_names(paths: Paths) -> tuple[str, ...]:
+def list_paths(paths: Paths) -> tuple[str, ...]:
     """Return one path or several paths as a tuple of strings."""
     several = (paths,) if isinstance(paths, str | os.PathLike) else paths
     return tuple(os.fspath(path) for path in several)

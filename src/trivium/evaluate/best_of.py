@@ -11,7 +11,7 @@ from typing import Any
 from trivium.data.records import Record
 from trivium.inference.request import GenerationRequest
 from trivium.language_model import LanguageModel
-from trivium.rewards import RewardFunction, Sample, all_scores
+from trivium.rewards import RewardFunction, Sample, compute_scores
 
 
 def ranked(
@@ -23,11 +23,11 @@ def ranked(
     passed to the reward function as messages.
     """
     samples = [_make_sample(lm, prompt, request) for request in requests]
-    scores = reward.weight * all_scores([reward], samples)[:, 0]
+    scores = reward.weight * compute_scores([reward], samples)[:, 0]
     return sorted(zip(scores.tolist(), requests, strict=True), key=lambda pair: -pair[0])
 
 
-def best_and_worst(
+def make_preference_pair(
     lm: LanguageModel, prompt: str, samples: Sequence[tuple[float, GenerationRequest]]
 ) -> dict[str, Any] | None:
     """Return a preference pair (prompt, chosen, rejected) from the best and the worst sample.

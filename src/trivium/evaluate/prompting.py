@@ -18,7 +18,7 @@ from trivium.data.schema import Fields, Schema
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
-from trivium.objectives.classification import as_label
+from trivium.objectives.classification import normalize_label
 from trivium.objectives.task_metrics import Metrics
 
 _SCHEMA = Schema(
@@ -105,7 +105,7 @@ def _make_questions(
         if not words and "options" not in record.columns:
             value = record.named(column)
             is_label = column.lower() == "label" or json_type(value) in ("null", "NaN")
-            record[column] = as_label(value, record.where) if is_label else value
+            record[column] = normalize_label(value, record.where) if is_label else value
     labels = sorted({str(record[column]) for record, column in zip(rows, answers)})
     for record, column in zip(rows, answers):
         listed, answer = record.columns.get("options"), str(record[column])

@@ -13,7 +13,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.explain.page import Bilingual, Label, Page, Part, Table, Token, TokenRow, bilingual
 from trivium.objectives import Objective
-from trivium.objectives.masked import Masking
+from trivium.objectives.masked import TokenMasking
 from trivium.text import Tokenizer
 from trivium.text.roles import SENTINELS, TEXT_SPECIALS
 from trivium.text.symbols import UNSPACED
@@ -203,7 +203,7 @@ class _Side:
             special = self.tokenizer.vocabulary.is_special[self.ids[column]]
             return Token(name, "", "special" if special else "")
         # Only for these objectives, the label is the original token at the same position.
-        replaces = isinstance(self.objective, Masking)
+        replaces = isinstance(self.objective, TokenMasking)
         changed = replaces and self.targets[column] != self.ids[column]
         tone = "changed" if changed else "predicted"
         return Token(name, _label_name(self.labels, self.targets[column]), tone)

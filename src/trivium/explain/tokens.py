@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from trivium.errors import TokenizerError
 from trivium.explain.page import Heading, Page, Part, Token, TokenRow, bilingual
 from trivium.text import Tokenizer
-from trivium.text.loading import text_errors
+from trivium.text.loading import convert_library_errors
 
 Word: TypeAlias = tuple[Part, dict[str, Any]]
 """The encoding of a word: a part of the page, and data with the `word` and its `tokens`."""
@@ -22,7 +22,7 @@ def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
         TokenizerError: the texts are blank or not valid Unicode.
     """
     texts = texts or default
-    with text_errors():
+    with convert_library_errors():
         whole = "".join(texts).encode()
     if not whole.strip():
         raise TokenizerError("There is no text to explain.")

@@ -17,8 +17,8 @@ from trivium.text.roles import (
     SENTINELS,
     add_bert_template,
     add_template,
-    named_roles,
-    role_tokens,
+    infer_roles,
+    read_roles,
     special_names,
 )
 
@@ -95,7 +95,7 @@ def read_tokenizer(
             defaults = _TEMPLATE_ROLES.get(kind, _NO_ROLES)
             _apply_rules(backend, kind, options)
         _add_tokens(backend, _added_tokens(folder, options), options)
-        roles = named_roles(options, backend.token_to_id)
+        roles = read_roles(options, backend.token_to_id)
         if source.name == "vocab.txt":
             _apply_bert_options(backend, options, backend.normalizer)
         elif kind in BERT_CLASSES and isinstance(backend.model, models.WordPiece):
@@ -110,7 +110,7 @@ def read_tokenizer(
         # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
         if source.name != "tokenizer.json":
             _set_template(
-                backend, options, {**role_tokens(special_names(backend)), **roles}, defaults
+                backend, options, {**infer_roles(special_names(backend)), **roles}, defaults
             )
         elif for_encoder and kind in _GENERIC_CLASSES and not Tokenizer(backend).has_template:
             add_template(backend, [], [])

@@ -17,7 +17,7 @@ _STD_EPSILON = 1e-4
 _VARIANCE_EPSILON = 1e-8
 
 
-def leave_one_out(rewards: Floats, group_size: int) -> Floats:
+def compute_rloo_advantages(rewards: Floats, group_size: int) -> Floats:
     """Return the RLOO advantages [B]: each reward minus the mean of the other rewards in its group.
 
     These advantages give an unbiased estimate of the policy gradient.
@@ -34,7 +34,7 @@ def leave_one_out(rewards: Floats, group_size: int) -> Floats:
     return (centred * group_size / (group_size - 1)).ravel()
 
 
-def group_normalized(rewards: Floats, group_size: int) -> Floats:
+def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
     """Return the GRPO advantages [B]: rewards normalised to mean 0 and deviation 1 in each group.
 
     Args:
@@ -49,7 +49,7 @@ def group_normalized(rewards: Floats, group_size: int) -> Floats:
     return (centred / (deviation + _STD_EPSILON)).ravel()
 
 
-def have_equal_rewards(rewards: Floats, group_size: int) -> Bools:
+def find_equal_reward_groups(rewards: Floats, group_size: int) -> Bools:
     """Return for each response whether all rewards of its group are equal, bool [B].
 
     In such a group no response is better than another, so that normalised advantages should be 0.
@@ -60,9 +60,7 @@ def have_equal_rewards(rewards: Floats, group_size: int) -> Bools:
     return np.repeat(equal, group_size)
 
 
-def generalized_advantages(
-    rewards: Floats, values: Floats, gamma: float, gae_lambda: float
-) -> Floats:
+def compute_gae(rewards: Floats, values: Floats, gamma: float, gae_lambda: float) -> Floats:
     """Return the advantages of generalized advantage estimation (GAE), [B, T].
 
     A_t = d_t + gamma lambda A_(t+1), where d_t = r_t + gamma V_(t+1) - V_t
@@ -88,7 +86,7 @@ def generalized_advantages(
     return advantages
 
 
-def whitened(advantages: Floats, mask: Bools) -> Floats:
+def whiten(advantages: Floats, mask: Bools) -> Floats:
     """Scale advantages [B, T] to mean 0 and variance 1 over the positions where `mask` is True.
 
     Returns 0 at all other positions, and everywhere if `mask` has fewer than two positions.

@@ -12,7 +12,7 @@ from trivium.models import LanguageModule, RecurrentModel
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import next_tokens
 from trivium.objectives.objective import Objective
-from trivium.objectives.row_arrays import row_inputs
+from trivium.objectives.row_arrays import attention_inputs
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
@@ -51,7 +51,7 @@ class BidirectionalLM(Objective):
         has_next = forward[:, :-1] != IGNORE_INDEX
         backward[:, 1:][has_next] = rows.input_ids[:, :-1][has_next]
         labels = np.stack((forward, backward), axis=1)
-        return Batch(input_ids=rows.input_ids, labels=labels, **row_inputs(rows))
+        return Batch(input_ids=rows.input_ids, labels=labels, **attention_inputs(rows))
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the sum of the cross-entropy losses of both directions, in nats."""

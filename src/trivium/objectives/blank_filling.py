@@ -13,7 +13,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, padd
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import LeftToRight, is_causal
-from trivium.objectives.row_arrays import poisson_chances
+from trivium.objectives.row_arrays import poisson_probabilities
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -169,7 +169,7 @@ class BlankFilling(LeftToRight):
 
     def _span_length_cdf(self) -> Floats:
         """Return P(length <= n) for n = 1, 2, ... under a Poisson distribution without 0."""
-        chances = poisson_chances(self.mean_span, range(1, _MAX_SPAN))
+        chances = poisson_probabilities(self.mean_span, range(1, _MAX_SPAN))
         return np.cumsum(chances / chances.sum())[:-1]
 
 

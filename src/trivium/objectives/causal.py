@@ -15,9 +15,9 @@ from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
-from trivium.objectives.excerpt import continue_beginning
+from trivium.objectives.excerpt import generate_continuation
 from trivium.objectives.objective import Objective
-from trivium.objectives.row_arrays import positions_in_documents, real_tokens, row_inputs
+from trivium.objectives.row_arrays import attention_inputs, padding_mask, positions_in_documents
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -30,7 +30,7 @@ class LeftToRight(Objective):
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Return the first words of the text, and a continuation that the model generates."""
-        return continue_beginning(lm, text, 10, temperature=0.8, top_k=40, seed=0)
+        return generate_continuation(lm, text, 10, temperature=0.8, top_k=40, seed=0)
 
 
 class StatefulObjective(Objective):
@@ -155,7 +155,7 @@ def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
 
     The batch has no padding mask: padding is on the right, so that the causal mask hides it.
     """
-    inputs = row_inputs(rows) | {"attention_mask": None}
+    inputs = attention_inputs(rows) | {"attention_mask": None}
     return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
 
 
@@ -179,7 +179,7 @@ def _split_into_windows(rows: RowBatch, context: int) -> RowBatch:
 
     Each window gets its own document id, so that no token attends to another window.
     """
-    is_token = real_tokens(rows)
+    is_token = padding_mask(rows)
     documents = is_token.astype(np.int64) if rows.document_ids is None else rows.document_ids
     starts = is_token & (positions_in_documents(documents) % context == 0)
     windows = np.cumsum(starts, axis=1)

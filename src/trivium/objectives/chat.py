@@ -31,7 +31,7 @@ from trivium.objectives.conversations import (
     read_turn,
 )
 from trivium.objectives.labelled import LabelledObjective, batches_by_length, column_key
-from trivium.objectives.task_metrics import Metrics, perplexity_of
+from trivium.objectives.task_metrics import Metrics, compute_perplexity
 from trivium.objectives.tensor_batch import to_device, token_losses
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
@@ -130,7 +130,9 @@ class Chat(LabelledObjective):
         """Return one row per conversation, with labels for the tokens of the responses."""
         template = chat_template(lm)
         _warn_about_names(template, examples)
-        sequences, truncations = by_field([self._build_row(one, template, lm) for one in examples])
+        sequences, truncations = group_by_field(
+            [self._build_row(one, template, lm) for one in examples]
+        )
         return EncodedExamples.with_targets(sequences, truncations, pad_id=lm.text_tokenizer.pad_id)
 
     def _build_row(
@@ -145,7 +147,7 @@ class Chat(LabelledObjective):
         else:
             starts, stops = zip(*[(-1, -1), *excluded, (len(text), len(text))])
             spans = list(zip(stops, starts[1:]))
-        return labelled_row(lm, text, spans)
+        return encode_spans(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
         """Return the contents of all messages."""
@@ -172,7 +174,7 @@ class Chat(LabelledObjective):
     ) -> Metrics:
         """Return the perplexity of the responses: exp of the loss in nats per token."""
         sums = [sum(column) for column in zip(*answers)] or [0.0, 0]
-        values = {"perplexity": perplexity_of(*sums)}
+        values = {"perplexity": compute_perplexity(*sums)}
         return Metrics(values).with_examples({"messages": list(x.messages)} for x in examples)
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
@@ -197,7 +199,7 @@ class Chat(LabelledObjective):
         ]
         return metrics.with_examples(rows)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return the command that starts a chat, without the leading `trivium`."""
         return f"chat {run}"
 
@@ -223,7 +225,7 @@ LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
 """The token ids of a text, its labels, and its three counts in `EncodedExamples.truncations`."""
 
 
-def labelled_row(
+def encode_spans(
     lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
 ) -> LabelledRow:
     """Encode a text with labels only for some spans of it.
@@ -250,7 +252,7 @@ def labelled_row(
     return row[:limit], labels[:limit], (len(removed), num_targets, num_removed)
 
 
-def by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
+def group_by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
     """Return the ids and labels of rows as lists by field name, and their truncation counts."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

@@ -39,19 +39,19 @@ from trivium.models.heads.text import ClassifierPooling
 from trivium.objectives.calibration import compute_calibration
 from trivium.objectives.labelled import column_key, encode_texts, field_option, next_tokens
 from trivium.objectives.seq2seq import encode_pairs
-from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
+from trivium.objectives.task_heads import SingleStackTask, classifier_head, default_pooling
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     class_metrics,
     first_prediction,
     label_id,
-    listing,
     multi_label_metrics,
+    quote_names,
     regression_metrics,
     unknown_labels,
 )
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, token_losses
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden, token_losses
 
 TEXT = Fields(
     "text pair?",
@@ -106,7 +106,7 @@ class LabelledText:
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
 
-class TextClassification(ReadsStates):
+class TextClassification(SingleStackTask):
     """Text classification: L = L_label + lambda L_LM.
 
     The language modelling loss L_LM is only for decoders. L_label depends on the kind of labels,
@@ -182,7 +182,7 @@ class TextClassification(ReadsStates):
         return LabelledText(
             record.text(columns["text"]),
             record.text(columns["pair"]) if "pair" in columns else None,
-            () if unlabelled else as_label(value, record.where),
+            () if unlabelled else normalize_label(value, record.where),
             record.where,
         )
 
@@ -253,7 +253,7 @@ class TextClassification(ReadsStates):
             lm_weight = _LM_WEIGHT
         return self.replace(label_kind=kind, lm_weight=lm_weight)
 
-    def continuing(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
+    def adapt_to_model(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
         """Return the objective with the label kind of a classifier that is fine-tuned further.
 
         This applies if the labels of the examples look like classes, but also fit a multi-label or
@@ -284,7 +284,7 @@ class TextClassification(ReadsStates):
         if isinstance(weights, tuple) and len(weights) != len(labels):
             raise RecipeError(
                 f"objective.class_weights has {len(weights)} numbers for {len(labels)} classes: "
-                f"{listing(labels)}."
+                f"{quote_names(labels)}."
             )
         return self.replace(class_weights=weights)
 
@@ -305,13 +305,13 @@ class TextClassification(ReadsStates):
         kind = self.label_kind or label_kind(examples)
         if kind == "regression":
             return ("value",)
-        return natural_order(name for one in examples for name in self._labels_of(one, kind))
+        return sort_naturally(name for one in examples for name in self._labels_of(one, kind))
 
     def supports_class_weights(self, examples: Sequence[LabelledText]) -> bool:
         """Return whether `class_weights` can be used: each example has exactly one class."""
         return (self.label_kind or label_kind(examples)) == "classes"
 
-    def input_of(self, example: LabelledText) -> str:
+    def input_text(self, example: LabelledText) -> str:
         """Return the text or, joined by a space, the texts of a pair."""
         return example.joined
 
@@ -329,14 +329,14 @@ class TextClassification(ReadsStates):
         kind, names = self.label_kind or label_kind(examples), self.label_names(examples)
         if kind == "classes" and len(names) < 2:
             raise DataError(
-                f"all {len(examples)} examples have the label {listing(names)}: classification "
+                f"all {len(examples)} examples have the label {quote_names(names)}: classification "
                 "needs two classes or more."
             )
         num_texts = len({one.text for one in examples})
         if kind == "classes" and len(names) > min(max(100, len(examples) / 2), num_texts):
             raise DataError(
                 f"{len(examples)} examples have {len(names)} different labels, such as "
-                f"{listing(names[:3])}, and {num_texts} different texts, such as "
+                f"{quote_names(names[:3])}, and {num_texts} different texts, such as "
                 f'"{shorten(examples[0].text)}": are the columns of text and label swapped? Name '
                 f"them with {field_option('text')} {field_option('label')}. Numbers are predicted "
                 "with --set objective.label_kind=regression."
@@ -415,7 +415,7 @@ class TextClassification(ReadsStates):
         labels = batch.sequence_labels
         if labels is None:
             return token_losses(model, batch)
-        hidden, terms = read(model, batch.inputs)
+        hidden, terms = forward_hidden(model, batch.inputs)
         mask = batch.inputs.get("attention_mask")
         logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
         if labels.ndim == 2:
@@ -489,7 +489,7 @@ class TextClassification(ReadsStates):
         )
         return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `classify` command for a validation example, without the leading `trivium`."""
         example = first_prediction(run)
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
@@ -616,7 +616,7 @@ def find_label_problems(names: Sequence[str]) -> list[str]:
     missing = [name for name in names if name.lower() in _MISSING]
     if missing:
         problems.append(
-            f"the label {listing(missing)} is a class like the others. If it means that the "
+            f"the label {quote_names(missing)} is a class like the others. If it means that the "
             "label is missing, remove these examples."
         )
     numbers = [_parse_number(name) for name in names]
@@ -632,10 +632,10 @@ def find_label_problems(names: Sequence[str]) -> list[str]:
     return problems
 
 
-def natural_order(names: Iterable[str]) -> tuple[str, ...]:
+def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
     """Sort names in natural order, so that "a9" precedes "a10". Duplicates are removed.
 
-    >>> natural_order(["a10", "b", "a9", "b"]), natural_order(["10", "9", "-1"])
+    >>> sort_naturally(["a10", "b", "a9", "b"]), natural_order(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 
@@ -648,7 +648,7 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=sort_key))
 
 
-def as_label(value: Any, where: str) -> str | tuple[str, ...]:
+def normalize_label(value: Any, where: str) -> str | tuple[str, ...]:
     """Convert a label in a file to its normalised name, or a list of labels to a tuple of names.
 
     Raises DataError for values that cannot be labels, such as null or an object.

@@ -22,9 +22,9 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.labelled import column_key
-from trivium.objectives.row_arrays import left_pack, real_tokens
-from trivium.objectives.task_heads import ReadsStates
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
+from trivium.objectives.row_arrays import left_pack, padding_mask
+from trivium.objectives.task_heads import SingleStackTask
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ _SENTENCE, _KEPT = range(2)  # channels of random numbers
 _KEPT_FRACTION = 0.1  # Lee et al. 2019, section 4
 
 
-class Contrastive(ReadsStates, TextPairs):
+class Contrastive(SingleStackTask, TextPairs):
     """The contrastive loss with in-batch negatives (InfoNCE).
 
     L_i = - log(exp(cos(a_i, p_i) / T) / sum_c exp(cos(a_i, c) / T))
@@ -142,7 +142,7 @@ class Contrastive(ReadsStates, TextPairs):
         texts, text_ids = rows.sequence_labels, rows.document_ids
         assert texts is not None
         assert text_ids is not None
-        is_token = real_tokens(rows)
+        is_token = padding_mask(rows)
         has_pair, has_negative = texts[:, _POSITIVE] != 0, texts[:, _NEGATIVE] != 0
         anchor, positive = self._sample_pairs(text_ids, is_token, rng)
         anchor = np.where(has_pair[:, None], text_ids == 1, anchor)
@@ -193,7 +193,7 @@ class Contrastive(ReadsStates, TextPairs):
 
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
         """Return the normalised embeddings [B, D] of B texts, and auxiliary losses of the model."""
-        hidden, terms = read(model, inputs)
+        hidden, terms = forward_hidden(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         vectors = self.pooled(hidden, inputs.get("attention_mask"))

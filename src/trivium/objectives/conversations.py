@@ -115,10 +115,10 @@ def read_prompt(record: Record) -> Turn | None:
     if "prompt" not in record.columns:
         return None
     turn = read_turn(record, "prompt")
-    return with_input(record, turn) if isinstance(turn, str) else turn
+    return append_input(record, turn) if isinstance(turn, str) else turn
 
 
-def with_input(record: Record, text: str) -> str:
+def append_input(record: Record, text: str) -> str:
     """Return an instruction, followed by the `input` column if it is not blank, as in Alpaca."""
     more = record.optional_text("input")
     return text if more is None else f"{text}\n\n{more}"
@@ -126,7 +126,7 @@ def with_input(record: Record, text: str) -> str:
 
 def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
     """Return the system message of a record, a prompt and a response as one list of messages."""
-    messages = with_prompt(prompt, response)
+    messages = prepend_prompt(prompt, response)
     system = record.optional_text("system")
     if system is None or not messages:
         return messages
@@ -136,7 +136,7 @@ def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tu
     return ({"role": "system", "content": system}, *messages)
 
 
-def with_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
+def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
     """Return a prompt and its response as one list of messages.
 
     If the response is a list of messages that does not begin with the assistant, it is already a
@@ -161,7 +161,7 @@ def plain(turn: Turn) -> str:
     return turn if isinstance(turn, str) else "\n".join(message["content"] for message in turn)
 
 
-def join_note(record: Record, prompt: str, responses: Sequence[str]) -> None:
+def note_missing_space(record: Record, prompt: str, responses: Sequence[str]) -> None:
     """Add a note to the read report if a space is probably missing between prompt and response.
 
     A prompt and its response are concatenated without a space, as in trl, because code and Chinese

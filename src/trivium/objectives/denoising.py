@@ -13,7 +13,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair
-from trivium.objectives.row_arrays import left_pack, poisson_chances, real_tokens
+from trivium.objectives.row_arrays import left_pack, padding_mask, poisson_probabilities
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of random numbers.
@@ -81,7 +81,7 @@ class Denoising(EncoderDecoderObjective):
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return the corrupted rows for the encoder, and the original rows for the decoder."""
-        ids, lengths, is_token = rows.input_ids, rows.lengths, real_tokens(rows)
+        ids, lengths, is_token = rows.input_ids, rows.lengths, padding_mask(rows)
         if self.permute_sentences:
             ids = _permute_sentences(ids, is_token, rng, vocabulary)
         if self.rotate_documents:
@@ -127,7 +127,7 @@ class Denoising(EncoderDecoderObjective):
         """Replace random spans of each row with one mask. Returns padded rows and their lengths."""
         assert vocabulary.mask_id is not None
         width = ids.shape[1]
-        cdf = np.cumsum(poisson_chances(self.mean_span, range(_MAX_SPAN)))
+        cdf = np.cumsum(poisson_probabilities(self.mean_span, range(_MAX_SPAN)))
         sizes = np.searchsorted(cdf, rng.uniform(width, _LENGTH), side="right")
         position = rng.uniform(width + 1, _POSITION)
         rows = []

@@ -63,7 +63,7 @@ class EncoderDecoderObjective(Objective):
         )
 
 
-def keep_and_end(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
+def pack_with_eos(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
     """Return the ids of each row where `keep` is True, followed by the end token and padding.
 
     The number of tokens in each row is returned, too.

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from trivium.data.checks import MESSAGE_LENGTH, Cases, Finding, Repeats, Words, sample_of
+from trivium.data.checks import MESSAGE_LENGTH, Cases, Finding, Repeats, Words, shorten_sample
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.objectives.example_split import read_examples
@@ -52,7 +52,7 @@ def check_examples(
     where: dict[str, str] = {}
     for index, labels in enumerate(objective.labels_of(examples)):
         one, names = examples[index], tuple(labels)
-        split, text = TRAIN if index < len(train) else VALIDATION, objective.input_of(one)
+        split, text = TRAIN if index < len(train) else VALIDATION, objective.input_text(one)
         inputs.add(hash(text), split, text)
         fields = {**dataclasses.asdict(one), "where": None, "id": None}
         wholes.add(hash(repr(fields)), split, text)
@@ -106,7 +106,7 @@ def _find_disputed_labels(answers: dict[str, dict[tuple[str, ...], str]]) -> Fin
     for text, place_by_labels in answers.items():
         if len(place_by_labels) > 1:
             labels = (f"{', '.join(names)} ({where})" for names, where in place_by_labels.items())
-            cases.add(f"{sample_of(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
+            cases.add(f"{shorten_sample(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
     return cases.finding("disputed_labels", len(answers), 0, "correct")
 
 

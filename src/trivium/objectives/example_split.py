@@ -12,7 +12,7 @@ from trivium.errors import DataError
 from trivium.objectives.labelled import LabelledObjective
 
 
-def group_of(example: Any) -> int:
+def hash_group(example: Any) -> int:
     """Return a hash of the group of an example, which decides its split.
 
     White space and the Unicode normalisation form do not change the hash.
@@ -75,7 +75,7 @@ def split_examples(
         )
     if not validation:
         return list(examples), []
-    hashes = [group_of(example) for example in examples]
+    hashes = [hash_group(example) for example in examples]
     by_label: defaultdict[str, set[int]] = defaultdict(set)
     for hashed, names in zip(hashes, labels or [()] * len(examples), strict=True):
         for name in names or ("",):

@@ -58,7 +58,7 @@ def mask_middle(
     return text[:start] + mask + text[stop : matches[-1].end()], text[start:stop]
 
 
-def continue_beginning(
+def generate_continuation(
     lm: LanguageModel, text: str, words: int, **options: Any
 ) -> tuple[str, str] | None:
     """Return the first `words` words of a text, and a continuation that the model generates.

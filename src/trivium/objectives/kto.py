@@ -27,15 +27,15 @@ from trivium.objectives.conversations import (
     Turn,
     are_texts,
     conversation,
-    join_note,
+    note_missing_space,
     plain,
     read_prompt,
     read_turn,
 )
 from trivium.objectives.labelled import column_key
-from trivium.objectives.preference import AgainstReference, log_probabilities
-from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, pair_up, response_rows
-from trivium.objectives.task_metrics import Metrics, perplexity_of
+from trivium.objectives.preference import ReferenceObjective, log_probabilities
+from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, encode_responses, stack_pairs
+from trivium.objectives.task_metrics import Metrics, compute_perplexity
 from trivium.objectives.tensor_batch import LossTerms, MicroBatchSlice, TensorBatch
 from trivium.text.vocabulary import Vocabulary
 
@@ -65,7 +65,7 @@ class UnpairedPreference:
         return plain(self.prompt) or plain(self.response)
 
 
-class KTO(AgainstReference):
+class KTO(ReferenceObjective):
     """The loss of Kahneman-Tversky optimization for a response y to a prompt.
 
     L = w (1 - sigmoid(s beta (r - z))), where r = log(p(y) / q(y)) and z = max(0, E[log(p / q)])
@@ -116,7 +116,7 @@ class KTO(AgainstReference):
             )
         prompt, turn = read_prompt(record), read_turn(record, "response")
         if are_texts(record, prompt, turn):
-            join_note(record, prompt or "", [turn])  # type: ignore[arg-type]
+            note_missing_space(record, prompt or "", [turn])  # type: ignore[arg-type]
             return UnpairedPreference(prompt or "", turn, value in _DESIRABLE, record.where)
         messages = conversation(record, prompt, turn)
         return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
@@ -146,12 +146,10 @@ class KTO(AgainstReference):
             for example, other in zip(examples, others)
             for source in (example, other)
         ]
-        rows, truncations = response_rows(lm, pairs)
-        return pair_up(rows), truncations[::2]
+        rows, truncations = encode_responses(lm, pairs)
+        return stack_pairs(rows), truncations[::2]
 
-    def labels_of_rows(
-        self, examples: Sequence[UnpairedPreference], logq: np.ndarray
-    ) -> np.ndarray:
+    def build_labels(self, examples: Sequence[UnpairedPreference], logq: np.ndarray) -> np.ndarray:
         """Return the log q of both responses, and 1 if the first response is desirable: [N, 3]."""
         return np.column_stack((logq, [one.is_desirable for one in examples]))
 
@@ -225,13 +223,13 @@ class KTO(AgainstReference):
         below = np.searchsorted(undesirable, means[is_desirable]) / max(1, len(undesirable))
         values = {"auc": math.nan, "perplexity": math.nan}  # NaN if one kind is missing
         if counts[is_desirable].sum():
-            values["perplexity"] = perplexity_of(
+            values["perplexity"] = compute_perplexity(
                 -sums[is_desirable].sum(), counts[is_desirable].sum()
             )
         if is_desirable.any() and len(undesirable):
             values["auc"] = float(below.mean())
         rows = [
-            {**self.texts_of(one), "label": one.is_desirable, "log_probability": total}
+            {**self.to_texts(one), "label": one.is_desirable, "log_probability": total}
             for one, total in zip(examples, sums.tolist())
         ]
         notes = english("note.auc"), english("note.perplexity_of_good")

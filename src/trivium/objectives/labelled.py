@@ -120,7 +120,7 @@ class LabelledObjective(Objective):
         Raises DataError, with file and line, for a bad record.
         """
 
-    def input_of(self, example: Any) -> str:
+    def input_text(self, example: Any) -> str:
         """Return the input text of an example. Examples with equal inputs are duplicates."""
         return example.group
 
@@ -139,7 +139,7 @@ class LabelledObjective(Objective):
         """
         return [() for _ in examples]
 
-    def continuing(self, settings: Settings, examples: Sequence[Any]) -> Self:
+    def adapt_to_model(self, settings: Settings, examples: Sequence[Any]) -> Self:
         """Return the objective adapted to a model that was already fine-tuned for the same task.
 
         `settings` are the settings of the model. By default the objective is unchanged.
@@ -187,7 +187,7 @@ class LabelledObjective(Objective):
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Return the texts that the encoder reads. For other models, returns all texts."""
-        return map(self.input_of, examples)
+        return map(self.input_text, examples)
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Yield the target texts of the decoder of an encoder-decoder, by default none."""

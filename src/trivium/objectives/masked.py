@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
 from trivium.objectives.objective import Objective
-from trivium.objectives.row_arrays import real_tokens, row_inputs
+from trivium.objectives.row_arrays import attention_inputs, padding_mask
 from trivium.text.vocabulary import Vocabulary
 
 # Noise channels: which tokens are selected, how a selected token is replaced, the random token that
@@ -124,7 +124,7 @@ def _draw_lengths(probabilities: Floats, uniform: Floats) -> Ints:
     return 1 + np.searchsorted(np.cumsum(probabilities)[:-1], uniform, side="right")
 
 
-class Masking(MaskSelection):
+class TokenMasking(MaskSelection):
     """An objective that selects tokens to predict, and corrupts them in the input of the model.
 
     A fraction `mask_share` of the selected tokens is replaced by [MASK], a fraction `random_share`
@@ -159,11 +159,11 @@ class Masking(MaskSelection):
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return a batch with corrupted input_ids [B, T] and labels [B, T] (see `mask`)."""
-        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
-        return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
+        input_ids, labels = self.mask(rows.input_ids, padding_mask(rows), rng, vocabulary)
+        return Batch(input_ids=input_ids, labels=labels, **attention_inputs(rows))
 
 
-class Masked(Masking):
+class Masked(TokenMasking):
     """Masked language modelling (BERT) with dynamic masking: masks differ from epoch to epoch.
 
         row        [CLS]  the   cat   sat   on    it  [SEP]

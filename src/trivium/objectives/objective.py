@@ -62,7 +62,7 @@ class Objective(Choice, Config, ABC):
     """
     rolls_out: ClassVar[bool] = False
     """Whether each step trains on samples of the model itself (`PolicyGradient`)."""
-    trains_one_model: ClassVar[bool] = True
+    builds_single_model: ClassVar[bool] = True
     """Whether `build` returns a single model, and not several models in one module."""
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` supports tensor parallelism, in which the LM head is sharded."""
@@ -233,7 +233,7 @@ class Objective(Choice, Config, ABC):
         words = (f'"{fill.token.strip()}" {fill.score:.0%}' for fill in fills)
         return f"{masked[0]} (hidden: {masked[1]})", ", ".join(words)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return the command that is suggested at the end of a run, without the leading `trivium`.
 
         `text` is a validation text from which the command takes its input.

@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import StatefulObjective
 from trivium.objectives.masked import MaskSelection
-from trivium.objectives.row_arrays import left_pack, real_tokens, row_inputs
+from trivium.objectives.row_arrays import attention_inputs, left_pack, padding_mask
 from trivium.text.vocabulary import Vocabulary
 
 # The noise channel of orders. `MaskSelection` uses the channels before it.
@@ -70,7 +70,7 @@ class Permutation(StatefulObjective, MaskSelection):
         the maximum number of targets per row, rounded up.
         """
         ids, length = rows.input_ids, rows.input_ids.shape[1]
-        real = real_tokens(rows)
+        real = padding_mask(rows)
         chosen = self.select(ids, real, rng, vocabulary)
         part = np.arange(length) // self.perm_size
         rank = (part + rng.uniform(length, _ORDER)).argsort(axis=1).argsort(axis=1)
@@ -90,5 +90,5 @@ class Permutation(StatefulObjective, MaskSelection):
             order=np.where(unknown, rank + 1, 0),
             predicted=np.pad(predicted, more),
             labels=np.pad(labels, more, constant_values=IGNORE_INDEX),
-            **row_inputs(rows),
+            **attention_inputs(rows),
         )

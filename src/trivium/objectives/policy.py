@@ -36,18 +36,18 @@ from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.advantages import (
     clipped_loss,
     clipped_value_loss,
-    generalized_advantages,
-    group_normalized,
-    have_equal_rewards,
-    leave_one_out,
-    whitened,
+    compute_gae,
+    compute_grpo_advantages,
+    compute_rloo_advantages,
+    find_equal_reward_groups,
+    whiten,
 )
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.labelled import column_key
 from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, prompt_ids, sample_responses
 from trivium.objectives.task_metrics import Metrics
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden, to_device
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
 
@@ -447,7 +447,7 @@ class PolicyGradient(Alignment):
             np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
         ]
         if num_generations > 1:
-            values.append(have_equal_rewards(reward, num_generations).astype(float))
+            values.append(find_equal_reward_groups(reward, num_generations).astype(float))
         return dict(zip(self._metric_names, values))
 
     def _compute_token_arrays(
@@ -485,17 +485,17 @@ class PolicyGradient(Alignment):
                 if self.kl == "reward":
                     rewards[real] -= self.beta * (logp - reference[real])
         if with_value:
-            advantages = generalized_advantages(rewards, values, self.gamma, self.gae_lambda)
+            advantages = compute_gae(rewards, values, self.gamma, self.gae_lambda)
             advantages = np.where(real, advantages, 0.0)
-            differ = real & ~have_equal_rewards(reward, len(reward))[:, None]
-            returns, advantages = advantages + values, whitened(advantages, differ)
+            differ = real & ~find_equal_reward_groups(reward, len(reward))[:, None]
+            returns, advantages = advantages + values, whiten(advantages, differ)
         else:
             returns, totals = values, rewards.sum(axis=1)
             if self.algorithm == "rloo":
-                each = leave_one_out(totals, self.num_generations)
+                each = compute_rloo_advantages(totals, self.num_generations)
             else:
-                equal = have_equal_rewards(reward, self.num_generations)
-                each = np.where(equal, 0.0, group_normalized(totals, self.num_generations))
+                equal = find_equal_reward_groups(reward, self.num_generations)
+                each = np.where(equal, 0.0, compute_grpo_advantages(totals, self.num_generations))
             advantages = np.where(real, each[:, None], 0.0)
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
@@ -539,7 +539,7 @@ class PolicyGradient(Alignment):
         """
         rules = self._rules
         assert rules is not None
-        hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
+        hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
         banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=hidden.device)
 
         def compute_logits(hidden: Tensor) -> Tensor:

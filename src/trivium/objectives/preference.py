@@ -30,14 +30,14 @@ from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
     PreferencePairs,
+    encode_responses,
     merge_truncations,
     pair_batch,
-    pair_up,
-    response_rows,
+    stack_pairs,
     unstack_pairs,
 )
-from trivium.objectives.task_metrics import Metrics, first_prediction, perplexity_of
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read, to_device
+from trivium.objectives.task_metrics import Metrics, compute_perplexity, first_prediction
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden, to_device
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
@@ -53,7 +53,7 @@ class Alignment(LabelledObjective):
 
     tensor_parallel: ClassVar[bool] = False
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a command that generates a response to a validation prompt."""
         if lm.settings.chat_template is not None:
             return f"chat {run}"
@@ -62,7 +62,7 @@ class Alignment(LabelledObjective):
         return f"{command} {run} {shlex.quote(prompt)}"
 
 
-class AgainstReference(Alignment, GivenResponses):
+class ReferenceObjective(Alignment, GivenResponses):
     """An objective that compares log-probabilities of responses with those of a reference model.
 
     log p is the log-probability under the model, log q under the reference. The reference is the
@@ -79,7 +79,7 @@ class AgainstReference(Alignment, GivenResponses):
         """
 
     @abstractmethod
-    def labels_of_rows(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
+    def build_labels(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
         """Return the labels that the loss needs, one row per example.
 
         The first two columns are `logq` [N, 2], the log-probabilities under the reference.
@@ -93,7 +93,7 @@ class AgainstReference(Alignment, GivenResponses):
         """Encode both responses of every example, and compute log q with the current weights."""
         sequences, truncations = self.rows(examples, lm)
         logq, _ = compute_all_log_probabilities(sequences, lm)
-        labels = self.labels_of_rows(examples, logq).astype(np.float32)
+        labels = self.build_labels(examples, logq).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
         return EncodedExamples.with_targets(
             sequences, truncations, sequence_labels=labels, pad_id=pad_id
@@ -102,7 +102,7 @@ class AgainstReference(Alignment, GivenResponses):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return a batch with both responses of every example, [B, 2, U] for U tokens.
 
-        `sequence_labels` are the labels from `labels_of_rows`.
+        `sequence_labels` are the labels from `build_labels`.
         """
         return pair_batch(rows)
 
@@ -114,7 +114,7 @@ class AgainstReference(Alignment, GivenResponses):
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
 
-class PreferenceOptimization(AgainstReference, PreferencePairs):
+class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     """Direct preference optimization (DPO) and its variants IPO, SLiC, SimPO and ORPO.
 
     L = - log sigmoid(beta h) + w L_SFT for h = log (p(y+) / q(y+)) - log (p(y-) / q(y-))
@@ -190,12 +190,12 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Return the chosen and the rejected response of every pair as token ids.
 
-        See `AgainstReference.rows`.
+        See `ReferenceObjective.rows`.
         """
-        rows, truncations = response_rows(lm, self.turns(examples))
-        return pair_up(rows), merge_truncations(truncations)
+        rows, truncations = encode_responses(lm, self.turns(examples))
+        return stack_pairs(rows), merge_truncations(truncations)
 
-    def labels_of_rows(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
+    def build_labels(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
         """Return log q of both responses, [N, 2], and store it for the metrics."""
         self._reference.update(zip((one.where for one in examples), logq))
         return logq
@@ -242,7 +242,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         examples, answers = [one for one, _ in pairs], [answer for _, answer in pairs]
         sums, counts = (np.array([answer[i] for answer in answers], float) for i in range(2))
         sums, counts = sums.reshape(-1, 2), counts.reshape(-1, 2)
-        perplexity = perplexity_of(-sums[:, 0].sum(), counts[:, 0].sum())
+        perplexity = compute_perplexity(-sums[:, 0].sum(), counts[:, 0].sum())
         means = sums / np.maximum(counts, 1)
         values: dict[str, float] = {}
         notes = english("note.ranking_accuracy"), english("note.perplexity_of_chosen")
@@ -253,7 +253,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         values["ranking_accuracy"] = float((means[:, 0] > means[:, 1]).mean())
         values["perplexity"] = perplexity
         rows = [
-            {**self.texts_of(one), "log_probabilities": list(both)}
+            {**self.to_texts(one), "log_probabilities": list(both)}
             for one, (both, _) in zip(examples, answers)
         ]
         return Metrics(values, notes=notes).with_examples(rows)
@@ -298,7 +298,7 @@ def log_probabilities(
     """
     inputs = unstack_pairs(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
-    hidden, terms = read(model, inputs, gather_positions=batch.label_positions)
+    hidden, terms = forward_hidden(model, inputs, gather_positions=batch.label_positions)
     nats = token_cross_entropy(model.logits, hidden, batch.targets, model.spec.vocab_size)
     rows, zeros = batch.label_positions // ids.shape[1], nats.new_zeros(len(ids))
     sums, counts = (zeros.index_add(0, rows, one) for one in (-nats, torch.ones_like(nats)))
@@ -311,7 +311,7 @@ def compute_all_log_probabilities(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return log p of both responses of all N examples, and their token counts, [N, 2] each.
 
-    `sequences` contains the token ids of the pairs by field of `RowBatch` (see `pair_up`).
+    `sequences` contains the token ids of the pairs by field of `RowBatch` (see `stack_pairs`).
     """
     encoded = EncodedExamples(sequences, pad_id=lm.text_tokenizer.pad_id)
     check_example_ids(encoded, lm.spec)

@@ -19,18 +19,18 @@ from trivium.data.records import Record, RecordOptions
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
-from trivium.objectives.chat import LabelledRow, by_field, chat_template, labelled_row
+from trivium.objectives.chat import LabelledRow, chat_template, encode_spans, group_by_field
 from trivium.objectives.conversations import (
     PROMPTS,
     SYSTEM,
     Turn,
     are_texts,
     conversation,
-    join_note,
+    note_missing_space,
     plain,
+    prepend_prompt,
     read_prompt,
     read_turn,
-    with_prompt,
 )
 from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.seq2seq import pair_rows
@@ -98,11 +98,11 @@ class GivenResponses(LabelledObjective):
             options.report.notes[_REPEATED_PROMPTS] += len(stripped)
         return (stripped.get(id(one), one) for one in examples)
 
-    def input_of(self, example: Any) -> str:
+    def input_text(self, example: Any) -> str:
         """Return the prompt and the responses of an example as one text, one per line."""
-        return "\n".join(self.texts_of(example).values())
+        return "\n".join(self.to_texts(example).values())
 
-    def texts_of(self, example: Any) -> dict[str, str]:
+    def to_texts(self, example: Any) -> dict[str, str]:
         """Return the prompt and the responses of an example as texts, by field."""
         return {name: plain(getattr(example, name)) for name in ("prompt", *self.responses)}
 
@@ -162,7 +162,7 @@ def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: 
         prompt = _find_common_prefix(chosen, rejected)
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
-        join_note(record, prompt, (chosen, rejected))
+        note_missing_space(record, prompt, (chosen, rejected))
     return Preference(prompt, chosen, rejected, record.where)
 
 
@@ -193,7 +193,7 @@ def _count_common(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def response_rows(
+def encode_responses(
     lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
 ) -> tuple[Sequences, Truncations]:
     """Encode pairs of a prompt and a response, with labels at the response.
@@ -210,19 +210,19 @@ def response_rows(
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
-    return by_field([_encode_response(lm, prompt, response) for prompt, response in pairs])
+    return group_by_field([_encode_response(lm, prompt, response) for prompt, response in pairs])
 
 
 def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
     """Return a prompt and a response as one row for a decoder, with labels at the response."""
     if isinstance(prompt, str) and isinstance(response, str):
         text, eos = prompt + response, lm.text_tokenizer.eos_id
-        return labelled_row(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
-    messages = with_prompt(prompt, response)
+        return encode_spans(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
+    messages = prepend_prompt(prompt, response)
     text, spans = chat_template(lm).responses(messages)
-    turns = with_prompt(None, response)
+    turns = prepend_prompt(None, response)
     own = sum(one["role"] == "assistant" for one in turns)
-    return labelled_row(lm, text, spans[len(spans) - own :])
+    return encode_spans(lm, text, spans[len(spans) - own :])
 
 
 def merge_truncations(truncations: Truncations) -> Truncations:
@@ -237,7 +237,7 @@ def merge_truncations(truncations: Truncations) -> Truncations:
     return merged
 
 
-def pair_up(rows: Sequences) -> dict[str, Ragged]:
+def stack_pairs(rows: Sequences) -> dict[str, Ragged]:
     """Combine every two consecutive rows into one example, so that they stay in one micro-batch.
 
     Both rows have the same prompt. For an encoder-decoder, the prompt is stored only once.
@@ -249,7 +249,7 @@ def pair_up(rows: Sequences) -> dict[str, Ragged]:
 
 
 def pair_batch(rows: RowBatch) -> Batch:
-    """Return a batch [B, 2, U] of rows from `pair_up`: two responses per example, U tokens each."""
+    """Return a batch [B, 2, U] of rows from `stack_pairs`: two responses of U tokens each."""
     ids, lengths, sizes = rows.input_ids, rows.lengths, rows.decoder_lengths
     if sizes is not None:  # the encoder reads the same prompt for both responses
         ids, lengths = (np.repeat(one[:, None], 2, axis=1) for one in (ids, lengths))

@@ -11,9 +11,9 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, keep_and_end
-from trivium.objectives.excerpt import continue_beginning
-from trivium.objectives.row_arrays import real_tokens
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, pack_with_eos
+from trivium.objectives.excerpt import generate_continuation
+from trivium.objectives.row_arrays import padding_mask
 from trivium.text.vocabulary import Vocabulary
 
 # The noise channel of prefix lengths.
@@ -75,14 +75,14 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return the prefix and the rest of each row, each followed by an end token."""
         in_prefix = np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None]
-        rest = real_tokens(rows) & ~in_prefix
-        targets, lengths = keep_and_end(rows.input_ids, rest, vocabulary)
+        rest = padding_mask(rows) & ~in_prefix
+        targets, lengths = pack_with_eos(rows.input_ids, rest, vocabulary)
         lengths = np.where(rest.any(axis=1), lengths, 0)
-        return keep_and_end(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
+        return pack_with_eos(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Return the first words of a text, and the continuation that the model generates."""
-        return continue_beginning(lm, text, 8, temperature=0.0)
+        return generate_continuation(lm, text, 8, temperature=0.0)
 
 
 def _draw_prefix_lengths(rows: RowBatch, rng: RowRandom) -> Ints:

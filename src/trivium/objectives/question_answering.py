@@ -41,7 +41,7 @@ from trivium.objectives.excerpt import split_words
 from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.symbols import UNSPACED
 
 QUESTION = Fields("question", ("question",), ("query",))
@@ -201,7 +201,7 @@ class QuestionAnswering(LabelledObjective):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return half the sum of the cross-entropies of start and end, in nats."""
         assert batch.sequence_labels is not None
-        hidden, terms = read(model, batch.inputs)
+        hidden, terms = forward_hidden(model, batch.inputs)
         logits = model.logits(hidden, head="span").float()  # [B, T, 2]
         mask = batch.inputs.get("attention_mask")
         if mask is not None:
@@ -239,7 +239,7 @@ class QuestionAnswering(LabelledObjective):
         )
         return metrics.with_examples(rows, mistakes)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return an `answer` command with a validation question."""
         example = first_prediction(run)
         question = shlex.quote(example.get("question", "Who wrote it?"))

@@ -26,12 +26,12 @@ from trivium.models.electra import (
 from trivium.models.heads import Head
 from trivium.models.heads.tokens import ReplacedTokenHead
 from trivium.models.transformer import TransformerSpec
-from trivium.objectives.masked import Masking
-from trivium.objectives.row_arrays import real_tokens, row_inputs
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
+from trivium.objectives.masked import TokenMasking
+from trivium.objectives.row_arrays import attention_inputs, padding_mask
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.vocabulary import Vocabulary
 
-# The noise channel of samples. Lower channels are for `Masking`.
+# The noise channel of samples. Lower channels are for `TokenMasking`.
 _SAMPLE = 16
 
 
@@ -51,7 +51,7 @@ class CorruptedBatch(NamedTuple):
     replaced: Tensor
 
 
-class ReplacedToken(Masking):
+class ReplacedToken(TokenMasking):
     """ELECTRA's objective: L = L_MLM of the generator + 50 L_D of the discriminator.
 
     The generator is trained to fill masks. Tokens sampled from the generator replace the masks, and
@@ -74,7 +74,7 @@ class ReplacedToken(Masking):
     row, so that samples do not depend on the division into micro-batches.
     """
 
-    trains_one_model: ClassVar[bool] = False
+    builds_single_model: ClassVar[bool] = False
     kind: Literal["replaced-token"] = "replaced-token"
     mask_share: float = Field(
         1.0, ge=0, le=1, description="fraction of selected tokens replaced by [MASK]"
@@ -138,11 +138,11 @@ class ReplacedToken(Masking):
 
         `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1) for sampling.
         """
-        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
+        input_ids, labels = self.mask(rows.input_ids, padding_mask(rows), rng, vocabulary)
         uniform = rng.uniform(input_ids.shape[1], _SAMPLE).astype(np.float32)
         # Rounding up to 1 would sample beyond the last token.
         uniform = np.minimum(uniform, np.float32(1.0 - 2.0**-24))
-        return Batch(input_ids, labels=labels, sequence_labels=uniform, **row_inputs(rows))
+        return Batch(input_ids, labels=labels, sequence_labels=uniform, **attention_inputs(rows))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of masked tokens, and the number of all tokens except padding."""
@@ -158,7 +158,7 @@ class ReplacedToken(Masking):
         """Replace masked tokens by samples of the generator. Returns the corrupted batch."""
         assert batch.sequence_labels is not None
         positions, input_ids = batch.label_positions, batch.inputs["input_ids"]
-        hidden, terms = read(model.generator, batch.inputs, gather_positions=positions)
+        hidden, terms = forward_hidden(model.generator, batch.inputs, gather_positions=positions)
         sampled = model.sample(hidden, batch.sequence_labels.flatten()[positions])
         ids = input_ids.flatten()
         shown = ids.scatter(0, positions, sampled)
@@ -174,7 +174,7 @@ class ReplacedToken(Masking):
         inputs = batch.inputs
         hidden, terms, shown, replaced = self.corrupt(model, batch)
         corrupted = inputs | {"input_ids": shown}
-        states, more = read(model.discriminator, corrupted)
+        states, more = forward_hidden(model.discriminator, corrupted)
         logits = model.discriminator.logits(states, head="replaced-token")
         losses = F.binary_cross_entropy_with_logits(
             logits.flatten().float(), replaced.flatten().float(), reduction="none"
@@ -188,9 +188,9 @@ class ReplacedToken(Masking):
             **{term: terms[term] + loss for term, loss in more.items()},
         }
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `fill-mask` command with the generator."""
-        return super().try_it(f"{run}/generator", lm, text)
+        return super().suggest_command(f"{run}/generator", lm, text)
 
     def _build_generator_spec(self, spec: Spec) -> TransformerSpec:
         """Return the spec of the generator for a discriminator.

@@ -15,7 +15,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.language_model import LanguageModel
 from trivium.objectives.chat import chat_template
 from trivium.objectives.conversations import Turn, plain
-from trivium.rewards import RewardFunction, Sample, all_scores
+from trivium.rewards import RewardFunction, Sample, compute_scores
 
 SLOTS = 128
 """The maximum number of responses that are generated at the same time."""
@@ -94,7 +94,9 @@ def sample_responses(
     samples = [_build_sample(*pair) for pair in zip(repeated, requests, strict=True)]
     return [
         Response(one.prompt_ids, _response_ids(one), sample.response, sample.ended, scores)
-        for one, sample, scores in zip(requests, samples, all_scores(rewards, samples), strict=True)
+        for one, sample, scores in zip(
+            requests, samples, compute_scores(rewards, samples), strict=True
+        )
     ]
 
 

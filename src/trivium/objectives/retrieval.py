@@ -21,12 +21,12 @@ _RRF_CONSTANT = 60.0  # Cormack et al. 2009
 _QUERY_BATCH = 256
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text in lower case.
 
     Every Chinese or Japanese character is a word.
 
-    >>> words_of("The cat's \u732b")
+    >>> split_words("The cat's \u732b")
     ['the', 'cat', 's', '\u732b']
     """
     return LETTERS.findall(text.lower())
@@ -47,7 +47,7 @@ class BM25:
     """
 
     def __init__(self, passages: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
-        counts = [Counter(words_of(passage)) for passage in passages]
+        counts = [Counter(split_words(passage)) for passage in passages]
         sizes = np.array([count.total() for count in counts], dtype=np.float64)
         norms = k1 * (1.0 - b + b * sizes / max(sizes.mean(), 1.0))
         postings: dict[str, list[tuple[int, int]]] = {}
@@ -66,7 +66,7 @@ class BM25:
         """Return the BM25 score of every passage for every query, float64 [Q, P]."""
         scores = np.zeros((len(queries), self.num_passages))
         for row, query in zip(scores, queries, strict=True):
-            for word in words_of(query):
+            for word in split_words(query):
                 indices, weights = self._postings.get(word, ((), 0.0))
                 row[list(indices)] += weights
         return scores

@@ -26,25 +26,25 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import Pooling
 from trivium.objectives.chat import chat_template
-from trivium.objectives.conversations import Turn, with_prompt
+from trivium.objectives.conversations import Turn, prepend_prompt
 from trivium.objectives.labelled import column_key, encode_texts
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
     pair_batch,
-    pair_up,
+    stack_pairs,
     unstack_pairs,
 )
-from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
+from trivium.objectives.task_heads import SingleStackTask, classifier_head, default_pooling
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.vocabulary import Vocabulary
 
 MARGIN = Fields("margin?", ("margin",))
 _MAX_TEXT = 500  # characters of a text in an example command
 
 
-class Reward(ReadsStates, PreferencePairs):
+class Reward(SingleStackTask, PreferencePairs):
     """Training of a reward model r, which gives the preferred response the higher score.
 
     L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2
@@ -118,7 +118,7 @@ class Reward(ReadsStates, PreferencePairs):
             for one, other in zip(inputs[::2], inputs[1::2])
         ]
         return EncodedExamples.with_targets(
-            pair_up(rows),
+            stack_pairs(rows),
             truncations,
             sequence_labels=np.array([[one.margin] for one in examples], dtype=np.float32),
             pad_id=lm.source_tokenizer.pad_id,
@@ -143,7 +143,7 @@ class Reward(ReadsStates, PreferencePairs):
         """Return the pairwise loss in nats and the squared sums of rewards, summed over pairs."""
         assert batch.sequence_labels is not None
         inputs = unstack_pairs(batch.inputs)
-        hidden, terms = read(model, inputs)
+        hidden, terms = forward_hidden(model, inputs)
         mask = inputs["attention_mask"]
         logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
         chosen, rejected = logits.view(-1, 2).unbind(1)
@@ -181,7 +181,7 @@ class Reward(ReadsStates, PreferencePairs):
         notes = (english("note.margin_and_reward"),)
         return Metrics(values, notes=notes).with_examples(rows, mistakes)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `classify` command with a pair of the validation examples."""
         example = first_prediction(run)
         both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
@@ -197,4 +197,4 @@ def _join_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
     """Return a prompt and a response as one text; messages are formatted with the chat template."""
     if isinstance(prompt, str) and isinstance(response, str):
         return prompt + response
-    return chat_template(lm).render(with_prompt(prompt, response))
+    return chat_template(lm).render(prepend_prompt(prompt, response))

@@ -12,7 +12,7 @@ import numpy as np
 from trivium.data.batch import Bools, Floats, Ints, RowBatch
 
 
-def real_tokens(rows: RowBatch) -> np.ndarray:
+def padding_mask(rows: RowBatch) -> np.ndarray:
     """Return the padding mask of rows: bool [B, T], False for padding."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
@@ -40,12 +40,12 @@ def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
     return rows, sizes
 
 
-def poisson_chances(mean: float, lengths: range) -> Floats:
+def poisson_probabilities(mean: float, lengths: range) -> Floats:
     """Return the probability of each length in `lengths` under a Poisson distribution."""
     return np.exp([n * math.log(mean) - mean - math.lgamma(n + 1) for n in lengths])
 
 
-def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
+def attention_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
     """Return the model inputs `document_ids` and `position_ids` for packed documents.
 
     Without document ids, return only the padding mask, `attention_mask`.

@@ -17,18 +17,18 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import NSPHead
-from trivium.objectives.masked import Masking
+from trivium.objectives.masked import TokenMasking
 from trivium.objectives.row_arrays import left_pack
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.vocabulary import Vocabulary
 
-# Noise channels. Lower channels are for `Masking`.
+# Noise channels. Lower channels are for `TokenMasking`.
 _NEGATIVE, _CUT, _OTHER, _START = range(16, 20)
 # The number of rows tried for a negative. If all are from the same document, there is no negative.
 _TRIES = 8
 
 
-class SentencePairs(Masking):
+class SentencePairs(TokenMasking):
     """Masked language modelling together with a task on sentence pairs (BERT and ALBERT).
 
     A pair consists of two segments of text. It is the longest section of one document in a row,
@@ -122,7 +122,7 @@ class SentencePairs(Masking):
         rows, length = batch.inputs["input_ids"].shape
         firsts = torch.arange(rows, device=labels.device) * length
         gather_positions, order = torch.cat((firsts, batch.label_positions)).sort()
-        hidden, terms = read(model, batch.inputs, gather_positions=gather_positions)
+        hidden, terms = forward_hidden(model, batch.inputs, gather_positions=gather_positions)
         hidden = hidden.index_select(0, order.argsort())
         first, hidden = hidden.split((rows, len(batch.targets)))
         pairs = model.logits(first[:, None], head="nsp").float()

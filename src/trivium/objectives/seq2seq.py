@@ -31,7 +31,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
-from trivium.objectives.conversations import with_input
+from trivium.objectives.conversations import append_input
 from trivium.objectives.labelled import LabelledObjective
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
@@ -144,7 +144,7 @@ class SourceToTarget(LabelledObjective):
 
     def example(self, record: Record) -> SourceTarget:
         """Return the source and the targets of a record; with `reverse`, they are swapped."""
-        source = with_input(record, record.text(record.columns["source"]))
+        source = append_input(record, record.text(record.columns["source"]))
         targets = _read_targets(record, record.columns["target"])
         return self._apply_direction(SourceTarget(source, targets, record.where))
 
@@ -177,7 +177,7 @@ class SourceToTarget(LabelledObjective):
         """The fields. Columns of a table without a header are called "0", "1", ..."""
         return dataclasses.replace(super().record_schema, if_data=_IF_DATA)
 
-    def input_of(self, example: SourceTarget) -> str:
+    def input_text(self, example: SourceTarget) -> str:
         """Return the source of an example."""
         return example.source
 
@@ -247,7 +247,7 @@ class SourceToTarget(LabelledObjective):
         """
         return Metrics({}), [0.0] * len(predicted)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `translate` command with a validation source, after the prefix of the task."""
         source = first_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(lm.settings.task_prefixes[0] + source)}"

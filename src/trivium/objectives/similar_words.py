@@ -10,17 +10,17 @@ from pydantic import Field, PrivateAttr
 from trivium.data.batch import Bools, Ints
 from trivium.data.row_order import RowRandom
 from trivium.data.rows import Rows
-from trivium.objectives.masked import Masking
+from trivium.objectives.masked import TokenMasking
 from trivium.text.vocabulary import Vocabulary
 
-_SIMILAR = 20  # the noise channel; lower channels are for `Masking` and `SentencePairs`
+_SIMILAR = 20  # the noise channel; lower channels are for `TokenMasking` and `SentencePairs`
 # The number of rows to count, the number of context tokens (the most frequent tokens), the number
 # of tokens on each side, and the minimum number of occurrences of a token.
 _ROWS, _CONTEXTS, _WINDOW, _MIN_COUNT = 8192, 512, 2, 5
 _BATCH = 1024
 
 
-class SimilarWords(Masking):
+class SimilarWords(TokenMasking):
     """Masked language modelling with similar tokens instead of [MASK], as in MacBERT.
 
     The input of the model contains no [MASK], just as in fine-tuning:
@@ -58,7 +58,7 @@ class SimilarWords(Masking):
     def mask(
         self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
-        """Return corrupted input_ids and labels as in `Masking.mask`.
+        """Return corrupted input_ids and labels as in `TokenMasking.mask`.
 
         A similar token is inserted in place of each [MASK].
         """

@@ -17,10 +17,10 @@ from trivium.objectives.encoder_decoder import (
     EncoderDecoderObjective,
     Padded,
     PaddedPair,
-    keep_and_end,
+    pack_with_eos,
 )
 from trivium.objectives.excerpt import mask_middle
-from trivium.objectives.row_arrays import real_tokens
+from trivium.objectives.row_arrays import padding_mask
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
@@ -73,7 +73,7 @@ class SpanCorruption(EncoderDecoderObjective):
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
 
-    def noise_size(self, length: int) -> tuple[int, int]:
+    def count_noise(self, length: int) -> tuple[int, int]:
         """Return the number of noise tokens and of noise spans in a row of `length` tokens.
 
         Both are 0 if the row has fewer than two tokens.
@@ -90,7 +90,7 @@ class SpanCorruption(EncoderDecoderObjective):
         Raises:
             TriviumError: a row has more noise spans than the tokenizer has sentinels.
         """
-        real = real_tokens(rows)
+        real = padding_mask(rows)
         noise = self._draw_noise(rows.lengths, real.shape[1], rng, vocabulary)
         inputs = _insert_sentinels(rows.input_ids, noise, real, vocabulary)
         targets, sizes = _insert_sentinels(rows.input_ids, ~noise, real, vocabulary)
@@ -124,7 +124,7 @@ class SpanCorruption(EncoderDecoderObjective):
         noise_draws, kept_draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
         is_noise = np.zeros((len(lengths), width), dtype=bool)
         for row, length in enumerate(lengths.tolist()):
-            size, spans = self.noise_size(length)
+            size, spans = self.count_noise(length)
             if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
                     f"a row of {length} tokens has {spans} noise spans, but the tokenizer has only "
@@ -156,7 +156,9 @@ def _insert_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabula
     first = noise.copy()
     first[:, 1:] &= ~noise[:, :-1]
     index = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
-    return keep_and_end(np.where(first, sentinels[index], ids), real & (first | ~noise), vocabulary)
+    return pack_with_eos(
+        np.where(first, sentinels[index], ids), real & (first | ~noise), vocabulary
+    )
 
 
 def _draw_partition(draws: Floats, items: int, num_parts: int) -> Ints:

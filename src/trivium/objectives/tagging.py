@@ -28,7 +28,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.labelled import column_key
-from trivium.objectives.task_heads import ReadsStates, tagger_head
+from trivium.objectives.task_heads import SingleStackTask, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -38,7 +38,7 @@ from trivium.objectives.task_metrics import (
     label_scores,
     unknown_labels,
 )
-from trivium.objectives.tensor_batch import LossTerms, TensorBatch, read
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
@@ -94,7 +94,7 @@ class TaggedSentence:
         return f"{self.where.rpartition(', line ')[0]}, line {self.lines[index]}"
 
 
-class Tagging(ReadsStates):
+class Tagging(SingleStackTask):
     """Token classification: the hidden state of a word's first token predicts the tag of the word.
 
     L = - sum over words of log P(tag | text)
@@ -339,7 +339,7 @@ class Tagging(ReadsStates):
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the summed cross-entropy of the tags of all words in nats."""
-        hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
+        hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}
@@ -384,7 +384,7 @@ class Tagging(ReadsStates):
         )
         return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `tag` command with a validation sentence, its words separated by spaces."""
         words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"

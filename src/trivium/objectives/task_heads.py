@@ -13,7 +13,7 @@ from trivium.models.heads.vocabulary import MLMHead
 from trivium.objectives.labelled import LabelledObjective
 
 
-class ReadsStates(LabelledObjective):
+class SingleStackTask(LabelledObjective):
     """A task for models with a single stack, whose hidden states its head or its loss reads."""
 
     def fits(self, spec: Spec) -> bool:

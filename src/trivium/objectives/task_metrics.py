@@ -42,7 +42,7 @@ class Mistake:
     confidence: float | None = None
 
 
-def perplexity_of(nats: float, num_tokens: float) -> float:
+def compute_perplexity(nats: float, num_tokens: float) -> float:
     """Return the perplexity exp(nats / num_tokens). Raises DataError if there are no tokens."""
     if not num_tokens:
         raise DataError(
@@ -138,7 +138,7 @@ class Metrics:
         }
 
 
-def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
+def merge_metrics(results: Mapping[str, Metrics]) -> Metrics:
     """Merge the metrics of the labelled sources of a run. The first source has the main metric.
 
     In a mixture, metrics are named SOURCE/METRIC. With several sources, each prediction contains
@@ -278,7 +278,7 @@ def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
     if name not in ids:
         raise DataError(
             f'{where}: the label "{shorten(name)}" is unknown to the model, which knows '
-            f"{listing(list(ids))}.{did_you_mean(name, ids)}"
+            f"{quote_names(list(ids))}.{did_you_mean(name, ids)}"
         )
     return ids[name]
 
@@ -294,15 +294,15 @@ def unknown_labels(
     count = sum(not {*unknown}.isdisjoint(names) for names in labels)
     note = (
         f"{count:,} of {len(labels):,} examples have labels that the model does not know, and "
-        f"count as wrong: {listing(unknown)}"
+        f"count as wrong: {quote_names(unknown)}"
     )
     return tuple(unknown), (note,) * bool(unknown)
 
 
-def listing(names: Sequence[str]) -> str:
+def quote_names(names: Sequence[str]) -> str:
     """Return quoted names for a message, at most the first thirty.
 
-    >>> listing(["good", "bad"])
+    >>> quote_names(["good", "bad"])
     '"good", "bad"'
     """
     shown = ", ".join(f'"{shorten(name, 40)}"' for name in names[:_MAX_NAMES])

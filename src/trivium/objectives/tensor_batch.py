@@ -190,7 +190,7 @@ Its value for a step is the mean over the micro-batches, weighted by their token
 """
 
 
-def read(
+def forward_hidden(
     model: LanguageModule, inputs: Mapping[str, Tensor], *, gather_positions: Tensor | None = None
 ) -> tuple[Tensor, LossTerms]:
     """Run the model on `inputs`. Returns its hidden states, and the auxiliary loss of its layers.
@@ -213,5 +213,5 @@ def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float 
     `smoothing` is the amount of label smoothing. The terms include the auxiliary loss of the
     layers, if any.
     """
-    hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
+    hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}

@@ -110,7 +110,7 @@ class TextPairs(LabelledObjective):
             )
         return TextPair(text, pair, negative, record.where)
 
-    def input_of(self, example: TextPair) -> str:
+    def input_text(self, example: TextPair) -> str:
         """Return all texts of an example as one text, separated by spaces."""
         return " ".join(example.texts)
 
@@ -167,7 +167,7 @@ class TextPairs(LabelledObjective):
             notes.append(english("note.halves"))
         return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return an `embed` command with a validation query, its passage and the one it found."""
         example = first_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]

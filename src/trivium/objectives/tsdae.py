@@ -22,7 +22,7 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import TransformerSpec
 from trivium.nn import EncoderOutput, SequenceInfo
 from trivium.objectives.labelled import next_tokens
-from trivium.objectives.row_arrays import left_pack, real_tokens
+from trivium.objectives.row_arrays import left_pack, padding_mask
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
@@ -103,7 +103,7 @@ class TSDAE(TextPairs):
             A batch with input_ids [B, S], decoder_input_ids [B, T - 1] and labels [B, T - 1], where
             S is the maximum number of remaining tokens.
         """
-        ids, is_token = rows.input_ids, real_tokens(rows)
+        ids, is_token = rows.input_ids, padding_mask(rows)
         assert rows.labels is not None
         keep = rng.uniform(ids.shape[1], 0) >= self.deletion
         keep = is_token & (keep | vocabulary.is_special[ids])

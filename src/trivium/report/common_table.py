@@ -15,7 +15,7 @@ def name_runs(runs: Sequence[RunFiles]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
+def find_different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
     """Return the recipe keys whose values differ between the runs, with the value of each run.
 
     The value is None if the recipe of a run does not contain the key.
@@ -26,7 +26,7 @@ def different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
     return {key: values for key, values in rows.items() if len(set(map(str, values))) > 1}
 
 
-def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
+def make_run_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """Return one row per run with its name, folder, model, objective, sizes, results and settings.
 
     `loss` and the metrics come from `RunFiles.validation_metrics`. `seconds` includes preparation
@@ -44,6 +44,6 @@ def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
         row |= {"train_loss": [None, *(loss for _, loss in run.series("train_loss"))][-1]}
         rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last_number("seconds")})
     known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
-    different = different_settings(runs)
+    different = find_different_settings(runs)
     settings = [{key: different[key][index] for key in different} for index in range(len(runs))]
     return [{key: row.get(key) for key in known} | one for row, one in zip(rows, settings)]

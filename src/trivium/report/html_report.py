@@ -18,10 +18,10 @@ from trivium.errors import CheckpointError
 from trivium.files import write_file
 from trivium.messages import terminal_language, translated
 from trivium.progress import format_duration
-from trivium.report.common_table import different_settings, name_runs
+from trivium.report.common_table import find_different_settings, name_runs
 from trivium.report.ranking import describe_differences, format_ranking, have_same_text, rank_runs
 from trivium.report.run_files import Points, RunFiles, read_run, to_float
-from trivium.report.summary import summarize, text_summary
+from trivium.report.summary import format_summary, summarize
 from trivium.text import Tokenizer
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -135,19 +135,19 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
         warnings=describe_differences(runs),
-        settings=different_settings(runs),
+        settings=find_different_settings(runs),
         charts=charts,
     )
 
 
-def text_report(run_folders: Sequence[str | Path]) -> str:
+def format_report(run_folders: Sequence[str | Path]) -> str:
     """Return a report as plain text: the summary of one run, or a comparison of several runs.
 
     The comparison contains the verdict on each run, and the rankings.
     """
     runs = [read_run(folder) for folder in run_folders]
     if len(runs) == 1:
-        return text_summary(runs[0])
+        return format_summary(runs[0])
     names, colon = name_runs(runs), translated("join.colon")
     texts = [f"{name}{colon}{summarize(run).verdict}" for name, run in zip(names, runs)]
     texts += [format_ranking(ranking) for ranking in rank_runs(runs, names)]

@@ -19,7 +19,7 @@ _OVERFITTING = 0.05
 # If the main metric of a task (0 to 1) is below this, the model has learned nothing. The limit is
 # higher for generated texts, because any text of the right language has some overlap.
 _NOTHING_LEARNED, _NOTHING_GENERATED = 0.01, 0.05
-UNKNOWN_SHARE = 0.01
+MAX_UNKNOWN_FRACTION = 0.01
 """The fraction of unknown tokens above which training prints a warning."""
 _TABLE_ROWS = 20
 
@@ -81,7 +81,7 @@ def summarize(run: RunFiles) -> Summary:
     return Summary(evaluations, best, loss, verdict, stuck)
 
 
-def text_summary(run: RunFiles) -> str:
+def format_summary(run: RunFiles) -> str:
     """Return the summary of a run as plain text: a table of evaluations and the verdict."""
     summary, metric, unit = summarize(run), run.metric, run.unit
     best, unigram = summary.best, run.metadata_number("unigram_loss")
@@ -226,7 +226,7 @@ def _describe_unknown_tokens(run: RunFiles) -> str:
     unknown = [
         translated("verdict.share_of_side", share=share, side=translated(f"side.{side}"))
         for side, share in shares
-        if share > UNKNOWN_SHARE
+        if share > MAX_UNKNOWN_FRACTION
     ]
     if not unknown:
         return ""

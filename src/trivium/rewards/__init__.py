@@ -86,7 +86,7 @@ def reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def all_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> Floats:
+def compute_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> Floats:
     """Return R unweighted rewards for each of N samples, float64 [N, R].
 
     Raises:

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.02
 _LOG = logging.getLogger(__name__)
 
 
-def named_paths(arguments: Iterable[str]) -> dict[str, str]:
+def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
     """Parse models written as `path` or `id=path`. Returns a dict of id -> path.
 
     The default id is the name of the folder.

@@ -75,7 +75,7 @@ def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -
         raise TriviumError(error.detail) from None
 
 
-def allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
+def find_allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
     """Return the Host headers that a server accepts if it listens on the address `host`.
 
     Returns None (any) if clients must send an API key.
@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
 
 
-def address_of(listening: socket.socket) -> str:
+def format_address(listening: socket.socket) -> str:
     """Return the URL of a listening socket: `http://HOST:PORT`."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
     is_last: bool
 
 
-def cut_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> Iterator[Chunk]:
+def split_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> Iterator[Chunk]:
     """Split texts into chunks of about `limit` characters.
 
     A text is split only at a border: a position where splitting does not change the ids

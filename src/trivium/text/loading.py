@@ -55,7 +55,7 @@ def load_backend(
 
 
 @contextlib.contextmanager
-def text_errors() -> Iterator[None]:
+def convert_library_errors() -> Iterator[None]:
     """Convert errors that `tokenizers` raises while it encodes to TokenizerError."""
     try:
         yield

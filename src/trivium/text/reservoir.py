@@ -25,7 +25,7 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
     ['one', 'two', 'three']
     """
     rng = random.Random(seed)
-    chunks = itertools.chain.from_iterable(cut_text(text, CHUNK) for text in texts if text)
+    chunks = itertools.chain.from_iterable(split_text(text, CHUNK) for text in texts if text)
     heap: list[tuple[float, int, str, int]] = []  # (-priority, position, text, bytes)
     total = 0
     threshold = 1.0
@@ -43,7 +43,7 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
     return [text for _, _, text, _ in sorted(heap, key=lambda entry: entry[1])]
 
 
-def cut_text(text: str, limit: int) -> Iterator[str]:
+def split_text(text: str, limit: int) -> Iterator[str]:
     """Split a text into chunks of at most `limit` characters.
 
     A chunk ends after a line feed if possible, otherwise before a space.

@@ -53,7 +53,7 @@ class RoleId:
         return tokenizer.token_to_id(tokenizer.roles[self.role])
 
 
-def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
+def infer_roles(special_tokens: Container[str]) -> dict[str, str]:
     """Return the special token for each role, by the usual names of the tokens.
 
     `<|endoftext|>` ends a text. It also begins a text if no other token does (GPT-2).
@@ -74,7 +74,7 @@ def role_of(token: str) -> str | None:
     return next((role for role in ROLES if token in NAMES[role]), None)
 
 
-def named_roles(
+def read_roles(
     options: Mapping[str, Any], token_to_id: Callable[[str], int | None]
 ) -> dict[str, str]:
     """Return the special token for each role that options such as "cls_token" define.
@@ -112,7 +112,7 @@ def special_names(backend: tokenizers.Tokenizer) -> set[str]:
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
     """Add [CLS] and [SEP] around texts and pairs, if the tokenizer has these tokens."""
-    roles = role_tokens(special_names(backend))
+    roles = infer_roles(special_names(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
 

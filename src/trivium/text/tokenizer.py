@@ -18,9 +18,9 @@ from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
 from trivium.text.literals import ChatText, Literals, SpecialTokens
-from trivium.text.loading import load_backend, text_errors
+from trivium.text.loading import convert_library_errors, load_backend
 from trivium.text.reservoir import read_blocks
-from trivium.text.roles import RoleId, build_hf_files, named_roles, read_options, role_tokens
+from trivium.text.roles import RoleId, build_hf_files, infer_roles, read_options, read_roles
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -155,7 +155,7 @@ class Tokenizer:
             folder = path if path.is_dir() else path.parent
             for name in ("special_tokens_map.json", "tokenizer_config.json"):
                 options |= read_options(folder / name)
-        return cls(backend, named_roles(options, backend.token_to_id))
+        return cls(backend, read_roles(options, backend.token_to_id))
 
     @classmethod
     def from_merges(
@@ -207,7 +207,7 @@ class Tokenizer:
 
         Raises TokenizerError if the text is not a string, or contains a lone surrogate.
         """
-        with text_errors():
+        with convert_library_errors():
             if isinstance(text, ChatText) and text.is_protected:
                 return self._convert(
                     *self.literals.encode(text, add_special_tokens=add_special_tokens)
@@ -238,13 +238,13 @@ class Tokenizer:
         """Encode many texts in parallel."""
         if any(isinstance(text, ChatText) for text in texts):
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        with text_errors():
+        with convert_library_errors():
             batch = self._encoder.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [self._convert(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts without special tokens, faster than `encode_batch`."""
-        with text_errors():
+        with convert_library_errors():
             batch = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
@@ -275,7 +275,7 @@ class Tokenizer:
 
     def split_words(self, text: str) -> list[str]:
         """Normalize and pre-tokenize a text. Returns the words, which are encoded one by one."""
-        with text_errors():
+        with convert_library_errors():
             if self.backend.normalizer is not None:
                 text = self.backend.normalizer.normalize_str(text)
             if self.backend.pre_tokenizer is None:
@@ -372,7 +372,7 @@ class Tokenizer:
     @functools.cached_property
     def roles(self) -> dict[str, str]:
         """The special tokens by role (pad, unk, cls, sep, mask, bos, eos)."""
-        return {**role_tokens(self.special_tokens), **self._explicit_roles}
+        return {**infer_roles(self.special_tokens), **self._explicit_roles}
 
     @functools.cached_property
     def special_tokens(self) -> dict[str, int]:

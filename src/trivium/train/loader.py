@@ -18,7 +18,7 @@ import numpy as np
 
 from trivium.data.batch import PAD_TO_MULTIPLE_OF, Batch, RowBatch, padded_length
 from trivium.data.encoded import EncodedExamples
-from trivium.data.row_order import RowRandom, contiguous_rows, permuted, rows_from
+from trivium.data.row_order import RowRandom, contiguous_rows, shuffled_rows, shuffled_rows_from
 from trivium.data.rows import Rows
 from trivium.objectives import AUX_LOSS, MicroBatchSlice, Objective
 from trivium.text.vocabulary import Vocabulary
@@ -121,7 +121,7 @@ class BatchStream:
             return dataclasses.replace(
                 batch, is_prefill=step % self.contiguous_steps_per_epoch == 0
             )
-        indices, keys = rows_from(self.seed, start, self.rows_per_step, len(self.data))
+        indices, keys = shuffled_rows_from(self.seed, start, self.rows_per_step, len(self.data))
         left = (self.num_taken or 0) - start
         if left > 0:
             indices, keys = indices[:left], keys[:left]
@@ -154,7 +154,7 @@ class BatchStream:
                 )
             return
         if isinstance(self.data, Rows):
-            indices = np.sort(permuted(0, 0, np.arange(count), size))
+            indices = np.sort(shuffled_rows(0, 0, np.arange(count), size))
         else:
             indices = np.arange(count) * size // count
         if self.objective.needs_whole_step:

@@ -34,7 +34,7 @@ from trivium.language_model import LanguageModel
 from trivium.messages import translated
 from trivium.models.base_model import Spec
 from trivium.objectives import LabelledObjective, Objective
-from trivium.objectives.example_split import group_of, read_examples
+from trivium.objectives.example_split import hash_group, read_examples
 from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled
 from trivium.text import Tokenizer, TokenizerConfig
@@ -477,9 +477,9 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], line: Progress
     """
     if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
         return  # a fraction of the examples: no group is in both splits
-    held_out = {group_of(one) for source in sources for one in source.valid}
+    held_out = {hash_group(one) for source in sources for one in source.valid}
     for source in sources:
-        train = [one for one in source.train if group_of(one) not in held_out]
+        train = [one for one in source.train if hash_group(one) not in held_out]
         if not train:
             raise DataError(
                 f"Every example of {', '.join(source.config.paths)} is also held out for "

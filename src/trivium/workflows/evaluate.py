@@ -13,7 +13,7 @@ from typing import Any
 from trivium.adapt.quantize import Quantization
 from trivium.data.documents import ReadOptions, read_documents, text_columns
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
-from trivium.data.sources import Paths, path_names
+from trivium.data.sources import Paths, list_paths
 from trivium.errors import DataError, RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
 from trivium.inference.text_model import TASK_OF_CAPABILITY
@@ -80,7 +80,7 @@ def evaluate(
         lm = load(lm, device=device, quantize=quantize)
     recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
     task = task or infer_task(lm)
-    names = path_names(data)
+    names = list_paths(data)
     changes, read_keys = data_changes(changes)
     bad = BadRecords() if read_keys.pop("bad_records", "stop") == "skip" else None
     text = dataclasses.replace(text, **read_keys)

@@ -19,7 +19,7 @@ from trivium.messages import translated, translated_english
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
-from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
+from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, merge_metrics, write_metrics
 from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
@@ -203,7 +203,7 @@ class FinishedRun:
                     some=self.corpus.num_measured(self.validation.limit),
                 )
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
-            mixed = mixed_metrics(metrics)
+            mixed = merge_metrics(metrics)
             write_metrics(run.path, next(kinds), mixed)
             known = {key: value for key, value in mixed.values.items() if math.isfinite(value)}
             values = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
@@ -229,7 +229,9 @@ class FinishedRun:
         texts = {objective.kind: text for objective, text in self.corpus.validation_texts()}
         first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
         run, known = str(self.run.path), reversed(first.items())
-        commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
+        commands = dict.fromkeys(
+            one.suggest_command(run, self.lm, texts.get(k, "")) for k, one in known
+        )
         for number, command in enumerate(commands):
             self.line.print_line(labelled("" if number else "try_it", f"trivium {command}"))
 

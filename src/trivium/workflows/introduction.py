@@ -20,7 +20,7 @@ from trivium.models.base_model import Spec
 from trivium.presets import catalogue, is_own_size
 from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
-from trivium.report import UNKNOWN_SHARE
+from trivium.report import MAX_UNKNOWN_FRACTION
 from trivium.train import defaults
 from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import SINGLE_PROCESS
@@ -286,7 +286,7 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, metadata: dict[s
             "tokenizer.path out for a tokenizer that is trained on this text."
         )
     for side, share in metadata["unknown_shares"].items():
-        if share > UNKNOWN_SHARE:
+        if share > MAX_UNKNOWN_FRACTION:
             line.warn(
                 f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, {advice}"
             )

@@ -15,7 +15,7 @@ from trivium.messages import translated
 from trivium.models.heads import Head
 from trivium.models.heads.text import ClassifierHead
 from trivium.models.heads.tokens import TaggerHead
-from trivium.objectives.task_metrics import listing
+from trivium.objectives.task_metrics import quote_names
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class KnownLabels:
         if not self.before or not (added or unseen):
             return
         if not self.kept:
-            yield translated("labels.replaced", labels=listing(self.before))
+            yield translated("labels.replaced", labels=quote_names(self.before))
             return
         kept = [name for name in self.before if name in self.data]
-        yield translated("labels.kept", labels=listing(kept))
+        yield translated("labels.kept", labels=quote_names(kept))
         if added:
-            yield translated("labels.added", labels=listing(added))
+            yield translated("labels.added", labels=quote_names(added))
         if unseen:
-            yield translated("labels.unseen", labels=listing(unseen))
+            yield translated("labels.unseen", labels=quote_names(unseen))
 
 
 def has_label_rows(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:

@@ -24,7 +24,7 @@ from trivium.models.heads import Head
 from trivium.nn.positions.learned import Learned
 from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
-from trivium.objectives.task_metrics import listing
+from trivium.objectives.task_metrics import quote_names
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 from trivium.text.vocabulary import Vocabulary
@@ -87,7 +87,9 @@ def set_up_model(
     settings = base.settings if base is not None else Settings()
     for source in corpus.examples:
         examples = [*source.train, *source.valid]
-        source.objective = source.objective.continuing(settings, examples).resolve(spec, examples)
+        source.objective = source.objective.adapt_to_model(settings, examples).resolve(
+            spec, examples
+        )
     objectives = [source.objective for source in corpus.sources]
     vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     if spec.family == "encoder-decoder":
@@ -203,8 +205,8 @@ def _check_labels(corpus: Corpus) -> None:
         if set(names) != set(known[first]) or name.split("(")[-1] != first.split("(")[-1]:
             raise RecipeError(
                 f"the sources of a mix train one head, which has one set of labels. {first} has "
-                f"{listing(known[first])}, and {name} has {listing(names)}. Give all sources the "
-                "same task and labels, or train one model for each."
+                f"{quote_names(known[first])}, and {name} has {quote_names(names)}. Give all "
+                "sources the same task and labels, or train one model for each."
             )
 
 
@@ -214,8 +216,8 @@ def _warn_of_unseen_labels(source: ExampleSource) -> None:
     unseen = [name for name in source.objective.label_names(source.valid) if name not in seen]
     if unseen:
         warnings.warn(
-            f"only held-out examples have the label {listing(unseen)}: it is not learned. Is it a "
-            "typo, or are there too few examples?",
+            f"only held-out examples have the label {quote_names(unseen)}: it is not learned. "
+            "Is it a typo, or are there too few examples?",
             stacklevel=2,
         )
 

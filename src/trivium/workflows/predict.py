@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from trivium.data.documents import ReadOptions
 from trivium.data.records import ReadReport, Record, RecordOptions
-from trivium.data.sources import Paths, file_format, path_names
+from trivium.data.sources import Paths, file_format, list_paths
 from trivium.errors import DataError, RecipeError, TriviumError, require_extra
 from trivium.files import STDIN, nan_to_none, replace_file
 from trivium.language_model import LanguageModel
@@ -91,7 +91,7 @@ def predict(
             `out`.
         TriviumError: the task has no labels, or does not support the threshold.
     """
-    out, names = Path(out), path_names(data)
+    out, names = Path(out), list_paths(data)
     line = _choose_line_format(out, names)
     if (threshold is None) != (below is None) or not 0 < (threshold or 1) <= 1:
         raise TriviumError("give a threshold from 0 to 1 and the label below it, or neither.")

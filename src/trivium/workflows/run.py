@@ -6,7 +6,7 @@ from typing import Any
 
 from trivium.errors import TriviumError
 from trivium.messages import padded, translated
-from trivium.report import read_run, text_summary
+from trivium.report import format_summary, read_run
 from trivium.train.run_folder import RunFolder
 
 
@@ -44,7 +44,7 @@ class Run(RunFolder):
     def __repr__(self) -> str:
         """Return the summary of the run, or its path if nothing was measured yet."""
         try:
-            summary = text_summary(read_run(self.path))
+            summary = format_summary(read_run(self.path))
         except TriviumError:
             return f"Run({str(self.path)!r})"
         return f"{summary}\n{padded(translated('label.run'), 16)}  {self.path}"

@@ -345,7 +345,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
     by_layer = recipe.optimizer.layer_decay < 1.0 or recipe.train.gradual_unfreezing is not None
     for objective in recipe.objectives:
         objective.heads(spec, ("A", "B"))  # placeholders: the data is not read yet
-        if by_layer and not objective.trains_one_model:
+        if by_layer and not objective.builds_single_model:
             raise RecipeError(
                 f'objective.kind = "{objective.kind}" trains two models at once, whose layers are '
                 "not one above the other: leave optimizer.layer_decay and "

@@ -29,7 +29,7 @@ def explain(
     """
     chosen, rows = encode_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
     objective = SpanCorruption.from_tree({"probability": probability, "mean_span": mean_span})
-    noise, spans = objective.noise_size(int(rows.lengths[0]))
+    noise, spans = objective.count_noise(int(rows.lengths[0]))
     return objective_page(
         bilingual("span_corruption.span_corruption"),
         objective,

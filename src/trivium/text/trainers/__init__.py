@@ -25,8 +25,8 @@ from trivium.config import Config
 from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
 from trivium.progress import format_duration
-from trivium.text.reservoir import cut_text, reservoir_sample
-from trivium.text.roles import add_bert_template, added_tokens, find_token, role_tokens
+from trivium.text.reservoir import reservoir_sample, split_text
+from trivium.text.roles import add_bert_template, added_tokens, find_token, infer_roles
 from trivium.text.symbols import base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary
@@ -80,7 +80,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         Objectives use it to check whether the special tokens that they need exist.
         """
         ids = {token: index for index, token in enumerate(self.special_tokens)}
-        roles = {role: ids[token] for role, token in role_tokens(ids).items()}
+        roles = {role: ids[token] for role, token in infer_roles(ids).items()}
         return Vocabulary.of(ids, roles, size=len(ids), kind=self.kind)
 
     @property
@@ -208,7 +208,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         The estimate is extrapolated from training on parts of increasing size. Returns 0 if
         training takes less than ten seconds.
         """
-        pieces = [piece for text in texts for piece in cut_text(text, _PIECE_LENGTH)]
+        pieces = [piece for text in texts for piece in split_text(text, _PIECE_LENGTH)]
         random.Random(0).shuffle(pieces)
         # Pruning a part to a smaller vocabulary takes as many rounds as pruning the whole text.
         for size in (self.size // _PROBE_DIVISOR or 1, self.size)[not self.prunes :]:
