@@ -121,8 +121,8 @@ def opened(folder, *sources: dict[str, Any], **keys: Any) -> list[ExampleSource]
         tree["mix"] = list(sources)
     recipe = build_recipe(tree)
     run = RunFolder(folder / "run")
-    line = ProgressLine(quiet())
-    return [_open_source(recipe, one, run, line) for one in recipe.sources]  # type: ignore[misc]
+    log = ProgressLine(quiet())
+    return [_open_source(recipe, one, run, log) for one in recipe.sources]  # type: ignore[misc]
 
 
 def without_held_out(sources: list[ExampleSource]) -> str:

@@ -54,14 +54,14 @@ def clean(
         processes: Number of processes that apply the rules.
     """
     chosen = RULES if rules is None else () if rules == ["none"] else tuple(rules)
-    line = ProgressLine()
-    with line.running():
+    log = ProgressLine()
+    with log.running():
         report = clean_texts(
             paths,
             out,
             CleanOptions(rules=chosen, processes=processes, **options),
             overwrite=overwrite,
-            progress=lambda now: line.update(translated("clean.documents", count=now.documents)),
+            progress=lambda now: log.update(translated("clean.documents", count=now.documents)),
         )
     _print_report(report)
     typer.echo(f"{translated('label.report')}  {out / REPORT}")

@@ -87,15 +87,15 @@ def eval_(
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    line = ProgressLine()
+    log = ProgressLine()
     text = TextOptions(**options)
 
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
             part = translated("eval.long_file") if is_long and not limit else ""
-            line.print_line(translated("eval.file", file=file, part=part))
-            with line.running():
+            log.print_line(translated("eval.file", file=file, part=part))
+            with log.running():
                 metrics = evaluate(
                     model,
                     file,
@@ -105,7 +105,7 @@ def eval_(
                     changes=changes or (),
                     device=device,
                     quantize=quantize,
-                    progress=lambda count: line.update(
+                    progress=lambda count: log.update(
                         translated("eval.tokens_scored", count=count)
                     ),
                 )

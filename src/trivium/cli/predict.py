@@ -51,12 +51,12 @@ def predict(
     with exit_on_interrupt():
         from trivium.workflows.predict import predict as write_predictions
 
-    line = ProgressLine()
+    log = ProgressLine()
 
     def progress(done: int, total: int) -> None:
-        line.update_or_log(translated("predict.rows", count=done, total=total))
+        log.update_or_log(translated("predict.rows", count=done, total=total))
 
-    with line.running():
+    with log.running():
         result = write_predictions(
             model,
             files,
@@ -70,7 +70,7 @@ def predict(
             progress=progress,
         )
     for index, columns in enumerate(result.columns):
-        line.print_line(labelled("" if index else "columns", columns))
-    line.print_line(translated("predict.written", file=out, count=result.num_rows))
+        log.print_line(labelled("" if index else "columns", columns))
+    log.print_line(translated("predict.written", file=out, count=result.num_rows))
     if below:
-        line.print_line(translated("predict.below", count=result.num_below, label=below))
+        log.print_line(translated("predict.below", count=result.num_below, label=below))

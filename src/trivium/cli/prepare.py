@@ -108,13 +108,13 @@ def prepare(
         size = vocab_size or _DEFAULT_VOCAB_SIZE
         kind = kind or _DEFAULT_KIND
         chosen = _train_or_reuse_tokenizer(paths, out, options, kind, size, overwrite)
-    line, shards, tokens = ProgressLine(), None, 0
+    log, shards, tokens = ProgressLine(), None, 0
 
     def show(progress: PrepareProgress) -> None:
-        line.print_line(progress.note) if progress.note else line.update_or_log(str(progress))
+        log.print_line(progress.note) if progress.note else log.update_or_log(str(progress))
 
     try:
-        with handle_signals(signal.default_int_handler), line.running():
+        with handle_signals(signal.default_int_handler), log.running():
             if part is not None:
                 tokens = prepare_part(
                     paths, chosen, out, *_parse_part(part), options=options, progress=show

@@ -87,15 +87,15 @@ def prompt(
     if show:
         typer.echo(next(prompts)[1])
         return
-    line, prompts = ProgressLine(), list(islice(prompts, limit))
+    log, prompts = ProgressLine(), list(islice(prompts, limit))
     lm = load(model, device=device)
-    with line.running():
+    with log.running():
         metrics = few_shot(
             lm,
             prompts,
             normalise=normalise,
             max_new_tokens=max_new_tokens,
-            progress=lambda count: line.update(format_count(count, "question")),
+            progress=lambda count: log.update(format_count(count, "question")),
         )
     if as_json:
         for row in (*metrics.predictions, metrics.values):

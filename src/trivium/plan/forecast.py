@@ -169,7 +169,7 @@ def count_budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
 
 
 def print_forecast(
-    trainer: Trainer, memory: MemoryUse, metadata: Mapping[str, Any], line: ProgressLine
+    trainer: Trainer, memory: MemoryUse, metadata: Mapping[str, Any], log: ProgressLine
 ) -> dict[str, Any]:
     """Print the forecast of a run that takes longer than some seconds.
 
@@ -191,7 +191,7 @@ def print_forecast(
     drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
     if seconds <= _WORTH_SECONDS or drawn:  # the number of sampled tokens is not known
         return {}
-    line.update(translated("run.measuring_speed"))
+    log.update(translated("run.measuring_speed"))
     try:
         forecast = forecast_run(trainer, memory)
     except RecipeError:
@@ -199,12 +199,12 @@ def print_forecast(
             raise
         return {}  # the run itself will use smaller micro-batches
     [seconds] = parallel.all_reduce_max(forecast.seconds)
-    line.print_line(labelled("forecast", forecast.line))
+    log.print_line(labelled("forecast", forecast.line))
     _check_published_budget(trainer, seconds)
     if parallel.is_main and not (trainer.recipe.labelled or trainer.recipe.mix):
-        _print_epochs(trainer, forecast, metadata["num_parameters"], line)
+        _print_epochs(trainer, forecast, metadata["num_parameters"], log)
     if forecast.warning is not None:
-        line.warn(forecast.warning)
+        log.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
 
 
@@ -244,9 +244,7 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
         )
 
 
-def _print_epochs(
-    trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine
-) -> None:
+def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: ProgressLine) -> None:
     """Print the number of epochs if the text is repeated.
 
     If more epochs than are useful are planned, print the useful number, too.
@@ -266,7 +264,7 @@ def _print_epochs(
             parameters=float(f"{parameters:.3g}"),
             useful=useful,
         )
-    line.print_line(labelled("passes", message))
+    log.print_line(labelled("passes", message))
 
 
 def useful_epochs(tokens: float, parameters: int) -> int:

@@ -352,7 +352,7 @@ class SaveCheckpoints(Callback):
         model: the part of the model that this process trains.
         optimizers: the optimizers of the model.
         state: the state of the run, which training updates in place.
-        line: the progress line.
+        log: the progress line.
         waits: whether to wait until a checkpoint is complete, because later callbacks read it.
     """
 
@@ -360,12 +360,12 @@ class SaveCheckpoints(Callback):
     model: nn.Module
     optimizers: Optimizers
     state: TrainState
-    line: ProgressLine
+    log: ProgressLine
     waits: bool
 
     def on_save(self, folder: Path) -> None:
         """Save a checkpoint to `folder`; several processes write it in the background."""
-        self.line.update(translated("progress.saving"))
+        self.log.update(translated("progress.saving"))
         self.checkpoints.save(self.model, self.optimizers, self.state)
         assert folder == self.checkpoints.path(self.state)
         if self.waits:

@@ -107,14 +107,14 @@ class KeptWeights(Callback):
 
 
 def drop_abandoned_best(
-    run: RunFolder, state: TrainState, line: ProgressLine, parallel: Parallel
+    run: RunFolder, state: TrainState, log: ProgressLine, parallel: Parallel
 ) -> None:
     """Delete saved best weights of steps after the checkpoint that a run is resumed from.
 
     If the best weights at the checkpoint are missing, warn and forget their score.
     """
     if state.best_step and not run.best(state.best_step).is_file():
-        line.warn(
+        log.warn(
             f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
             "chosen among the evaluations from here on."
         )

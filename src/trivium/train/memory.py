@@ -207,12 +207,12 @@ class StoreMicroBatchSize(Callback):
 
     Args:
         run: the folder of the run.
-        line: the progress line.
+        log: the progress line.
         loader: the loader, whose micro-batch size the trainer halves.
     """
 
-    def __init__(self, run: RunFolder, line: ProgressLine, loader: Loader) -> None:
-        self.run, self.line, self.loader = run, line, loader
+    def __init__(self, run: RunFolder, log: ProgressLine, loader: Loader) -> None:
+        self.run, self.log, self.loader = run, log, loader
         self.stored = loader.micro_batch_tokens
 
     def on_step(self, step: int, progress: float) -> None:
@@ -222,7 +222,7 @@ class StoreMicroBatchSize(Callback):
             return
         self.stored = size
         self.run.write_metadata(self.run.read_metadata() | {"micro_batch_tokens": size})
-        self.line.warn(
+        self.log.warn(
             f"out of GPU memory at step {step}: from now on micro-batches have {size:,} tokens, "
             "also after --resume; this changes dropout and rounding, nothing else."
         )

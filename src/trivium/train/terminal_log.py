@@ -26,7 +26,7 @@ class TerminalLog(Callback):
     """Prints the progress and the records of a run.
 
     Args:
-        line: the progress line.
+        log: the progress line.
         config: the settings of logging and evaluation.
         metadata: the metadata in `run.json`: the unigram baseline, FLOPs per token and of the
             device.
@@ -35,7 +35,7 @@ class TerminalLog(Callback):
         shows_heading: whether the heading of the table is printed before the first step.
     """
 
-    line: ProgressLine
+    log: ProgressLine
     config: TrainConfig
     metadata: Mapping[str, Any]
     metric: Callable[[], str | None] = lambda: None
@@ -78,13 +78,13 @@ class TerminalLog(Callback):
         done = translated("progress.done", share=progress)
         if left is not None:
             done += translated("progress.time_left", time=format_duration(left))
-        self.line.update("  ".join((_step(step), done, *self._measured)))
+        self.log.update("  ".join((_step(step), done, *self._measured)))
         return done
 
     def _warn(self, record: Mapping[str, Any]) -> None:
         """Print the warning of a record, if the record has one."""
         if "warning" in record:
-            self.line.warn(f"{_step(record['step'])}: {record['warning']}")
+            self.log.warn(f"{_step(record['step'])}: {record['warning']}")
 
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
         """Update the progress line with a log line; print a row if a log file is due for one."""
@@ -99,10 +99,10 @@ class TerminalLog(Callback):
             self._measured.append(translated("progress.of_peak", share=share))
         done = self.show_progress(record["step"], progress)
         evaluated = progress >= 1.0 or record["step"] % (self.config.eval_every or 1) == 0
-        every = self.config.log_every is not None and not self.line.console.is_terminal
-        if (self.line.log_is_due or every) and not evaluated:
+        every = self.config.log_every is not None and not self.log.console.is_terminal
+        if (self.log.log_is_due or every) and not evaluated:
             if self.metric() == "":  # the table begins when its columns are known
-                self.line.print_line("  ".join((_step(record["step"]), done, *self._measured)))
+                self.log.print_line("  ".join((_step(record["step"]), done, *self._measured)))
             else:
                 self._show_row(record, done)
 
@@ -121,7 +121,7 @@ class TerminalLog(Callback):
         heading = " | ".join((padded(translated("report.step"), 8, right=True), *columns))
         if heading != self._heading:
             self._heading = heading
-            self.line.print_line(heading)
+            self.log.print_line(heading)
         return columns
 
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
@@ -129,7 +129,7 @@ class TerminalLog(Callback):
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric()}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
         row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
-        self.line.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
+        self.log.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float | None:
         """Return the estimated seconds to the end of the budget; None at the first step.

@@ -315,7 +315,7 @@ def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
 
 
 def load_corpus(
-    recipe: Recipe, spec: Spec, base: LanguageModel | None, run: RunFolder, line: ProgressLine
+    recipe: Recipe, spec: Spec, base: LanguageModel | None, run: RunFolder, log: ProgressLine
 ) -> Corpus:
     """Read the examples, train or load the tokenizer, and prepare the shards of a run.
 
@@ -331,15 +331,15 @@ def load_corpus(
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
     _reject_reading_keys(recipe)
-    sources = [_open_source(recipe, config, run, line) for config in recipe.sources]
-    _remove_validation_examples([one for one in sources if isinstance(one, ExampleSource)], line)
+    sources = [_open_source(recipe, config, run, log) for config in recipe.sources]
+    _remove_validation_examples([one for one in sources if isinstance(one, ExampleSource)], log)
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
-    tokenizer, source_tokenizer = _load_tokenizers(recipe, spec, base, sources, run, line)
+    tokenizer, source_tokenizer = _load_tokenizers(recipe, spec, base, sources, run, log)
     for objective in recipe.objectives:
         objective.check_tokens(tokenizer.vocabulary)
     encoded = [
-        _encode_source(source, sources, tokenizer, run, line)
+        _encode_source(source, sources, tokenizer, run, log)
         if isinstance(source, RawText)
         else source
         for source in sources
@@ -370,11 +370,11 @@ def load_corpus(
     return corpus
 
 
-def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: ProgressLine) -> _Source:
+def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, log: ProgressLine) -> _Source:
     """Return a source of the recipe: labelled examples, shards, or text that is not encoded yet."""
     config = _use_stored_files(config, run)
     if isinstance(config.objective, LabelledObjective):
-        return _read_examples(config, config.objective, recipe, line)
+        return _read_examples(config, config.objective, recipe, log)
     if are_shards(config.paths):
         return TextSource(config, Shards.open(config.paths[0]))
     keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates", "special_tokens"}
@@ -382,7 +382,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
     control = tuple(config.objective.control_tokens)
     options = CorpusOptions(**options, validation=config.validation or 0.0, control_tokens=control)
     if not holds_shards(run.shards / config.name):  # else the text may be gone
-        _print_columns(recipe, config, text_columns(config.paths, options), line)
+        _print_columns(recipe, config, text_columns(config.paths, options), log)
     return RawText(config, options, recipe.data.keep_text)
 
 
@@ -452,7 +452,7 @@ def _print_columns(
 
 
 def _read_examples(
-    config: MixConfig, objective: LabelledObjective, recipe: Recipe, line: ProgressLine
+    config: MixConfig, objective: LabelledObjective, recipe: Recipe, log: ProgressLine
 ) -> ExampleSource:
     """Read the labelled examples of a source and warn about skipped records."""
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
@@ -463,13 +463,13 @@ def _read_examples(
     held_out = config.validation or 0.0
     train, valid = read_examples(objective, config.paths, held_out, options)
     objective.check_metrics()
-    _print_columns(recipe, config, report.lines, line)
+    _print_columns(recipe, config, report.lines, log)
     if bad is not None and bad.count:
         warnings.warn("\n".join(bad.notes(len(train) + len(valid))), stacklevel=2)
     return ExampleSource(config, objective, train, valid)
 
 
-def _remove_validation_examples(sources: Sequence[ExampleSource], line: ProgressLine) -> None:
+def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressLine) -> None:
     """Remove training examples whose group is in the validation data of any source.
 
     Prints the number of removed examples. Raises DataError if no training example of a source is
@@ -490,9 +490,7 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], line: Progress
         if len(sources) > 1:
             of, where = source.config.name, translated("run.validation_of_source")
         if count := len(source.train) - len(train):
-            line.print_message(
-                "held_out", "run.held_out_elsewhere", count=count, of=of, where=where
-            )
+            log.print_message("held_out", "run.held_out_elsewhere", count=count, of=of, where=where)
         source.train = train
 
 
@@ -517,7 +515,7 @@ def _load_tokenizers(
     base: LanguageModel | None,
     sources: Sequence[_Source],
     run: RunFolder,
-    line: ProgressLine,
+    log: ProgressLine,
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """Return the tokenizer of texts and targets, and the encoder's own tokenizer or None."""
     if base is not None:
@@ -538,7 +536,7 @@ def _load_tokenizers(
     def load_or_train(file: Path, side: str) -> Tokenizer:
         """Load the tokenizer from a file of the run. Train and save it first if it is missing."""
         if not file.is_file():
-            _train_tokenizer(recipe, sources, side, line).save(file)
+            _train_tokenizer(recipe, sources, side, log).save(file)
         return Tokenizer.load(file)
 
     if isinstance(recipe.tokenizer, TokenizerFile):
@@ -549,7 +547,7 @@ def _load_tokenizers(
 
 
 def _train_tokenizer(
-    recipe: Recipe, sources: Sequence[_Source], side: str, line: ProgressLine
+    recipe: Recipe, sources: Sequence[_Source], side: str, log: ProgressLine
 ) -> Tokenizer:
     """Train a tokenizer on one side of all sources, with progress lines."""
     config = recipe.tokenizer
@@ -557,7 +555,7 @@ def _train_tokenizer(
     size = min(_count_text_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     raw = [source for source in sources if not isinstance(source, TextSource)]
-    line.print_message(
+    log.print_message(
         "tokenizer",
         "tokenizer.training_on_text",
         kind=config.kind,
@@ -565,10 +563,10 @@ def _train_tokenizer(
         shown=shown,
         side=translated(f"side.{_SIDES[side]}"),
     )
-    line.update(translated("tokenizer.in_training"))
+    log.update(translated("tokenizer.in_training"))
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
-    tokenizer = config.train(texts, progress=lambda note: line.print_line(labelled("", note)))
-    line.update("")
+    tokenizer = config.train(texts, progress=lambda note: log.print_line(labelled("", note)))
+    log.update("")
     return tokenizer
 
 
@@ -577,7 +575,7 @@ def _encode_source(
     sources: Sequence[_Source],
     tokenizer: Tokenizer,
     run: RunFolder,
-    line: ProgressLine,
+    log: ProgressLine,
 ) -> TextSource:
     """Encode a source to shards in the run folder, or open the shards of an earlier start.
 
@@ -588,16 +586,16 @@ def _encode_source(
     def show_progress(progress: PrepareProgress) -> None:
         """Print the progress of encoding."""
         if progress.note:
-            line.print_line(progress.note)
+            log.print_line(progress.note)
         else:
-            line.update_or_log(labelled("encoding", str(progress)))
+            log.update_or_log(labelled("encoding", str(progress)))
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name
     if holds_shards(out):
         shards = Shards.open(out)
         if texts_changed(shards, paths, source.options.validation):
-            line.warn("resuming with the text as it was when the run began: it has changed since")
+            log.warn("resuming with the text as it was when the run began: it has changed since")
     else:
         # With equal fractions, the hash of a document decides the same in all sources.
         others = [

@@ -135,7 +135,7 @@ class FinishedRun:
 
     Args:
         run: the folder of the run.
-        line: the progress line.
+        log: the progress line.
         recipe: the recipe with every value decided.
         corpus: the data.
         kept: the candidate weights of the trained model.
@@ -143,7 +143,7 @@ class FinishedRun:
     """
 
     run: RunFolder
-    line: ProgressLine
+    log: ProgressLine
     recipe: Recipe
     corpus: Corpus
     kept: KeptWeights
@@ -162,8 +162,8 @@ class FinishedRun:
         if not self.model.parallel.is_main:
             self._choose_weights()
             return
-        print_message, run = self.line.print_message, self.run
-        self.line.update(translated("progress.writing_model"))
+        print_message, run = self.log.print_message, self.run
+        self.log.update(translated("progress.writing_model"))
         objective = self.recipe.objectives[0]
         objective.untie_weights(self.model.whole)
         for name, model in objective.models(self.model.whole).items():
@@ -217,12 +217,12 @@ class FinishedRun:
             for note in mixed.notes:
                 print_message("", "run.note", note=translated_english(note))
             for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
-                self.line.print_line(labelled("" if number else "certainty", text))
+                self.log.print_line(labelled("" if number else "certainty", text))
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
-            self.line.warn(summary.verdict)
-        self.line.print_line(labelled("report", str(run.report)))
+            self.log.warn(summary.verdict)
+        self.log.print_line(labelled("report", str(run.report)))
 
     def suggest(self) -> None:
         """Print a command to try the model, for each kind of objective."""
@@ -233,7 +233,7 @@ class FinishedRun:
             one.suggest_command(run, self.lm, texts.get(k, "")) for k, one in known
         )
         for number, command in enumerate(commands):
-            self.line.print_line(labelled("" if number else "try_it", f"trivium {command}"))
+            self.log.print_line(labelled("" if number else "try_it", f"trivium {command}"))
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Write a model with the best candidate weights, and return its metrics.
@@ -266,7 +266,7 @@ class FinishedRun:
         except KeyboardInterrupt:
             if not self.model.parallel.is_main:
                 raise
-            self.line.warn(
+            self.log.warn(
                 f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
                 f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
             )
@@ -289,14 +289,14 @@ class FinishedRun:
             self.corpus.num_validation_examples(None),
         )
         note = translated("run.evaluating", count=count, every=every)
-        self.line.update(note)
+        self.log.update(note)
         if count > self.corpus.num_validation_examples(self.validation.limit):
             # Unknown where nothing was left to train.
             seconds = self.validation.seconds_per_example * count
             note += (
                 translated("run.evaluating_time", time=format_duration(seconds)) if seconds else ""
             )
-            self.line.print_line(note + translated("run.evaluating_can_stop"))
+            self.log.print_line(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
         """Write the model folder that users load. Only the first process writes."""

@@ -96,7 +96,7 @@ def run_metadata(
 
 
 def introduce(
-    line: ProgressLine,
+    log: ProgressLine,
     recipe: Recipe,
     corpus: Corpus,
     setup: ModelSetup,
@@ -105,25 +105,25 @@ def introduce(
 ) -> None:
     """Print a summary of the data, the model and the budget of a run."""
     if corpus.texts:
-        _print_text(line, recipe, metadata)
+        _print_text(log, recipe, metadata)
         if recipe.data.packing == "truncate":
-            _print_cut_documents(line, corpus, defaults.row_length(recipe))
+            _print_cut_documents(log, corpus, defaults.row_length(recipe))
     if corpus.examples:
-        _print_examples(line, recipe, corpus, setup, metadata)
-    _print_model(line, recipe, setup, metadata)
-    _warn_of_unknown_tokens(line, recipe, metadata)
+        _print_examples(log, recipe, corpus, setup, metadata)
+    _print_model(log, recipe, setup, metadata)
+    _warn_of_unknown_tokens(log, recipe, metadata)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
     if capital == small and any(one.advice().reads_case for one in recipe.objectives):
-        line.print_message("", "run.lowercase_tags")
+        log.print_message("", "run.lowercase_tags")
     if state.step == 0:
-        _print_weights(line, recipe, corpus, setup)
-        _print_published(line, recipe)
-    _print_budget(line, recipe, corpus, metadata, state)
+        _print_weights(log, recipe, corpus, setup)
+        _print_published(log, recipe)
+    _print_budget(log, recipe, corpus, metadata, state)
     if metadata.get("unigram_loss") is not None:
-        line.print_message("baseline", "run.baseline", unigram_loss=metadata["unigram_loss"])
+        log.print_message("baseline", "run.baseline", unigram_loss=metadata["unigram_loss"])
 
 
-def print_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
+def print_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     """Print the number of steps of a budget in epochs or tokens. Warns if there are few."""
     train, steps = trainer.recipe.train, trainer.budget_steps
     if train.tokens is not None:
@@ -131,21 +131,21 @@ def print_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     elif train.epochs is None:
         return
     epoch = trainer.loader.steps_per_epoch()
-    line.print_message("steps", "run.steps", steps=steps, epoch=epoch)
+    log.print_message("steps", "run.steps", steps=steps, epoch=epoch)
     if steps < _FEW_STEPS and not spec.counts:
-        line.warn(
+        log.warn(
             f"{format_count(steps, 'step')} in all are few to learn from: set a larger budget "
             "(train.epochs) or smaller steps (train.batch_examples; for text train.batch_tokens)."
         )
 
 
-def print_phases(line: ProgressLine, trainer: Trainer) -> None:
+def print_phases(log: ProgressLine, trainer: Trainer) -> None:
     """Print which keys each phase changes, and the step or fraction at which it ends."""
     phases, borders = trainer.recipe.phases, trainer.planned_borders()
     for number, phase in enumerate(phases):
         changed = flatten_keys(phase.to_tree())
         keys = ", ".join(f"{key} {value}" for key, value in changed.items() if key != "until")
-        line.print_message(
+        log.print_message(
             "" if number else "phases",
             "run.phase_until_step" if borders else "run.phase_until_share",
             number=number + 1,
@@ -155,12 +155,12 @@ def print_phases(line: ProgressLine, trainer: Trainer) -> None:
         )
 
 
-def print_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
+def print_finished(log: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     """Print that a resumed run has used up its budget, and how to train further."""
     assert recipe.train.budget is not None
     name, size = recipe.train.budget
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
-    line.print_message(
+    log.print_message(
         "finished",
         "run.budget_used_up",
         step=state.step,
@@ -171,15 +171,15 @@ def print_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> Non
     )
 
 
-def _print_text(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+def _print_text(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
     """Print the number of documents and tokens; recommend a separator if documents are long."""
-    line.print_message("text", "run.documents", **metadata)
+    log.print_message("text", "run.documents", **metadata)
     text_bytes = metadata["bytes_per_token"] * (metadata["train_tokens"] + metadata["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * metadata["documents"]:
-        line.print_message("", "run.long_documents", advice=translated("advice.separator_line"))
+        log.print_message("", "run.long_documents", advice=translated("advice.separator_line"))
 
 
-def _print_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
+def _print_cut_documents(log: ProgressLine, corpus: Corpus, length: int) -> None:
     """Print how many documents exceed a row, and how many tokens are truncated."""
     splits = [source.shards.split(TRAIN) for source in corpus.texts]
     bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
@@ -187,15 +187,15 @@ def _print_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> Non
     beyond = (sizes - length).clip(0)
     if cut := (beyond > 0).sum():
         numbers = {"count": len(sizes), "tokens": sizes.sum(), "lost": beyond.sum()}
-        line.print_message("cut", "run.cut_documents", cut=cut, length=length, **numbers)
+        log.print_message("cut", "run.cut_documents", cut=cut, length=length, **numbers)
 
 
 def _print_examples(
-    line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, metadata: dict[str, Any]
+    log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
     """Print the number of examples, the truncated ones, and how many are evaluated."""
     count, every = len(metadata["labels"]), metadata["valid_examples"]
-    line.print_message(
+    log.print_message(
         "examples",
         "run.examples",
         train=metadata["train_examples"],
@@ -203,7 +203,7 @@ def _print_examples(
         labels=translated("run.label_count", count=count) if count > 1 else "",
     )
     for source in corpus.examples:
-        _print_truncations(line, source, setup)
+        _print_truncations(log, source, setup)
     some, seconds = metadata["eval_examples"], metadata["eval_seconds"]
     if some < every:
         end = translated("run.end_all", every=every)
@@ -212,35 +212,35 @@ def _print_examples(
         elif recipe.train.minutes is not None:
             end = translated("run.end_by_budget")
         cost = translated("run.evaluation_cost", time=format_duration(seconds))
-        line.print_message(
+        log.print_message(
             "metrics", "run.evaluated_examples", some=some, cost=cost if seconds else "", end=end
         )
 
 
-def _print_truncations(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
+def _print_truncations(log: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
     """Print how many examples of a source, and how much of the targets, are truncated."""
     truncations = np.concatenate([np.empty((0, 3), np.int64), *source.truncations.values()])
     cut, targets, lost = ((truncations[:, 0] > 0).sum(), *truncations[:, 1:].sum(axis=0))
     count, dropped = len(truncations), len(truncations) - has_target(truncations).sum()
     if cut:
         length = setup.lm.max_length or 0
-        line.print_message(
+        log.print_message(
             "cut", "run.cut_examples", cut=cut, count=count, share=cut / count, length=length
         )
     if cut and targets > count:  # the targets are tokens
-        line.print_message("", "run.cut_targets", lost=lost, targets=targets, share=lost / targets)
+        log.print_message("", "run.cut_targets", lost=lost, targets=targets, share=lost / targets)
     if dropped:
-        line.print_message("", "run.dropped_examples", dropped=dropped, count=count)
+        log.print_message("", "run.dropped_examples", dropped=dropped, count=count)
 
 
 def _print_model(
-    line: ProgressLine, recipe: Recipe, setup: ModelSetup, metadata: dict[str, Any]
+    log: ProgressLine, recipe: Recipe, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
     """Print the size of the model, derived sizes, and what prevents an export."""
     source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
     of_sources = translated("run.source_vocabulary", count=source_size or 0)
-    line.print_message(
+    log.print_message(
         "model",
         "run.model",
         name=_name(recipe, setup),
@@ -250,11 +250,11 @@ def _print_model(
     )
     sizes = [f"{key} = {new:g} ({old:g})" for key, old, new in recipe.model.derived_sizes()]
     if sizes:
-        line.print_message("", "run.derived_sizes", sizes=", ".join(sizes))
+        log.print_message("", "run.derived_sizes", sizes=", ".join(sizes))
     if source_size:
-        line.print_message("", "run.not_exportable")
+        log.print_message("", "run.not_exportable")
     elif problem := export_problem(setup.lm.spec):
-        line.print_message("", "run.export_problem", problem=problem)
+        log.print_message("", "run.export_problem", problem=problem)
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
@@ -263,7 +263,7 @@ def _name(recipe: Recipe, setup: ModelSetup) -> str:
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
-def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
     """Warn if many tokens of the data are unknown to the tokenizer."""
     advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
@@ -287,12 +287,12 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, metadata: dict[s
         )
     for side, share in metadata["unknown_shares"].items():
         if share > MAX_UNKNOWN_FRACTION:
-            line.warn(
+            log.warn(
                 f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, {advice}"
             )
 
 
-def _print_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
+def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
     """Print which weights are random, which heads are new, and which labels changed."""
     name, preset = _name(recipe, setup), recipe.model.preset
     if preset is not None and not corpus.texts:
@@ -302,15 +302,15 @@ def _print_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mo
         )
         on_hub = published and not is_own_size(preset)
         hub = translated("run.hub_name", name=preset) if on_hub else ""
-        line.print_message("weights", "run.random_weights", name=preset, hub=hub)
+        log.print_message("weights", "run.random_weights", name=preset, hub=hub)
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
-        line.print_message("weights", "run.new_heads", name=name, heads=heads)
+        log.print_message("weights", "run.new_heads", name=name, heads=heads)
     for sentence in setup.labels.sentences():
-        line.print_line(labelled("labels", sentence))
+        log.print_line(labelled("labels", sentence))
 
 
-def _print_published(line: ProgressLine, recipe: Recipe) -> None:
+def _print_published(log: ProgressLine, recipe: Recipe) -> None:
     """Print which keys of the recipe are as published, and which are not.
 
     Also print what the library does differently. If the size has no complete published recipe,
@@ -324,10 +324,10 @@ def _print_published(line: ProgressLine, recipe: Recipe) -> None:
         known = published_recipes().get(preset)
         if recipe.defaults == "fast" and known is not None and not known.is_complete:
             missing = "; ".join(known.missing)
-            line.print_message("", "run.not_published", paper=known.paper, missing=missing)
+            log.print_message("", "run.not_published", paper=known.paper, missing=missing)
         return
     same, changed = compare_with_published(recipe, published)
-    line.print_message("", "run.as_published", paper=published.paper, keys=", ".join(same))
+    log.print_message("", "run.as_published", paper=published.paper, keys=", ".join(same))
     if changed:
         keys = ", ".join(
             translated(
@@ -338,10 +338,10 @@ def _print_published(line: ProgressLine, recipe: Recipe) -> None:
             )
             for key, (value, before) in changed.items()
         )
-        line.print_message("", "run.not_as_published", keys=keys)
+        log.print_message("", "run.not_as_published", keys=keys)
     if published.differences:
         subjects = ", ".join(published.differences)
-        line.print_message("", "run.published_differences", subjects=subjects, preset=preset)
+        log.print_message("", "run.published_differences", subjects=subjects, preset=preset)
 
 
 def _show_value(value: Any) -> str:
@@ -354,7 +354,7 @@ def _show_value(value: Any) -> str:
 
 
 def _print_budget(
-    line: ProgressLine, recipe: Recipe, corpus: Corpus, metadata: dict[str, Any], state: TrainState
+    log: ProgressLine, recipe: Recipe, corpus: Corpus, metadata: dict[str, Any], state: TrainState
 ) -> None:
     """Print the budget of the run, in the unit in which the recipe sets it."""
     assert recipe.train.budget is not None
@@ -373,7 +373,7 @@ def _print_budget(
         rate = translated("run.rate_and_precision", lr=lr, precision=precision)
     if metadata["processes"] > 1:
         several = translated("run.processes", count=metadata["processes"])
-    line.print_message(
+    log.print_message(
         "training",
         "run.budget",
         length=length,
@@ -388,7 +388,7 @@ def _print_budget(
             translated("run.product_speed", speed=speed, name=name)
             for name, speed in metadata["gflops"].items()
         )
-        line.print_message("", "run.measured_products", speeds=", ".join(speeds))
+        log.print_message("", "run.measured_products", speeds=", ".join(speeds))
     time, timed = format_duration(metadata["preparation_seconds"]), ""
     if budget == "minutes" and state.step:
         used = state.seconds - (state.preparation_seconds or 0.0)
@@ -398,4 +398,4 @@ def _print_budget(
         begin = "run.budget_of_one_begins" if size == 1 else "run.budget_begins"
         timed = translated(begin, length=length)
     if timed or metadata["preparation_seconds"] > 10:
-        line.print_message("prepared", "run.prepared", time=time, timed=timed)
+        log.print_message("prepared", "run.prepared", time=time, timed=timed)

@@ -61,7 +61,7 @@ def quickstart(
         DataError: there is no sample in this language.
         RecipeError: the folder contains runs, and `overwrite` is False.
     """
-    line = ProgressLine(console)
+    log = ProgressLine(console)
     text = sample(language)
     folder = Path(out or ("runs/quickstart" + ("" if language == "en" else f"-{language}")))
     if not overwrite and any((folder / name).is_dir() for name in ("encoder", "decoder")):
@@ -77,31 +77,31 @@ def quickstart(
         "suggest": False,  # the last lines suggest commands with prompts for the bundled text
         "console": console,
     }
-    line.print_line(translated("quickstart.text", name=text.name))
-    line.print_line(translated("quickstart.encoder", each=each))
+    log.print_line(translated("quickstart.text", name=text.name))
+    log.print_line(translated("quickstart.encoder", each=each))
     encoder = pretrain("modernbert-mini", out=folder / "encoder", **options)
-    line.print_line(translated("quickstart.predictions"))
+    log.print_line(translated("quickstart.predictions"))
     model = load(encoder.path)
     for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
-        line.print_line(f"   {prompt}\n      {fills}")
-    line.print_line(translated("quickstart.decoder", each=each))
+        log.print_line(f"   {prompt}\n      {fills}")
+    log.print_line(translated("quickstart.decoder", each=each))
     decoder = pretrain("llama-mini", out=folder / "decoder", **options)
-    line.print_line(translated("quickstart.generated"))
+    log.print_line(translated("quickstart.generated"))
     model = load(decoder.path)
     for prompt in _OPENINGS[language]:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
-        line.print_line(f"   {prompt} ...\n      {continued}")
-    line.print_line(translated("quickstart.losses"))
+        log.print_line(f"   {prompt} ...\n      {continued}")
+    log.print_line(translated("quickstart.losses"))
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
         values = {"loss": losses[-1], "unigram_loss": run.read_metadata()["unigram_loss"]}
         name = translated(f"quickstart.name_{name}")
-        line.print_line(translated("quickstart.loss", name=name, report=run.report, **values))
+        log.print_line(translated("quickstart.loss", name=name, report=run.report, **values))
     activate = ""
     if shutil.which("trivium") is None:  # trivium was started by its path
         activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"
-    line.print_line(
+    log.print_line(
         f"\n{translated('quickstart.next')}\n{activate}"
         f'   trivium fill-mask {encoder.path} "{_MASKED[language][0]}"\n'
         f'   trivium generate {decoder.path} "{_OPENINGS[language][0]}"\n'

@@ -27,7 +27,7 @@ class RunEvaluation:
     """Evaluates the model during training, and keeps the best weights.
 
     Args:
-        line: the progress line.
+        log: the progress line.
         device: the device of this process.
         validation: the metrics of labelled examples.
         streams: the streams of the sources that have validation data.
@@ -35,7 +35,7 @@ class RunEvaluation:
         callbacks_read: whether callbacks read the model, whose weights are then gathered for them.
     """
 
-    line: ProgressLine
+    log: ProgressLine
     device: torch.device
     validation: ValidationMetrics
     streams: Sequence[BatchStream]
@@ -48,7 +48,7 @@ class RunEvaluation:
         All processes take part. Only the first process has the metrics and updates the best score
         in `state`.
         """
-        self.line.update(translated("progress.evaluating"))
+        self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
         record = validation_losses(trainer, self.streams, measured.limit)
         # Of a mix with labelled examples their metric decides.
@@ -87,4 +87,4 @@ class RunEvaluation:
             self.kept.run.write_metadata(self.kept.run.read_metadata() | known)
         else:
             self.kept.metric = None
-            self.line.print_message("metrics", "run.metric_undefined", metric=main)
+            self.log.print_message("metrics", "run.metric_undefined", metric=main)

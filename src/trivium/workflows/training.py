@@ -115,12 +115,12 @@ def pretrain(
     run = Run(out)
     resume = run.is_resumed(resume)
     is_main = os.environ.get("RANK", "0") == "0"
-    line = ProgressLine(console if is_main else Console(quiet=True, force_terminal=False))
+    log = ProgressLine(console if is_main else Console(quiet=True, force_terminal=False))
     data, rows = named_data(data, "data")
     held_out = None
     if not isinstance(validation, float | int | None):
         validation, held_out = named_data(validation, "validation")
-    recipe = _load_run_recipe(run, recipe, data, validation, changes, line, resume=resume)
+    recipe = _load_run_recipe(run, recipe, data, validation, changes, log, resume=resume)
     _check_requirements(run, recipe, resume=resume)
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have their own
@@ -136,7 +136,7 @@ def pretrain(
         opened = run.opened(resume=resume, overwrite=overwrite)
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
-        with handle_signals(signal.default_int_handler), line.running(), opened:
+        with handle_signals(signal.default_int_handler), log.running(), opened:
             base = None if origin is None else load(origin, device="cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
@@ -147,7 +147,7 @@ def pretrain(
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_outdated_preparation(run, recipe):
-                        line.print_message("starting", "run.prepared_anew")
+                        log.print_message("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
                         file = run.python_data / f"{name}.jsonl"
@@ -158,9 +158,9 @@ def pretrain(
                         f"{run.path} is not what the first process sees under this name: with "
                         "several machines choose --out on a file system that they share."
                     )
-                corpus = load_corpus(recipe, spec, base, run, line)
+                corpus = load_corpus(recipe, spec, base, run, log)
             setup = set_up_model(corpus, spec, base, start)
-            context = RunContext(run, line, device, parallel, callbacks, started)
+            context = RunContext(run, log, device, parallel, callbacks, started)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
                 finished.suggest()
@@ -260,7 +260,7 @@ def _load_run_recipe(
     data: PathList,
     validation: float | PathList | None,
     changes: Changes,
-    line: ProgressLine,
+    log: ProgressLine,
     *,
     resume: bool,
 ) -> Recipe:
@@ -278,12 +278,12 @@ def _load_run_recipe(
             before = as_list(tree.get("data", {}).get("paths"))
             if before and not resume:
                 named = ", ".join(map(str, before))
-                line.print_message("data", "run.replaced_paths", named=named)
+                log.print_message("data", "run.replaced_paths", named=named)
             apply_changes(tree, {"data": {"paths": data}})
         if validation is not None:
             apply_changes(tree, {"data": {"validation": validation}})
         if resume:
-            return _load_resumed_recipe(run, tree, changes, line)
+            return _load_resumed_recipe(run, tree, changes, log)
         chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     except TriviumError as error:
         problems = [] if resume else _find_missing_data(data, validation)
@@ -378,7 +378,7 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
 
 
 def _load_resumed_recipe(
-    run: Run, tree: dict[str, Any], changes: Changes, line: ProgressLine
+    run: Run, tree: dict[str, Any], changes: Changes, log: ProgressLine
 ) -> Recipe:
     """Return the recipe of a resumed run, with changes that do not affect completed steps.
 
@@ -413,17 +413,17 @@ def _load_resumed_recipe(
     recipe = build_recipe(after, changes)
     if run.metadata_file.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
-        line.print_message("resuming", "run.resumed_from_start", where=where)
+        log.print_message("resuming", "run.resumed_from_start", where=where)
     _reject_changed_texts(run, before, recipe)
     both = (_mask_paths(one.to_tree()) for one in (before, recipe))
     for key, old, new in (*edits, *_iter_differences(*both)):
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             _reject_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
-            line.warn(f"resuming with {key} = {new}, which was {old}")
+            log.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # None: the old budget, replaced by another kind of budget
             old = translated("run.unset") if old is None else old
-            line.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
+            log.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
     changed = dict.fromkeys(flatten_keys(parse_changes(changes)), "--set")
     recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe

@@ -56,7 +56,7 @@ class RunContext:
 
     Args:
         run: the folder of the run.
-        line: the progress line, which prints only in the first process.
+        log: the progress line, which prints only in the first process.
         device: the device of this process.
         parallel: the processes of the run.
         callbacks: the callbacks of the user.
@@ -64,7 +64,7 @@ class RunContext:
     """
 
     run: RunFolder
-    line: ProgressLine
+    log: ProgressLine
     device: torch.device
     parallel: Parallel
     callbacks: Sequence[Callback]
@@ -78,7 +78,7 @@ def train_run(
 
     Returns the finished run in the first process, and None in other processes.
     """
-    run, line, device, parallel = context.run, context.line, context.device, context.parallel
+    run, log, device, parallel = context.run, context.log, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_metadata()
     num_examples = sum(one.num_train for one in corpus.examples)
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
@@ -94,7 +94,7 @@ def train_run(
         device=device,
     )
     if memory.idle:
-        line.warn(memory.idle)
+        log.warn(memory.idle)
     _prepare_blocks(context, recipe, module)
     is_sharded = parallel.size > 1 and memory.data == "fsdp"
     if is_sharded:
@@ -131,9 +131,9 @@ def train_run(
     state = TrainState()
     if resume and next(checkpoints(run.checkpoints), None) is not None:
         _check_unchanged(context, corpus, before, verify=recipe.train.verify)
-        state = saved.restore(module, optimizers, line.warn, verify=recipe.train.verify)
+        state = saved.restore(module, optimizers, log.warn, verify=recipe.train.verify)
         _print_resumed(context, state, machine, before)
-        drop_abandoned_best(run, state, line, parallel)
+        drop_abandoned_best(run, state, log, parallel)
     parallel.barrier()  # all have read run.json, which the first one writes now
     metadata: dict[str, Any] = {}
     if parallel.is_main:
@@ -166,20 +166,20 @@ def train_run(
         parallel,
         carried=carried,
         unfreezing=None if unfrozen is None else GradualUnfreezing(module, unfrozen),
-        measure=RunEvaluation(line, device, validation, batches.validation, kept, reads_model),
+        measure=RunEvaluation(log, device, validation, batches.validation, kept, reads_model),
         lm=lm,
         checkpoints=run.checkpoints,
     )
     if state.step == 0:
         _print_steps_and_forecast(context, trainer, memory)
     run.training = True
-    save = SaveCheckpoints(saved, module, optimizers, state, line, waits=reads_model)
+    save = SaveCheckpoints(saved, module, optimizers, state, log, waits=reads_model)
     trainer.callbacks = [save]
     is_finished = resume and trainer.progress(state) >= 1.0
     if is_finished:
-        print_finished(line, recipe, state)
+        print_finished(log, recipe, state)
     if parallel.is_main:
-        table = TerminalLog(line, recipe.train, metadata, lambda: kept.metric, not is_finished)
+        table = TerminalLog(log, recipe.train, metadata, lambda: kept.metric, not is_finished)
         trainer.callbacks = _callbacks(context, trainer, metadata, save, kept, table)
     trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
@@ -189,7 +189,7 @@ def train_run(
     model.gather(device)
     if not validation.predicts_here:
         return None
-    finished = FinishedRun(run, line, recipe, corpus, kept, validation)
+    finished = FinishedRun(run, log, recipe, corpus, kept, validation)
     finished.write(state)
     return finished if parallel.is_main else None
 
@@ -248,17 +248,17 @@ def _build_batches(
 def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
     """Let the blocks use FlexAttention and torch.compile, if the recipe asks for them."""
     if recipe.train.uses_flex(context.device) and (warning := module.use_flex_attention()):
-        context.line.warn(warning)
+        context.log.warn(warning)
     if recipe.train.compiles(context.device):
         module.compile_blocks()
 
 
 def _print_steps_and_forecast(context: RunContext, trainer: Trainer, memory: MemoryUse) -> None:
     """Print the steps, phases and forecast of a new run; store the forecast."""
-    print_steps(context.line, trainer, trainer.lm.spec)
-    print_phases(context.line, trainer)
+    print_steps(context.log, trainer, trainer.lm.spec)
+    print_phases(context.log, trainer)
     metadata = context.run.read_metadata() if context.parallel.is_main else {}
-    metadata |= print_forecast(trainer, memory, metadata, context.line)
+    metadata |= print_forecast(trainer, memory, metadata, context.log)
     if context.parallel.is_main:
         context.run.write_metadata(metadata)
 
@@ -272,11 +272,11 @@ def _callbacks(
     table: TerminalLog,
 ) -> list[Callback]:
     """Return the callbacks of the first process, in the order in which they are called."""
-    run, line, recipe = context.run, context.line, trainer.recipe
+    run, log, recipe = context.run, context.log, trainer.recipe
     patience = max(one.advice().steps_to_beat_unigram for one in recipe.objectives)
     history = RunHistory(recipe.objectives[0], metadata.get("unigram_loss"), patience)
     return [
-        StoreMicroBatchSize(run, line, trainer.loader),
+        StoreMicroBatchSize(run, log, trainer.loader),
         RunWarnings(run, history),
         MetricsFile(run),
         *([TensorBoard(run.path / "tensorboard")] if recipe.train.tensorboard else []),
@@ -324,7 +324,7 @@ def _write_files(
     else:
         write_file(run.metrics_file, "")
     run.write_metadata(metadata)
-    introduce(context.line, recipe, corpus, setup, metadata, state)
+    introduce(context.log, recipe, corpus, setup, metadata, state)
 
 
 def _check_unchanged(
@@ -341,7 +341,7 @@ def _check_unchanged(
             f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
             "what there was: restore it, or start a new run with another --out."
         )
-    context.line.update(translated("run.verifying_shards"))
+    context.log.update(translated("run.verifying_shards"))
     for source in corpus.texts if verify else ():
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
@@ -355,7 +355,7 @@ def _print_resumed(
     """
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = translated("run.trained_again", logged=logged)
-    context.line.print_message(
+    context.log.print_message(
         "resuming",
         "run.resumed_after",
         step=state.step,
@@ -365,6 +365,6 @@ def _print_resumed(
     changed = [name for name, value in machine.items() if before.get(name, value) != value]
     if changed:
         changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
-        context.line.warn(
+        context.log.warn(
             f"resuming with {changes}: results will be as good, but not equal to the last bit."
         )
