@@ -211,7 +211,7 @@ def _read_unfinished_inputs(folder: Path) -> dict[str, Any] | None:
         return None
     inputs = read_json(path)
     if not isinstance(inputs, dict):
-        raise DataError(f"{path} is damaged. Remove {folder} to begin anew.")
+        raise DataError(f"{path} is corrupt. Remove {folder} to start again.")
     return inputs
 
 
@@ -415,7 +415,7 @@ class _Preparation:
         for task in tasks:
             reader = TaskReader(self.plan, task, options)
             for index in itertools.count():
-                path = shards.path(task, index)
+                path = shards.shard_folder(task, index)
                 if path in shards.finished:
                     reader.skip += shards.finished[path].documents
                 else:

@@ -446,11 +446,11 @@ def _to_record(value: object, location: str) -> Record:
     return Record(value, location)
 
 
-def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
+def _read_table(path: str, options: RecordOptions) -> Iterator[Record]:
     """Yield the rows of a CSV or TSV file below the header, which may also be in `options`."""
     names = options.header
-    for line, cells in _read_table_rows(name, options):
-        where = f"{name}, line {line}"
+    for line, cells in _read_table_rows(path, options):
+        where = f"{path}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
             # The first column may stay unnamed; further unnamed columns are named by their number.

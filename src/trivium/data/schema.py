@@ -162,7 +162,7 @@ class Schema:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             columns = self._find_columns(record)
-            self._layouts[key] = columns, layout_line(columns, self._list_ignored(record, columns))
+            self._layouts[key] = columns, layout_line(columns, self._list_unused(record, columns))
         record.columns, line = self._layouts[key]
         record.report = report
         if report is not None and self.slots:
@@ -233,7 +233,7 @@ class Schema:
         match |= parts[0] if parts else {}
         return {name: match[name] for name in fields.names if name in match}
 
-    def _list_ignored(self, record: Record, columns: Mapping[str, str]) -> tuple[str, ...]:
+    def _list_unused(self, record: Record, columns: Mapping[str, str]) -> tuple[str, ...]:
         """Return the columns of a record that no field reads.
 
         If a task reads some of the nested columns of a column, the other nested columns are listed.

@@ -208,9 +208,9 @@ class TextDigest:
         # therefore hashed with the next part.
         boundary = next((i for i in range(len(text) - 1, 0, -1) if _is_boundary(text, i)), 0)
         self._pending = text[boundary:]
-        self._add(text[:boundary])
+        self._hash_section(text[:boundary])
 
-    def _add(self, text: str) -> None:
+    def _hash_section(self, text: str) -> None:
         """Normalize a section of the text and add it to the hash. It ends at a boundary."""
         text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
         lines = self._pending_line_ends + "\n".join(map(str.rstrip, text.split("\n")))
@@ -221,7 +221,7 @@ class TextDigest:
     @property
     def value(self) -> int:
         """The 64-bit hash of the whole text. Do not call `update` afterwards."""
-        self._add(self._pending)
+        self._hash_section(self._pending)
         return int.from_bytes(self._hash.digest(), "little")
 
 
@@ -256,11 +256,11 @@ def _hash_texts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Ite
     """Read and hash every document of a corpus. Yields (split, parts, hash), with duplicates."""
     plan = plan_corpus(paths, options)
     for source in plan.sources:
-        for parts, digest in _compute_digests(plan.read_parts(source, options)):
+        for parts, digest in _hash_documents(plan.read_parts(source, options)):
             yield plan.assign_split(source, digest), parts, digest
 
 
-def _compute_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
+def _hash_documents(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
     """Group parts into documents and hash them. Yields pairs (parts of the document, hash).
 
     `parts` are pairs (part, is_last). The parts of a long document are kept in a temporary file

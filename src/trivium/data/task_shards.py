@@ -89,7 +89,7 @@ class TaskShards:
         """The total number of tokens in all finished shards."""
         return sum(shard.tokens for shard in self.finished.values())
 
-    def path(self, task: Task, index: int) -> Path:
+    def shard_folder(self, task: Task, index: int) -> Path:
         """Return the folder for shard `index` of a task."""
         return self.folder / f"shard-{task.index:05}-{index:04}"
 
@@ -100,7 +100,7 @@ class TaskShards:
         """
         for task in tasks:
             for index in itertools.count():
-                path = self.path(task, index)
+                path = self.shard_folder(task, index)
                 try:
                     shard = _load_finished_shard(path, task.sources)
                 except (OSError, ValueError) as error:

@@ -111,9 +111,9 @@ class ChatTemplate:
 
     def _render_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Render messages as text, without marks around {% generation %} blocks."""
-        return _GENERATION.sub("", self._render(messages, add_generation_prompt))
+        return _GENERATION.sub("", self._render_marked(messages, add_generation_prompt))
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render_marked(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Render messages as text, with marks around the {% generation %} blocks of the template.
 
         Raises TokenizerError if the template rejects the messages.
@@ -155,7 +155,7 @@ class ChatTemplate:
         In protected messages, marks replace special-token names; the returned text contains them,
         too.
         """
-        marked = self._render(messages, False)
+        marked = self._render_marked(messages, False)
         if _OPEN in marked:
             return _extract_spans(marked)
         spans: list[Span] = []
