@@ -281,5 +281,5 @@ class Schema:
         Each element of `missing` is a pair: a description of the missing column, and the fields
         (separated by spaces) that need it.
         """
-        options = [one for _, fields in missing for one in self._list_options(fields)]
-        return record.no_column([what for what, _ in missing], options, if_data=self.if_data)
+        names = [name for _, fields in missing for name in self._list_options(fields)]
+        return record.no_column([text for text, _ in missing], names, if_data=self.if_data)
