@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.data import ReadOptions, documents, read_documents
-from trivium.data.documents import list_texts
+from trivium.data.documents import list_text_sources
 from trivium.errors import DataError
 
 
@@ -93,13 +93,13 @@ def test_folders_globs_and_files(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"" if name == "e.txt" else b"x")
-    listing = list_texts(tmp_path)
+    listing = list_text_sources(tmp_path)
     names = [source.name.removeprefix(f"{tmp_path}/") for source in listing.sources]
     assert names == ["a.jsonl", "b/1.txt.gz", "b/2.txt", "e.txt"]
     assert listing.skipped == (str(tmp_path / "c.png"),)
     assert [source.size for source in listing.sources] == [1, 1, 1, 0]
     paths = [f"{tmp_path}/b/*.txt", tmp_path / "b", f"{tmp_path}/**/2.txt"]
-    assert [source.name[-5:] for source in list_texts(paths).sources] == ["2.txt", "xt.gz"]
+    assert [source.name[-5:] for source in list_text_sources(paths).sources] == ["2.txt", "xt.gz"]
     assert texts(tmp_path / "c.png") == ["x"]
     for path, message in (
         (f"{tmp_path}/*.html", r"No file matches .*\*\.html"),
@@ -107,11 +107,11 @@ def test_folders_globs_and_files(tmp_path):
         ([], "There is no input"),
     ):
         with pytest.raises(DataError, match=message):
-            list_texts(path)
+            list_text_sources(path)
     (tmp_path / "pictures").mkdir()
     (tmp_path / "c.png").rename(tmp_path / "pictures" / "c.png")
     with pytest.raises(DataError, match=r"1 other files.*\.parquet"):
-        list_texts(tmp_path / "pictures")
+        list_text_sources(tmp_path / "pictures")
 
 
 def test_standard_input_and_the_hub(monkeypatch):

@@ -21,7 +21,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trivium.data import Shards, encode_tasks, prepare
-from trivium.data.documents import list_texts
+from trivium.data.documents import list_text_sources
 from trivium.data.prepare import partial_folder, unfinished_tokenizer
 from trivium.data.shards import unigram_loss
 from trivium.data.splitting import (
@@ -528,7 +528,7 @@ def test_planning_is_linear_in_the_number_of_files(tmp_path, monkeypatch):
     calls = []
     stat = os.stat
     monkeypatch.setattr(os, "stat", lambda *a, **k: calls.append(a) or stat(*a, **k))
-    assert len(list_texts(tmp_path).sources) == 300
+    assert len(list_text_sources(tmp_path).sources) == 300
     assert len(calls) < 300 * 10
 
 

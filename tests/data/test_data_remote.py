@@ -9,7 +9,7 @@ import pytest
 
 from trivium.cli import main
 from trivium.data import Shards, prepare, read_documents
-from trivium.data.documents import list_texts
+from trivium.data.documents import list_text_sources
 from trivium.data.prepare import prepare_part
 from trivium.data.shards import holds_shards
 from trivium.errors import DataError
@@ -43,7 +43,7 @@ def test_texts_are_read_and_shards_written_and_read(storage, tmp_path, documents
     (folder / "c.png").write_bytes(b"\0")
     for file in folder.iterdir():
         storage.put_file(str(file), f"/bucket/in/{file.name}")
-    found = list_texts("memory://bucket/in")
+    found = list_text_sources("memory://bucket/in")
     assert [one.size for one in found.sources] == [
         (folder / name).stat().st_size for name in ("a.txt", "b.jsonl.gz")
     ]
@@ -79,10 +79,10 @@ def test_what_is_missing_is_said(storage, tokenizer):
         ("nothing://bucket/in", "Protocol not known"),
     ):
         with pytest.raises(DataError, match=message):
-            list_texts(url)
+            list_text_sources(url)
     storage.pipe("/bucket/a.png", b"\0")
     with pytest.raises(DataError, match="no file that can be read"):
-        list_texts("memory://bucket")
+        list_text_sources("memory://bucket")
     assert list_remote("memory://bucket/a.png")[0][1] == 1
     with pytest.raises(DataError, match="cannot be read"):
         Shards.open("memory://bucket/in")

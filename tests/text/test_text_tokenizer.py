@@ -223,13 +223,13 @@ def timed_kind(monkeypatch, kind, seconds, needed=0):
     calls, clock = [], [0.0]
     monkeypatch.setattr(trainers.time, "monotonic", lambda: clock[0])
 
-    def build(self, texts):
+    def train_backend(self, texts):
         self.check_size(needed)
         calls.append(sum(map(len, texts)))
         clock[0] += seconds(calls[-1], self.size)
         return tokenizers.Tokenizer(models.BPE({"a": 0}, []))
 
-    monkeypatch.setattr(kind, "build", build)
+    monkeypatch.setattr(kind, "train_backend", train_backend)
     return kind(), calls
 
 
@@ -282,7 +282,7 @@ def test_an_interrupt_while_the_time_is_estimated_is_not_swallowed(monkeypatch):
     def interrupted(self, texts):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ByteBPE, "build", interrupted)
+    monkeypatch.setattr(ByteBPE, "train_backend", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ByteBPE().estimate_seconds(["x" * 1000] * 200)
 
@@ -561,7 +561,7 @@ def test_a_kind_of_ones_own_needs_no_edit_of_the_package():
         class Letters(ByteBPE):
             kind: str = "letters"
 
-            def build(self, texts):
+            def train_backend(self, texts):
                 backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
                 backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
                 return backend

@@ -1,4 +1,4 @@
-"""Data: sources -> documents or records -> token shards -> rows -> `Batch`. No torch."""
+"""Data pipeline: sources, documents or records, token shards, rows and batches. No torch."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 IGNORE_INDEX = -100
-"""The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
+"""The label of positions without loss, as in `torch.nn.functional.cross_entropy`."""
 PAD_TO_MULTIPLE_OF = 8
-"""Sequence lengths and numbers of rows are padded to a multiple of this, so that shapes repeat.
+"""Sequence lengths and row counts are padded to a multiple of this, so that shapes repeat.
 
 On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which takes longer
 than the matmul itself. Compiled models are recompiled for new shapes.
@@ -33,17 +33,20 @@ def padded_length(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ArrayBatch:
-    """Base class of batches: numpy arrays with B rows each. Fields may be None."""
+    """Base class of batches: numpy arrays with B rows each.
+
+    All fields except `input_ids` may be None.
+    """
 
     input_ids: Ints
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that are not None by field name, in the order of the fields."""
+        """Return a dictionary from field names to arrays, without the fields that are None."""
         named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in named if array is not None}
 
     def rows(self, start: int, stop: int) -> Self:
-        """Return the rows from `start` to `stop` - 1 as views."""
+        """Return a batch with the rows from `start` to `stop` - 1; the arrays are views."""
         return type(self)(**{name: array[start:stop] for name, array in self.arrays().items()})
 
     @property
@@ -148,18 +151,23 @@ class RowBatch(_ArrayBatch):
         return length_mask(self.lengths, self.input_ids.shape[-1])
 
     def to_batch(self) -> Batch:
-        """Return the rows as a `Batch` with an attention mask."""
+        """Convert the rows to a `Batch`, the model input, and add the attention mask."""
         arrays = self.arrays()
         for name in ("lengths", "decoder_lengths", "first_documents"):
             arrays.pop(name, None)
         return Batch(**arrays, attention_mask=self.attention_mask)
 
 
-def length_mask(lengths: Ints, width: int) -> Ints | None:
-    """Return a mask int64 [B, width] that is 1 in the first `lengths[i]` columns of row i, else 0.
+def length_mask(lengths: Ints, num_columns: int) -> Ints | None:
+    """Build the attention mask of rows padded on the right: 1 for tokens and 0 for padding.
 
-    Returns None if all elements would be 1.
+    Args:
+        lengths: int64 [B], or [B, 2] for pairs, the number of tokens per row.
+        num_columns: T, the padded length.
+
+    Returns:
+        int64 [B, T] or [B, 2, T]; None if there is no padding.
     """
-    if not len(lengths) or lengths.min() == width:
+    if not len(lengths) or lengths.min() == num_columns:
         return None
-    return (np.arange(width) < lengths[..., None]).astype(np.int64)
+    return (np.arange(num_columns) < lengths[..., None]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Checks of texts and token shards for common problems.
+"""Checks of texts and token shards for common problems, such as duplicates or a wrong encoding.
 
 Documents and lines are compared by 64-bit hashes. Each distinct document or line takes about 100
 bytes of memory.
@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from trivium.data.documents import LONG_BYTES, join_texts, no_text_error
+from trivium.data.documents import LONG_BYTES, join_texts, make_no_text_error
 from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, plan_corpus, text_digest
 from trivium.errors import DataError, shorten
@@ -40,10 +40,11 @@ _MARKER = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: `count` of `total` items have a certain property.
+    """The result of a check, for example that 3 of 100 documents are duplicates.
 
-    There is a problem if the fraction count / total is above `limit`; `advice` then says how to fix
-    it. If `limit` is None there is no problem, and `advice` explains why.
+    `count` of `total` items have the property that the check looks for. There is a problem if the
+    fraction count / total is above `limit`; `advice` then says how to fix it. If `limit` is None,
+    the finding is never a problem, and `advice` explains why.
     """
 
     check: str
@@ -64,16 +65,16 @@ class Finding:
         samples: Sequence[str] = (),
         **values: object,
     ) -> Self:
-        """Create a finding whose texts come from the message catalog.
+        """Create a finding and look up its texts in the message catalog.
 
         Args:
-            check: the name of a message in `[finding]` of the catalog.
-            count: the number of items with the property.
+            check: the name of the message in `[finding]` of the catalog that describes the check.
+            count: the number of items with the property that the check looks for.
             total: the number of all items.
-            limit: the fraction above which there is a problem, or None.
-            advice: the name of a message in `[advice]`; empty if there is nothing to do.
-            samples: some of the items.
-            values: the values that are inserted into both messages.
+            limit: the fraction above which there is a problem; None if it is never a problem.
+            advice: the name of a message in `[advice]`; empty for no advice.
+            samples: examples of items with the property.
+            values: the values to insert into both messages.
         """
         words = english(f"finding.{check}", **values)
         what_to_do = english(f"advice.{advice}", **values) if advice else ""
@@ -81,21 +82,21 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """The fraction of items with the property."""
+        """The fraction of items that have the property, count / total."""
         return self.count / self.total if self.total else 0.0
 
     @property
     def wrong(self) -> bool:
-        """Whether there is a problem to fix."""
+        """Whether there is a problem to fix: the fraction is above the limit."""
         return self.limit is not None and self.share > self.limit
 
 
 def check_texts(
     paths: Sequence[str], options: CorpusOptions, tokenizer: Tokenizer | None = None
 ) -> list[Finding]:
-    """Check raw text, read and split as in `prepare`. Returns the findings.
+    """Check raw texts for problems. Returns the findings.
 
-    Unreadable sources are reported as a finding.
+    The texts are read and split as in `prepare`. Unreadable sources are reported as a finding.
 
     Raises DataError if a path is missing, or if no source can be read.
     """
@@ -109,7 +110,7 @@ def check_texts(
         try:
             for text in join_texts(plan.read_parts(source, options)):
                 digest = text_digest(text)
-                split = plan.assign(source, digest)
+                split = plan.assign_split(source, digest)
                 num_long += len(text.encode()) > LONG_BYTES
                 documents.add(digest, split, text)
                 markers.update(_MARKER.findall(text))
@@ -122,7 +123,7 @@ def check_texts(
         except DataError as error:
             unreadable.add(str(error), MESSAGE_LENGTH)
     if not documents.total:
-        raise DataError("\n".join(unreadable.samples) or str(no_text_error(plan.sources)))
+        raise DataError("\n".join(unreadable.samples) or str(make_no_text_error(plan.sources)))
     # A single document is read as two parts, for training and validation.
     count = words.num_texts = 1 if plan.cut else documents.total
     findings = [
@@ -150,7 +151,7 @@ def check_texts(
 
 
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
-    """Check token shards. Returns the findings.
+    """Check the documents and tokens of token shards for problems. Returns the findings.
 
     Raises DataError if a shard has changed since it was prepared.
     """
@@ -176,7 +177,7 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
 
 
 class Cases:
-    """Counts texts with a problem, and keeps the first of them as samples."""
+    """Counts the texts with a certain problem, and keeps the first few as samples."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.count = 0
@@ -185,7 +186,7 @@ class Cases:
             self.add(text)
 
     def add(self, text: str, limit: int = _SAMPLE_LENGTH) -> None:
-        """Count a text, and keep at most `limit` characters of it as a sample."""
+        """Count a text, and keep at most `limit` characters of it if samples are still needed."""
         self.count += 1
         if self.count <= _NUM_SAMPLES:
             self.samples.append(shorten_sample(text, limit))
@@ -193,19 +194,22 @@ class Cases:
     def finding(
         self, check: str, total: int, limit: float | None, advice: str, **values: object
     ) -> Finding:
-        """Return a finding with this count and these samples. See `Finding.of`."""
+        """Create a finding from the number of counted texts and the samples.
+
+        The arguments are those of `Finding.of`.
+        """
         return Finding.of(check, self.count, total, limit, advice, self.samples, **values)
 
 
 class Repeats:
-    """Counts how often each document or line occurs in each split."""
+    """Counts how often each document or line occurs in each split, to find duplicates."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[int]] = {TRAIN: Counter(), VALIDATION: Counter()}
         self._texts: dict[int, str] = {}
 
     def add(self, key: int, split: str, text: str) -> None:
-        """Count a document or a line. `key` is its hash."""
+        """Count one occurrence of a document or line in a split. `key` is the hash of the text."""
         counts = self._counts[split]
         counts[key] += 1
         if len(self._texts) < _MAX_REPEATS and counts[key] == 2:
@@ -213,11 +217,14 @@ class Repeats:
 
     @property
     def total(self) -> int:
-        """The number of documents or lines in both splits, including repeated ones."""
+        """The number of documents or lines in both splits, including duplicates."""
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
-        """Return a finding on repetitions within a split. See `Finding.of`."""
+        """Create a finding on duplicates within the splits, with the most frequent as samples.
+
+        The arguments are those of `Finding.of`.
+        """
         repeats = self.total - sum(len(counts) for counts in self._counts.values())
         frequency = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}
         first = sorted(frequency, key=lambda key: -frequency[key])[:_NUM_SAMPLES]
@@ -225,14 +232,17 @@ class Repeats:
         return Finding.of(check, repeats, self.total, limit, advice, samples, **values)
 
     def overlap(self, check: str, limit: float) -> Finding:
-        """Return a finding on validation documents or lines that also occur in training."""
+        """Create a finding on the validation documents (or lines) that also occur in training."""
         train, validation = self._counts[TRAIN], self._counts[VALIDATION]
         count = sum(number for key, number in validation.items() if key in train)
         return Finding.of(check, count, validation.total(), limit, "scores_too_good")
 
 
 class Words:
-    """Counts the tokens of texts and the texts of a single token (or word, without a tokenizer)."""
+    """Counts the tokens in texts, and the texts that consist of a single token.
+
+    Without a tokenizer, only the texts that consist of a single word are counted.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -242,17 +252,17 @@ class Words:
         self.counts = np.zeros(tokenizer.vocab_size if tokenizer else 0, dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the tokens of a text, and the text itself if it has only one token."""
+        """Count the tokens in a text, and the text itself if it is a single token (or word)."""
         self.num_texts += 1
         self._pending.append(text)
         if len(self._pending) == _BATCH:
             self._count_pending()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts. Returns the number of tokens in each text.
+        """Add the tokens of texts to the token counts. Returns the number of tokens in each text.
 
-        Unlike `add`, this does not look for texts of a single token. It is used for targets, which
-        may well be single words.
+        Unlike `add`, this does not report texts of a single token. It is used for targets, which
+        are often single words.
         """
         encoded = self._tokenizer.encode_ids_batch(texts) if self._tokenizer else []
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
@@ -260,7 +270,7 @@ class Words:
         return [len(each) for each in encoded]
 
     def _count_pending(self) -> None:
-        """Count the tokens of the texts that were collected by `add`."""
+        """Tokenize the texts that `add` has collected, and count their tokens."""
         texts, self._pending = self._pending, []
         is_short = (
             map(_is_single_word, texts)
@@ -271,9 +281,9 @@ class Words:
             self.short.add(text)
 
     def findings(self, advice: str) -> list[Finding]:
-        """Return findings on texts of a single token, unknown tokens and unused tokens.
+        """Create the findings on texts of a single token, on unknown tokens and on unused tokens.
 
-        `advice` names the advice on texts of a single token.
+        `advice` is the name of the advice for texts of a single token.
         """
         self._count_pending()
         tokenizer = self._tokenizer
@@ -300,10 +310,10 @@ def _is_single_word(text: str) -> bool:
 
     In a script without spaces, only a single character counts as a word.
     """
-    one = len(text) <= _MAX_WORD_LENGTH and len(text.split()) == 1
-    return one and not any(map(is_unspaced, text.strip()[1:]))
+    is_word = len(text) <= _MAX_WORD_LENGTH and len(text.split()) == 1
+    return is_word and not any(map(is_unspaced, text.strip()[1:]))
 
 
 def shorten_sample(text: str, limit: int = _SAMPLE_LENGTH) -> str:
-    """Return the beginning of a text as one line of at most `limit` characters."""
+    """Return the beginning of a text on one line, with at most `limit` characters."""
     return shorten(" ".join(text.split()), limit)

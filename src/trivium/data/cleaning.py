@@ -1,9 +1,10 @@
-"""Cleaning of raw text with the published rules of large language models, using `datatrove`.
+"""Cleaning of raw text with published quality filters for web pages, using `datatrove`.
 
-The steps are language identification, quality rules (Gopher: Rae et al. 2021, table A1; C4: Raffel
-et al. 2019, section 2.2; FineWeb: Penedo et al. 2024, section 3.6) and removal of near-duplicates
-by MinHash (Broder 1997; 14 buckets of 8 hashes of 5-grams, as in FineWeb). The thresholds were
-chosen for English web pages. For other languages, rules that depend on English are not applied.
+The steps are language identification, quality filters (Gopher: Rae et al. 2021, table A1; C4:
+Raffel et al. 2019, section 2.2; FineWeb: Penedo et al. 2024, section 3.6) and removal of
+near-duplicates by MinHash (Broder 1997; 14 buckets of 8 hashes of 5-grams, as in FineWeb). The
+thresholds were chosen for English web pages. For other languages, filters that depend on English
+are not applied.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RULES = ("gopher-repetition", "gopher", "c4", "fineweb")
 REPORT = "report.json"
 _NUM_SAMPLES = 5
 REMOVED_LINES = "c4: lines"
-# Text that C4's rules remove from within lines that are kept.
+# Text that the C4 filter removes from within kept lines.
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _FILE_BYTES = 1 << 28
 _BATCH = 64
@@ -46,8 +47,9 @@ _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*")
 class CleanOptions(ReadOptions):
     """Options for reading and cleaning texts.
 
-    The ISO 639 code of a macrolanguage keeps all of its languages; for example, "zh" also keeps
-    "yue". Near-duplicate detection needs about one kilobyte of memory per kept document.
+    When filtering by language, the ISO 639 code of a macrolanguage includes its member languages;
+    for example, "zh" also keeps documents in "yue". Near-duplicate detection needs about one
+    kilobyte of memory per kept document.
     """
 
     language: str = option("en", "the language to keep (ISO 639 code), several as de,fr, or any")
@@ -67,17 +69,17 @@ class CleanOptions(ReadOptions):
 
 @dataclasses.dataclass
 class CleanReport:
-    """Counts of a cleaning run.
+    """The statistics of a cleaning run: how many documents were kept and dropped, and why.
 
     Args:
         documents: the number of documents read.
         kept: the number of documents kept.
         characters: the number of characters read.
         kept_characters: the number of characters kept.
-        removed_lines: the number of lines that C4's rules removed from kept documents.
-        dropped: the number of dropped documents by "step: reason".
-        samples: samples of the dropped documents by "step: reason", and of the removed lines under
-            "c4: lines".
+        removed_lines: the number of lines that the C4 filter removed from kept documents.
+        dropped: the number of dropped documents for each reason, such as "gopher: short document".
+        samples: samples of dropped documents for each reason, and of removed lines under "c4:
+            lines".
     """
 
     documents: int = 0
@@ -89,16 +91,16 @@ class CleanReport:
     samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def most_common(self) -> list[tuple[str, int]]:
-        """Return the reasons for dropping documents with their counts, the most frequent first."""
+        """Return (reason, number of dropped documents) pairs, the most frequent reason first."""
         return sorted(self.dropped.items(), key=lambda item: -item[1])
 
-    def drop(self, reason: str, text: str) -> None:
-        """Count a dropped document. `reason` is the reason."""
+    def count_dropped(self, reason: str, text: str) -> None:
+        """Count a dropped document under `reason`, and keep a sample of its text."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self._add_sample(reason, text)
 
-    def keep(self, text: str, cleaned: str) -> None:
-        """Count a kept document, and the lines that cleaning removed from it."""
+    def count_kept(self, text: str, cleaned: str) -> None:
+        """Count a kept document and the lines removed from it. `text` is the original text."""
         self.kept += 1
         self.kept_characters += len(cleaned)
         self.removed_lines += text.count("\n") - cleaned.count("\n")
@@ -109,7 +111,7 @@ class CleanReport:
                     self._add_sample(REMOVED_LINES, line)
 
     def _add_sample(self, reason: str, text: str) -> None:
-        """Keep the beginning of a text as a sample of a reason, unless there are enough samples."""
+        """Add the beginning of a text to the samples for `reason`, up to `_NUM_SAMPLES` samples."""
         samples = self.samples.setdefault(reason, [])
         if len(samples) < _NUM_SAMPLES:
             samples.append(shorten(" ".join(text.split()), 200))
@@ -138,16 +140,17 @@ def clean(
     overwrite: bool = False,
     progress: Callable[[CleanReport], None] | None = None,
 ) -> CleanReport:
-    """Clean documents. Writes the kept documents to the folder `out` as JSON lines.
+    """Clean documents, and write the kept documents to the folder `out` as JSON lines.
 
-    The folder also gets a `report.json`.
+    The folder also gets a `report.json`, which contains the returned report.
 
     Args:
         paths: the sources, as for `read_documents`.
         out: the folder to create. Its files `00000.jsonl`, ... follow the order of the sources.
         options: the options for reading and cleaning.
         overwrite: whether to replace the output of an earlier call in `out`.
-        progress: a function that is called after every few thousand documents.
+        progress: a function that is called with the current report after every few thousand
+            documents.
 
     Raises:
         DataError: a source cannot be read, `out` contains other files, or no document is kept.
@@ -156,23 +159,23 @@ def clean(
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / REPORT).is_file()):
         raise DataError(f"{out} is not empty: choose another --out, or --overwrite earlier output.")
-    _build_rules(options)  # raise MissingExtraError before anything is read
+    _build_filters(options)  # raise MissingExtraError before anything is read
     report, seen, number = CleanReport(), set[int](), 0
     with replace_folder(out) as folder:
         for document, outcome in _clean_documents(read_documents(paths, options), options):
             report.documents += 1
             report.characters += len(document.text)
             if outcome.reason:
-                report.drop(outcome.reason, document.text)
+                report.count_dropped(outcome.reason, document.text)
             elif not seen.isdisjoint(outcome.buckets):
-                report.drop(english("reason.near_duplicate"), document.text)
+                report.count_dropped(english("reason.near_duplicate"), document.text)
             else:
                 record = {"text": outcome.text, "source": document.source}
                 # Files have a limited size, so that several jobs can each prepare some of them.
                 with (folder / f"{number:05}.jsonl").open("ab") as file:
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     number += file.tell() > _FILE_BYTES
-                report.keep(document.text, outcome.text)
+                report.count_kept(document.text, outcome.text)
             seen.update(outcome.buckets)
             if progress is not None and not report.documents % (_BATCH * _BATCHES_AT_ONCE):
                 progress(report)
@@ -190,7 +193,10 @@ def clean(
 def _clean_documents(
     documents: Iterator[Document], options: CleanOptions
 ) -> Iterator[tuple[Document, _Outcome]]:
-    """Apply language identification and quality rules to documents. Yields (document, outcome)."""
+    """Clean documents one by one, in parallel processes if the options ask for them.
+
+    Yields pairs (document, outcome), in the order of the documents.
+    """
     clean_one = functools.partial(_clean_document, options=options)
     if options.processes == 1:
         for document in documents:
@@ -203,14 +209,14 @@ def _clean_documents(
 
 
 def _clean_document(text: str, options: CleanOptions) -> _Outcome:
-    """Clean one document by itself: language, quality rules and MinHash values.
+    """Apply language identification and quality filters to a document, and compute MinHash values.
 
-    `clean` compares the MinHash values with those of other documents.
+    `clean` compares the MinHash values with those of earlier documents to find near-duplicates.
     """
     import py3langid
     from datatrove.data import Document as WebDocument
 
-    filters, minhash = _build_rules(options)
+    filters, minhash = _build_filters(options)
     if options.language != "any":
         language = py3langid.classify(text[:_LANGUAGE_CHARACTERS])[0]
         codes = options.language.split(",")
@@ -231,10 +237,10 @@ def _clean_document(text: str, options: CleanOptions) -> _Outcome:
 
 
 @functools.cache
-def _build_rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
-    """Return the quality filters by name, and the MinHash step (None to keep near-duplicates).
+def _build_filters(options: CleanOptions) -> tuple[dict[str, Any], Any]:
+    """Build the selected quality filters of `datatrove` and the MinHash step, once per process.
 
-    They are built once per process.
+    Returns the filters by name, and the MinHash step, or None if near-duplicates are kept.
 
     Raises MissingExtraError if the extra "clean" is not installed.
     """
@@ -246,13 +252,18 @@ def _build_rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
         import py3langid  # noqa: F401
 
     class Words(datatrove.utils.word_tokenizers.WordTokenizer):
+        """A tokenizer for datatrove's filters that also splits Chinese and Japanese text."""
+
         def word_tokenize(self, text: str) -> list[str]:
+            """Split a text into words."""
             return WORD.findall(text)
 
         def sent_tokenize(self, text: str) -> list[str]:
+            """Split a text into sentences."""
             return [part for part in _SENTENCE_END.split(text) if part]
 
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            """Return the (start, end) character offsets of sentences."""
             ends = [match.start() for match in _SENTENCE_END.finditer(text)]
             return list(itertools.pairwise(sorted({0, *ends, len(text)})))
 

@@ -1,7 +1,7 @@
-"""Reads documents from plain text files, from a text column of records, and from the hub.
+"""Reading of documents from plain text files, from a text column of records, and from the hub.
 
 Plain text is read in parts (`read_parts`), so that memory does not grow with the size of the corpus
-or of a document. A record is read whole.
+or of a document. The text of a record is always a single part.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Document:
 class ReadOptions:
     r"""Options for reading documents.
 
-    In a separator other than blank, line and file, the escapes \n and \t are resolved. With
-    errors="replace", invalid bytes are read as U+FFFD.
+    In a separator other than "blank", "line" and "file", the escapes \n and \t stand for a line
+    feed and a tab. If `errors` is "replace", invalid bytes are read as U+FFFD.
     """
 
     separator: str = option(
@@ -74,42 +74,42 @@ class ReadOptions:
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
     """Yield the documents of files, globs, folders, "-" (standard input) and "hf:NAME".
 
-    The formats of `trivium.data.records.read_records` are read by their text column. Standard input
-    and files with any other suffix are plain text. Documents without a visible character are
-    skipped.
+    Files with named columns (see `trivium.data.records.read_records`) have one document per record,
+    in the text column. Standard input and all other files are plain text. Documents without a
+    visible character are skipped.
 
     Raises DataError if a source cannot be read, or if there is no document at all.
     """
-    sources = list_texts(paths).sources
+    sources = list_text_sources(paths).sources
     empty = True
     for source in sources:
         for text in join_texts(read_parts(source, options)):
             empty = False
             yield Document(text, source.name)
     if empty:
-        raise no_text_error(sources)
+        raise make_no_text_error(sources)
 
 
-def list_texts(paths: Paths) -> SourceList:
-    """List the sources of raw text. In folders, only files with `TEXT_SUFFIXES` are listed."""
+def list_text_sources(paths: Paths) -> SourceList:
+    """List the text sources that paths refer to. In folders, only `TEXT_SUFFIXES` are listed."""
     return list_sources(paths, TEXT_SUFFIXES)
 
 
 def text_bytes(paths: Paths) -> int:
-    """Estimate the number of bytes of text. The size of a compressed file counts three times."""
-    sources = list_texts(paths).sources
-    return sum(one.size * (3 if one.name.endswith(COMPRESSIONS) else 1) for one in sources)
+    """Estimate the size of the texts in bytes. Compressed files count three times their size."""
+    sources = list_text_sources(paths).sources
+    return sum(source.size * (3 if source.name.endswith(COMPRESSIONS) else 1) for source in sources)
 
 
 def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
-    """Return one line per layout of records that names the text column and the ignored columns.
+    """Describe the text column and the ignored columns of record files, one line per layout.
 
     Only the first record of each of the first sources is read. A source that cannot be read is
     skipped, because `read_documents` reports it.
     """
     schema, report = Schema((Fields("text"),), {"text": options.text_field}), ReadReport()
     reading = RecordOptions(errors=options.errors, encoding=options.encoding)
-    for source in list_texts(paths).sources[:_MAX_REPORTED_SOURCES]:
+    for source in list_text_sources(paths).sources[:_MAX_REPORTED_SOURCES]:
         if _has_columns(source):
             with contextlib.suppress(DataError):
                 for record in itertools.islice(read_source_records(source, reading), 1):
@@ -117,15 +117,15 @@ def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
     return [*report.layouts]
 
 
-def no_text_error(sources: tuple[Source, ...]) -> DataError:
-    """Return the DataError for sources without any document."""
+def make_no_text_error(sources: tuple[Source, ...]) -> DataError:
+    """Return a DataError with the message that the sources contain no text."""
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
 
 
 def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """Join the parts of each text. Yields whole texts.
+    """Join consecutive parts into whole texts, and yield the texts.
 
-    Each part is a pair (part, is_last), where `is_last` marks the last part of a text.
+    `parts` are pairs (part, is_last), where `is_last` marks the last part of a text.
     """
     pending: list[str] = []
     for part, is_last in parts:
@@ -136,14 +136,15 @@ def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
 
 
 def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the texts of one source as pairs (part, is_last); `is_last` marks the end of a text.
+    """Read the documents of a source in parts. Yields pairs (part, is_last).
 
-    Texts without a visible character are skipped.
+    `is_last` marks the last part of a document. Documents without a visible character are skipped.
 
-    Raises DataError if the source has no text and the user named it, instead of a folder around it.
+    Raises DataError if the user named the source itself, not only a folder with it, and it is
+    empty.
     """
     empty = True
-    for part in (_read_column if _has_columns(source) else _read_plain)(source, options):
+    for part in (_read_text_column if _has_columns(source) else _read_plain_text)(source, options):
         empty = False
         yield part
     if empty and source.named:
@@ -152,18 +153,18 @@ def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool
 
 
 def _has_columns(source: Source) -> bool:
-    """Return whether a source consists of records with columns rather than plain text."""
+    """Return whether a source contains records with named columns, rather than plain text."""
     return source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES
 
 
-def _read_plain(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the documents of a plain text file as pairs (part, is_last). See `read_parts`."""
+def _read_plain_text(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+    """Split a plain text file into documents. Yields pairs (part, is_last)."""
     with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
         yield from join_parts(_split_file(file, options.separator))
 
 
-def _read_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the text column of every record as pairs (text, True). Blank texts are skipped."""
+def _read_text_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+    """Yield the text of every record as a pair (text, True), except blank texts."""
     name = options.text_field
     reading = RecordOptions(None, (name,), options.errors, options.encoding)
     for record in read_source_records(source, reading):
@@ -175,7 +176,7 @@ def _read_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bo
 
 
 def _split_file(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
-    """Split a plain text file into documents. Yields pairs (piece, ends_document)."""
+    """Split an open text file at the separator. Yields pairs (piece, ends_document)."""
     blocks = iter(functools.partial(file.read, PART), "")
     if separator == "file":
         return ((block, False) for block in blocks)
@@ -185,10 +186,12 @@ def _split_file(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
 
 
 def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, bool]]:
-    """Split text at a separator into documents. Yields pairs (piece, ends_document).
+    """Split blocks of text at a separator into documents. Yields pairs (piece, ends_document).
+
+    A document may be spread over several pieces.
 
     Args:
-        blocks: the text in blocks of any length.
+        blocks: consecutive blocks of the text, of any length.
         separator: the separator; "blank" stands for one or more blank lines.
     """
     is_blank = separator == "blank"
@@ -208,10 +211,10 @@ def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, b
 
 
 def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Join the pieces of each document into parts of about `PART` characters.
+    """Join the small pieces of documents into parts of about `PART` characters.
 
-    Takes pairs (piece, ends_document) and yields pairs (part, is_last). Line feeds at both ends of
-    a document are stripped. Documents without a visible character are skipped.
+    `pieces` are pairs (piece, ends_document). Yields pairs (part, is_last). Line feeds at both ends
+    of a document are stripped. Documents without a visible character are skipped.
     """
     pending: list[str] = []
     size, is_visible = 0, False
@@ -229,5 +232,5 @@ def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]
 
 
 def resolve_escapes(separator: str) -> str:
-    """Resolve the escapes for line feed and tab in a separator from the command line."""
+    r"""Replace the escapes \n and \t, typed on the command line, by a line feed and a tab."""
     return separator.replace("\\n", "\n").replace("\\t", "\t")

@@ -1,8 +1,8 @@
-"""Tasks: sources that are read together, and the encoding of their documents.
+"""The division of text sources into tasks, and the encoding of the documents of a task.
 
 Documents are read in the calling thread and encoded in worker threads. Only a few batches are
-encoded at a time, and long documents are cut into chunks, so that memory is bounded for any size of
-the corpus and of its documents.
+encoded at a time, and long documents are split into chunks, so that memory does not grow with the
+size of the corpus or of its documents.
 """
 
 from __future__ import annotations
@@ -28,48 +28,54 @@ NUM_EXCERPTS = 4
 _EXCERPT_CHARACTERS = 500
 _CHUNK_CHARACTERS = 1 << 18
 _SHARDS_OF_CORPUS = 128  # approximately; the limit on open files limits the number of shards
-_SHARDS_OF_SIZE = 32  # of a task, before the size doubles: the size of a source may not be known
+_SHARDS_OF_SIZE = 32  # per task, before the size doubles: the size of a source may be unknown
 _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
 
 EncodedBatch = list[tuple[NDArray, bool]]
-"""The token ids of chunks of documents, each with whether the chunk ends its document."""
+"""Pairs (token ids, is_last), one per chunk; `is_last` marks the last chunk of a document."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Consecutive sources that one process reads: a large file, or several small ones."""
+    """Consecutive sources that one process encodes: a large file, or several small files."""
 
     index: int
     sources: tuple[Source, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the sources as stored."""
+        """The total size of the sources in bytes, as stored."""
         return sum(source.size for source in self.sources)
 
 
-def list_tasks(plan: SplitSources) -> list[Task]:
-    """Return the sources in tasks of at least about a shard. A source is never in two tasks."""
+def make_tasks(plan: SplitSources) -> list[Task]:
+    """Divide the sources of a corpus into tasks, in order. A source is never split.
+
+    A task ends as soon as its sources are as large as a shard.
+    """
     tasks: list[Task] = []
-    some: list[Source] = []
+    group: list[Source] = []
     size = 0
     for source in plan.sources:
-        some.append(source)
+        group.append(source)
         size += source.size
-        if size >= shard_bytes(plan) or source is plan.sources[-1]:
-            tasks.append(Task(len(tasks), tuple(some)))
-            some, size = [], 0
+        if size >= choose_shard_size(plan) or source is plan.sources[-1]:
+            tasks.append(Task(len(tasks), tuple(group)))
+            group, size = [], 0
     return tasks
 
 
-def shard_bytes(plan: SplitSources, index: int = 0) -> int:
-    """Return the size of the text of a shard; `index` is the index of the shard in its task."""
+def choose_shard_size(plan: SplitSources, index: int = 0) -> int:
+    """Return how many bytes of text a shard should contain.
+
+    The size grows with the corpus, and with `index`, the index of the shard in its task.
+    """
     return max(SHARD_BYTES, plan.total_bytes // _SHARDS_OF_CORPUS) << (index // _SHARDS_OF_SIZE)
 
 
 class TaskReader:
-    """Read the documents of a task, and record the documents of its current shard.
+    """Reads the documents of a task shard by shard, and records properties of the current shard.
 
     Args:
         plan: the sources of all tasks, with their splits.
@@ -77,22 +83,23 @@ class TaskReader:
         options: how documents are read.
 
     Attributes:
-        skip: the number of documents that are not read, since finished shards contain them.
+        skip: the number of documents to skip, because finished shards contain them.
         read_bytes: the number of bytes of the sources that have been read.
         is_finished: whether all documents of the task have been read.
-        text_bytes: the UTF-8 size of the documents of the shard.
-        digests, sizes, in_validation: the digest, the UTF-8 size and the split of each document.
-        excerpts: the beginnings of the first documents of each split.
+        text_bytes: the UTF-8 size of the documents in the current shard.
+        digests, sizes, in_validation: for each document in the current shard, the hash, the UTF-8
+            size and whether it belongs to validation.
+        excerpts: for each split, the beginnings of the first documents in the current shard.
     """
 
     def __init__(self, plan: SplitSources, task: Task, options: CorpusOptions) -> None:
         self.plan, self.task = plan, task
         self.skip = self.read_bytes = self.text_bytes = 0
         self.is_finished = False
-        self._parts = self._read(options)
+        self._parts = self._read_parts(options)
 
-    def _read(self, options: CorpusOptions) -> Iterator[tuple[Source, str, bool]]:
-        """Yield the parts of all documents after the first `skip` documents."""
+    def _read_parts(self, options: CorpusOptions) -> Iterator[tuple[Source, str, bool]]:
+        """Yield the documents of the task as (source, part, is_last), except the first `skip`."""
         before = 0
         for source in self.task.sources:
             num_bytes = 0
@@ -107,9 +114,9 @@ class TaskReader:
         self.read_bytes, self.is_finished = before, True
 
     def read_shard(self, max_bytes: int) -> Iterator[tuple[str, bool]]:
-        """Yield the texts of the next shard in parts, each with whether it ends a document.
+        """Yield the documents of the next shard in parts, as pairs (part, is_last).
 
-        The shard ends after the document with which its text reaches `max_bytes`.
+        The shard ends with the document that brings its text to `max_bytes` bytes or more.
         """
         self.digests, self.sizes, self.in_validation = array("Q"), array("q"), array("b")
         self.excerpts: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
@@ -121,7 +128,7 @@ class TaskReader:
             excerpt = excerpt or text[:_EXCERPT_CHARACTERS]
             if is_last:
                 value = digest.value
-                split = self.plan.assign(source, value)
+                split = self.plan.assign_split(source, value)
                 if len(self.excerpts[split]) < NUM_EXCERPTS:
                     self.excerpts[split].append(excerpt)
                 self.digests.append(value)
@@ -134,21 +141,21 @@ class TaskReader:
                 return
 
 
-def encode_texts(
+def encode_parts(
     parts: Iterable[tuple[str, bool]], tokenizer: Tokenizer
 ) -> Generator[EncodedBatch]:
-    """Encode documents, which are given in parts, in worker threads, a few batches at a time.
+    """Encode documents, given as pairs (part, is_last), in worker threads. Yields batches.
 
-    The batches stay in order, and a document may continue in the next batch. The threads of the
-    tokenizer use every core and release Python's lock.
+    Only a few batches are encoded at a time. The batches stay in order, and a document may continue
+    in the next batch. The tokenizer's own threads use every core and release the GIL.
     """
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
         try:
-            for batch in _batches(
+            for batch in _batch_chunks(
                 split_texts(parts, tokenizer.encode_ids_batch, _CHUNK_CHARACTERS)
             ):
-                waiting.append(pool.submit(_encode, batch, tokenizer))
+                waiting.append(pool.submit(_encode_chunks, batch, tokenizer))
                 if len(waiting) > _BATCHES_IN_FLIGHT:
                     yield waiting.popleft().result()
             while waiting:
@@ -158,8 +165,8 @@ def encode_texts(
                 future.cancel()
 
 
-def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Yield chunks in batches that are encoded together."""
+def _batch_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Group consecutive chunks into batches of about `BATCH_CHARACTERS` characters."""
     batch: list[Chunk] = []
     characters = 0
     for chunk in chunks:
@@ -171,14 +178,17 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     yield batch
 
 
-def _encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
-    """Encode a batch. A document without any ids gets no prefix and no suffix either."""
-    encoded = tokenizer.encode_ids_batch([chunk.before + chunk.text for chunk in batch])
-    before = tokenizer.encode_ids_batch([chunk.before for chunk in batch if chunk.before])
+def _encode_chunks(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
+    """Encode a batch of text chunks, and add prefix and suffix ids around each document.
+
+    A document without any ids gets no prefix and no suffix either.
+    """
+    encoded = tokenizer.encode_ids_batch([chunk.before + chunk.text for chunk in chunks])
+    before = tokenizer.encode_ids_batch([chunk.before for chunk in chunks if chunk.before])
     lengths = iter(map(len, before))
     dtype = token_dtype(tokenizer.vocab_size)
     result: EncodedBatch = []
-    for chunk, ids in zip(batch, encoded):
+    for chunk, ids in zip(chunks, encoded):
         if chunk.before:
             ids = ids[next(lengths) :]
         elif ids or not chunk.is_last:

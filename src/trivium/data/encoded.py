@@ -1,8 +1,8 @@
-"""Labelled examples as token ids: sequences of different lengths, padded when they form a batch.
+"""Labelled examples as token ids: sequences of different lengths, padded only when batched.
 
-A folder of examples contains `{field}.bin`, the integers of all examples (int32), and `index.npz`
-with the length of each example. Opened examples are memory-mapped, so that the processes of a
-machine share them.
+A folder of encoded examples contains `{field}.bin`, the integers of all examples (int32), and
+`index.npz` with the length of each example. Opened examples are memory-mapped, so that the
+processes of a machine share the memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 
 Sequences = dict[str, list[list[int]]]
-"""For every field of `RowBatch`, such as "input_ids", one list of integers per example."""
+"""One list of integers per example, by field of `RowBatch`, such as "input_ids"."""
 Truncations = list[tuple[int, int, int]]
-"""Three truncation counts for every example; see `EncodedExamples`."""
+"""For each example, the tokens removed, the target tokens, and the target tokens removed."""
 
 
 class EncodedExamples:
-    """Encoded examples, stored by field of `RowBatch`.
+    """Encoded examples, ready to be batched: one sequence of integers per example and field.
 
     Args:
         sequences: for every field with positions, one list of integers per example, or a `Ragged`
@@ -39,11 +39,11 @@ class EncodedExamples:
             have the length of `decoder_input_ids` if present, all other fields have the length of
             `input_ids`.
         sequence_labels: labels of whole sequences, [N] or [N, L] for N rows and L labels.
-        truncations: three counts for every example, [E, 3]: the tokens that truncation removed, the
-            target tokens before truncation, and the target tokens that truncation removed. Examples
-            without remaining target tokens have no row, so that E may exceed N. If None, no example
-            was truncated.
-        pad_id: the id that pads token ids; None for 0. Labels are padded with `IGNORE_INDEX`, other
+        truncations: three counts for each of E examples, [E, 3]: the tokens that truncation
+            removed, the target tokens before truncation, and the target tokens that truncation
+            removed. Examples without remaining target tokens have no row, so that E may exceed N.
+            If None, no example was truncated.
+        pad_id: the id that pads token ids; 0 if None. Labels are padded with `IGNORE_INDEX`, other
             fields with 0.
     """
 
@@ -80,15 +80,21 @@ class EncodedExamples:
         sequence_labels: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> Self:
-        """Create encoded examples, without the rows that have no target token left."""
-        kept = has_target(truncations)
-        rows = {name: Ragged.of(each).select(kept) for name, each in sequences.items()}
-        labels = None if sequence_labels is None else np.asarray(sequence_labels)[kept]
+        """Create encoded examples, without the examples that truncation left without target tokens.
+
+        The arguments are those of the class; `truncations` is [E, 3].
+        """
+        mask = has_target(truncations)
+        rows = {name: Ragged.of(each).filter(mask) for name, each in sequences.items()}
+        labels = None if sequence_labels is None else np.asarray(sequence_labels)[mask]
         return cls(rows, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
-        """Write examples to a folder, chunk by chunk, so that only one chunk is in memory."""
+        """Write encoded examples to a folder, to be opened by `open`.
+
+        `chunks` are written one after the other, so that only one chunk is in memory.
+        """
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
         truncations: list[Ints] = []
@@ -113,7 +119,7 @@ class EncodedExamples:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the examples that `store` wrote to a folder, memory-mapped."""
+        """Open encoded examples in a folder written by `store`; they are memory-mapped."""
         with np.load(folder / _INDEX_FILE) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
@@ -130,19 +136,19 @@ class EncodedExamples:
         return int(self.lengths.sum())
 
     def largest_id(self, field: str) -> int:
-        """Return the largest token id in a field; 0 if the field does not exist."""
+        """Return the largest token id in a field, or 0 if the examples do not have the field."""
         return int(self._ragged[field].values.max(initial=0)) if field in self._ragged else 0
 
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
-        """Return the rows with the given indices, in this order, padded on the right.
+        """Return the examples with the given indices, in this order, padded on the right.
 
-        Rows are padded to the length of the longest one, rounded up to a multiple of `multiple`,
-        but never beyond the longest of all examples.
+        They are padded to the length of the longest one, rounded up to a multiple of `multiple`,
+        but never beyond the length of the longest of all examples.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}
         arrays: dict[str, NDArray] = {
-            name: ragged.padded(row_indices, fills.get(name, 0), multiple)
+            name: ragged.pad_rows(row_indices, fills.get(name, 0), multiple)
             for name, ragged in self._ragged.items()
         }
         if "decoder_input_ids" in arrays:
@@ -153,7 +159,7 @@ class EncodedExamples:
 
 
 def has_target(truncations: ArrayLike) -> NDArray[np.bool_]:
-    """Return whether each example has a target token left after truncation, bool [E].
+    """Return which examples have a target token left after truncation, bool [E].
 
     `truncations` is [E, 3], as in `EncodedExamples`.
     """
@@ -162,11 +168,11 @@ def has_target(truncations: ArrayLike) -> NDArray[np.bool_]:
 
 
 class Ragged:
-    """Lists of different lengths in one flat array.
+    """A ragged array: lists of different lengths, stored one after the other in a flat array.
 
     Args:
         sizes: the length of every list: [N], or [N, K] if every example has K lists.
-        values: the values of all lists, one list after the other.
+        values: the values of all lists in a flat array.
     """
 
     def __init__(self, sizes: Ints, values: NDArray[np.int32]) -> None:
@@ -175,7 +181,11 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
-        """Create a ragged array from lists. Each example has `per_example` consecutive lists."""
+        """Create a ragged array from lists of integers.
+
+        `per_example` is the number of consecutive lists that belong to one example. A `Ragged` is
+        returned unchanged.
+        """
         if isinstance(rows, Ragged):
             return rows
         sizes = np.array([len(row) for row in rows], dtype=np.int64)
@@ -184,32 +194,35 @@ class Ragged:
         return cls(sizes.reshape(-1, per_example) if per_example > 1 else sizes, values)
 
     @classmethod
-    def memory_map(cls, file: Path, sizes: Ints) -> Self:
-        """Memory-map the values from a file. If there are no values, the file is not opened."""
+    def memory_map(cls, path: Path, sizes: Ints) -> Self:
+        """Create a ragged array with the values in a file, memory-mapped.
+
+        If `sizes` are all 0, the file is not opened.
+        """
         empty = np.empty(0, np.int32)
-        return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
+        return cls(sizes, np.memmap(path, np.int32, mode="r") if sizes.any() else empty)
 
     @property
     def totals(self) -> Ints:
-        """The number of values of every example, int64 [N]."""
+        """The number of values in each example, int64 [N]."""
         return self.sizes.sum(axis=tuple(range(1, self.sizes.ndim)))
 
-    def select(self, kept: NDArray[np.bool_]) -> Ragged:
-        """Return the examples for which `kept`, bool [N], is True."""
-        return Ragged(self.sizes[kept], self.values[np.repeat(kept, self.totals)])
+    def filter(self, mask: NDArray[np.bool_]) -> Ragged:
+        """Return only the examples whose element of `mask`, bool [N], is True."""
+        return Ragged(self.sizes[mask], self.values[np.repeat(mask, self.totals)])
 
-    def padded(self, row_indices: Ints, fill: int, multiple: int) -> Ints:
+    def pad_rows(self, row_indices: Ints, pad_value: int, multiple: int) -> Ints:
         """Return the examples with the given indices as a padded array, int64 [B, T] or [B, K, T].
 
         Args:
             row_indices: int64 [B], the indices of the examples.
-            fill: the padding value.
-            multiple: T is the longest size rounded up to a multiple of this, at most the longest of
-                all.
+            pad_value: the padding value.
+            multiple: T is the longest of the B lengths, rounded up to a multiple of this, but at
+                most the longest of all.
         """
         sizes, most = self.sizes[row_indices], self.sizes.max(initial=0)
         columns = np.arange(min(padded_length(sizes.max(initial=0), multiple), most))
         is_value = columns < sizes[..., None]
-        padded = np.full(is_value.shape, fill, dtype=np.int64)
+        padded = np.full(is_value.shape, pad_value, dtype=np.int64)
         padded[is_value] = self.values[(self.starts[row_indices][..., None] + columns)[is_value]]
         return padded

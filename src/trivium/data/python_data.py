@@ -1,4 +1,4 @@
-"""Data passed as Python objects: texts, records, datasets and data frames, stored as JSON lines."""
+"""Data passed as Python objects (texts, records, datasets, data frames), stored as JSON lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from trivium.data.records import class_names, name_classes
+from trivium.data.records import extract_class_names, replace_class_indices
 from trivium.data.sources import PYTHON, Paths, list_paths
 from trivium.errors import DataError
 from trivium.files import STDIN, replace_file
@@ -23,24 +23,24 @@ _MAX_PATH_LENGTH = 4096
 
 
 class PathList(tuple[str, ...]):
-    """Strings that are treated as paths, even if they do not look like paths."""
+    """A tuple of strings that are always treated as paths, even if they do not look like paths."""
 
 
 def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
-    """Decide whether data is a list of paths or the data itself. Returns (paths, data).
+    """Decide whether `data` is a list of paths or the data itself. Returns a pair (paths, data).
 
-    For paths, the returned data is None. Otherwise `paths` contains the name of the file in which
-    the data will be stored. A single string is a path. A list of strings is a list of paths if
-    every string exists as a path or looks like one (without spaces, and with a slash, a suffix or a
-    wildcard). Otherwise it is a list of texts.
+    If `data` contains paths, the returned data is None. Otherwise, the returned paths contain only
+    the name of the file in which the data will be stored, made from `name`. A single string is a
+    path. A list of strings is a list of paths if every string exists as a path or looks like one
+    (without spaces, and with a slash, a suffix or a wildcard). Otherwise, it is a list of texts.
 
     Raises DataError if a list mixes names of existing files with texts.
     """
     if data is None or isinstance(data, str | os.PathLike | PathList):
         return PathList(list_paths(data or ())), None
-    if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
-        files = [number for number, one in enumerate(data) if _is_path(one)]
-        if all(_is_path(one) or _looks_like_path(one) for one in data):
+    if isinstance(data, list | tuple) and all(isinstance(row, str | os.PathLike) for row in data):
+        files = [number for number, row in enumerate(data) if _is_path(row)]
+        if all(_is_path(row) or _looks_like_path(row) for row in data):
             return PathList(list_paths(data)), None
         if files:
             raise DataError(
@@ -50,14 +50,16 @@ def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
     return PathList((f"{PYTHON}{name}.jsonl",)), data
 
 
-def write_data(data: Any, file: Path, text_field: str) -> None:
-    """Write Python data as JSON lines. A string becomes a record with the column `text_field`.
+def write_data(data: Any, path: Path, text_field: str) -> None:
+    """Write Python objects to a JSON lines file. A string becomes a record with one text column.
+
+    `text_field` is the name of this column.
 
     Raises DataError if the data is empty, or if an element is neither a string nor a dictionary.
     """
-    name, count = file.stem, 0
-    file.parent.mkdir(exist_ok=True)
-    with replace_file(file) as lines:
+    name, count = path.stem, 0
+    path.parent.mkdir(exist_ok=True)
+    with replace_file(path) as lines:
         for row in _iterate_rows(data, name):
             record = {text_field: row} if isinstance(row, str) else row
             if not isinstance(record, Mapping):
@@ -65,7 +67,7 @@ def write_data(data: Any, file: Path, text_field: str) -> None:
                     f"{name} {count} is of type {type(row).__name__}: give strings or dictionaries."
                 )
             try:
-                line = json.dumps({str(key): one for key, one in record.items()}, default=_to_json)
+                line = json.dumps({str(k): v for k, v in record.items()}, default=_to_json_value)
             except (TypeError, ValueError) as error:
                 raise DataError(f"{name} {count} cannot be stored as JSON: {error}.") from None
             lines.write(line.encode() + b"\n")
@@ -75,7 +77,7 @@ def write_data(data: Any, file: Path, text_field: str) -> None:
 
 
 def _is_path(path: str | os.PathLike[str]) -> bool:
-    """Return whether a value is a path for certain: an existing file, a remote path or hf:NAME."""
+    """Return whether a value is certainly a path: an existing file, a remote path or hf:NAME."""
     if not isinstance(path, str) or path == STDIN or path.startswith("hf:") or is_remote(path):
         return True
     return len(path) < _MAX_PATH_LENGTH and os.path.exists(path)
@@ -92,7 +94,8 @@ def _looks_like_path(path: str | os.PathLike[str]) -> bool:
 def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
     """Yield the rows of a data frame, a dataset or another iterable.
 
-    The class indices of a `datasets.Dataset` are replaced by class names.
+    The class indices of a `datasets.Dataset` are replaced by class names. `name` is the name of the
+    data for error messages.
     """
     if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas marks missing values by NaN
         yield from data.astype(object).where(data.notna(), None).to_dict("records")
@@ -108,15 +111,15 @@ def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
     if not hasattr(features, "to_dict"):  # not a `datasets.Dataset`
         yield from data
         return
-    names, rows = class_names(features.to_dict()), cast(Any, data)
+    names, rows = extract_class_names(features.to_dict()), cast(Any, data)
     if (getattr(rows, "format", None) or {}).get("type") != "custom":
         rows = rows.with_format(None)  # not tensors, arrays or tables
     for row in rows:
-        yield {column: name_classes(one, column, names) for column, one in row.items()}
+        yield {column: replace_class_indices(one, column, names) for column, one in row.items()}
 
 
-def _to_json(value: Any) -> Any:
-    """Convert a number, an array or a date of another library to a value that JSON supports."""
+def _to_json_value(value: Any) -> Any:
+    """Convert a NumPy number, an array, a date or a decimal to a value that JSON supports."""
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):
             return getattr(value, method)()

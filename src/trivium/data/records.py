@@ -1,4 +1,4 @@
-"""Records, rows with named columns, from JSON lines, CSV, TSV, Parquet and the Hugging Face hub.
+"""Reading of records (rows with named columns): JSON lines, CSV, TSV, Parquet, Hugging Face hub.
 
 Both raw text with a text column and the examples of every fine-tuning task are read by this module.
 """
@@ -44,8 +44,9 @@ class RecordOptions:
         columns: the only columns to read, for formats that can skip columns (Parquet).
         errors: "strict", or "replace" to read invalid bytes as U+FFFD.
         encoding: the encoding of text files.
-        bad: counts broken records, which are then skipped. If None, a broken record is an error.
-        report: collects the column names of the records that a task reads.
+        bad: the counter of invalid records, which are then skipped. If None, an invalid record
+            raises an error.
+        report: the report in which a task counts the column layouts of the records.
     """
 
     header: Sequence[str] | None = None
@@ -56,14 +57,18 @@ class RecordOptions:
     report: ReadReport | None = None
 
     def refuse(self, error: DataError) -> None:
-        """Raise the error of a broken record, or count the error if `bad` is set."""
+        """Handle the error of an invalid record: count it if `bad` is set, otherwise raise it."""
         if self.bad is None:
             raise error
         self.bad.add(error)
 
     @contextlib.contextmanager
     def skipping(self) -> Iterator[None]:
-        """Pass a DataError from the `with` block to `refuse`, which counts or raises it."""
+        """Context manager that skips an invalid record if `bad` is set.
+
+        A DataError from the `with` block is counted in `bad`. If `bad` is None, the error is
+        raised.
+        """
         try:
             yield
         except DataError as error:
@@ -71,7 +76,7 @@ class RecordOptions:
 
 
 class BadRecords:
-    """Counts broken records by the kind of error; these records are skipped.
+    """Counts invalid records, which are skipped, by the kind of error.
 
     Two errors are of the same kind if they differ only in names, numbers and quoted text. The first
     error of each kind is kept as an example.
@@ -82,7 +87,7 @@ class BadRecords:
         self._first: dict[str, DataError] = {}
 
     def add(self, error: DataError) -> None:
-        """Count a broken record under the kind of its error."""
+        """Count an invalid record under the kind of its error."""
         kind = _ERROR_DETAILS.sub("", str(error))
         self.kinds[kind] += 1
         self._first.setdefault(kind, error)
@@ -94,42 +99,42 @@ class BadRecords:
 
     @property
     def lines(self) -> list[str]:
-        """One line per kind of error, the most frequent kind first: its count and an example."""
+        """One line per kind of error, the most frequent first, with its count and an example."""
         return [f"{count:,} x {self._first[kind]}" for kind, count in self.kinds.most_common()]
 
     def notes(self, num_read: int) -> list[str]:
-        """Return a message for the user about skipped records, as lines; [] if none were skipped.
+        """Return the lines of a message about skipped records; [] if none were skipped.
 
-        `num_read` is the number of records that were read without an error.
+        `num_read` is the number of valid records.
         """
         total = self.count + num_read
         return [f"{self.count:,} of {total:,} records are skipped:", *self.lines] * bool(self.count)
 
 
 class ReadReport:
-    """Counts which columns, message parts and special cases occurred in the records of a run."""
+    """Counts the column layouts, unused message parts and special cases in the records of a run."""
 
     def __init__(self) -> None:
         self.layouts: dict[str, tuple[int, str]] = {}
-        """The number of records and the location of the first, by layout line."""
+        """The number of records and the location of the first one, by layout line."""
         self.unused: Counter[str] = Counter()
         """The number of chat messages with an unused part, by the name of the part."""
         self.notes: Counter[str] = Counter()
-        """The number of records by the identifier of the catalog message that describes them."""
+        """The number of records of each special case, by the catalog message that describes it."""
 
-    def add_layout(self, line: str, where: str) -> None:
-        """Count a record under its layout.
+    def add_layout(self, line: str, location: str) -> None:
+        """Count a record under its column layout.
 
         Args:
             line: the line from `layout_line` that describes the columns of the record.
-            where: the file and line of the record.
+            location: the file and line of the record.
         """
-        count, first = self.layouts.get(line, (0, where))
+        count, first = self.layouts.get(line, (0, location))
         self.layouts[line] = count + 1, first
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the report, translated into the user's language."""
+        """The report as lines of text in the user's language."""
         lines = [*self.layouts]
         if len(lines) > 1:
             lines = [
@@ -154,10 +159,10 @@ class Record(dict[str, Any]):
         columns: the values by column name.
         where: the file and line for messages, such as "reviews.csv, line 3".
         untyped: whether every value is a string, as in CSV and TSV files.
-        class_names: the names of the classes, by the columns that contain class indices.
+        class_names: the class names of every column that contains class indices, by column.
 
     `Schema.resolve` sets two attributes: `columns`, which maps each field of a task to its column,
-    and `report`.
+    and `report`, the `ReadReport` of the run.
     """
 
     __slots__ = ("class_names", "columns", "report", "untyped", "where")
@@ -177,39 +182,39 @@ class Record(dict[str, Any]):
         self.columns: Mapping[str, str] = {}
         self.report: ReadReport | None = None
 
-    def value(self, name: str, option: str = "") -> Any:
+    def value(self, column: str, option: str = "") -> Any:
         """Return the value of a column. The name "translation.en" stands for a nested column.
 
-        Raises DataError if there is no such column; the message suggests `option`, the setting that
-        names the column.
+        Raises DataError if there is no such column. The message suggests `option`, the setting that
+        selects the column.
         """
-        if name in self:
-            return self[name]
+        if column in self:
+            return self[column]
         value: Any = self
-        for part in name.split("."):
+        for part in column.split("."):
             if not isinstance(value, dict) or part not in value:
-                raise self.no_column([f'"{name}"'], [option])
+                raise self.no_column([f'"{column}"'], [option])
             value = value[part]
         return value
 
-    def named(self, name: str) -> Any:
+    def named(self, column: str) -> Any:
         """Return the value of a column, with class indices replaced by class names.
 
         An index without a name, such as -1 for a missing label, becomes None.
         """
-        return name_classes(self.value(name), name, self.class_names)
+        return replace_class_indices(self.value(column), column, self.class_names)
 
-    def text(self, name: str) -> str:
-        """Return the text of a column. Raises DataError if it is blank or not a string."""
-        value = self.value(name)
+    def text(self, column: str) -> str:
+        """Return the text in a column. Raises DataError if the value is blank or not a string."""
+        value = self.value(column)
         if not isinstance(value, str):
-            raise DataError(f"{self.name(name)} is {json_type(value)}, not a string.")
+            raise DataError(f"{self.name(column)} is {json_type(value)}, not a string.")
         if not value or value.isspace():
-            raise DataError(f"{self.name(name)} is blank. Fill it in, or remove the row.")
+            raise DataError(f"{self.name(column)} is blank. Fill it in, or remove the row.")
         return value
 
     def optional_text(self, field: str) -> str | None:
-        """Return the text of an optional field, or None if it has no column, is null or is blank.
+        """Return the text of an optional field; None if it has no column, or is null or blank.
 
         Raises DataError if the value is not a string.
         """
@@ -219,22 +224,22 @@ class Record(dict[str, Any]):
         return self.text(self.columns[field])
 
     def note(self, identifier: str) -> None:
-        """Count this record in the report.
+        """Count a special case of this record in the report that the user sees.
 
-        `identifier` names the message in the catalog that describes the record.
+        `identifier` names the catalog message that describes the special case.
         """
         if self.report is not None:
             self.report.notes[identifier] += 1
 
     def name(self, column: str) -> str:
-        """Return a column name with the record's file and line, for messages."""
+        """Describe a column for error messages: its name and the record's file and line."""
         numbered = " (columns are numbered from 0)" if self.has_numbered_columns else ""
         return f'"{column}"{numbered} of {self.where}'
 
-    def has(self, name: str) -> bool:
+    def has(self, column: str) -> bool:
         """Return whether the record has a column. "translation.en" stands for a nested column."""
         try:
-            self.value(name)
+            self.value(column)
         except DataError:
             return False
         return True
@@ -250,23 +255,26 @@ class Record(dict[str, Any]):
 
     @property
     def table_or_row(self) -> str:
-        """The source of the column names, for messages: the file of a table, otherwise this row."""
+        """The place that defines the column names, for messages.
+
+        This is the file for CSV and TSV, and the row for other formats.
+        """
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
     @property
     def has_numbered_columns(self) -> bool:
-        """Whether the record is from a table without a header; its columns are numbered."""
+        """Whether the columns are numbered, because the table has no header."""
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def no_column(
         self, missing: Sequence[str], options: Sequence[str], *, if_data: str = "add a header line"
     ) -> DataError:
-        """Return the DataError for a record that lacks columns.
+        """Return the DataError for missing columns. Its message lists the existing columns.
 
         Args:
             missing: descriptions of the missing columns; column names are in double quotes.
-            options: the options that choose these columns.
-            if_data: the advice for a table whose first line is data and not a header.
+            options: the settings that select these columns.
+            if_data: the advice in case the first line of the table is data, not a header.
         """
         inner = {name for name, value in self.items() if isinstance(value, dict) and value}
         columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
@@ -283,7 +291,7 @@ class Record(dict[str, Any]):
         return DataError(message)
 
 
-def name_classes(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
+def replace_class_indices(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
     """Return a value with all class indices replaced by class names, also in nested values.
 
     Args:
@@ -292,16 +300,16 @@ def name_classes(value: Any, column: str, names: Mapping[str, Sequence[str]]) ->
         names: the class names by column. An index without a name, such as -1, becomes None.
     """
     if isinstance(value, Mapping):
-        return {key: name_classes(one, f"{column}.{key}", names) for key, one in value.items()}
+        return {k: replace_class_indices(v, f"{column}.{k}", names) for k, v in value.items()}
     if isinstance(value, list):
-        return [name_classes(one, column, names) for one in value]
+        return [replace_class_indices(v, column, names) for v in value]
     if column not in names or not isinstance(value, int) or isinstance(value, bool):
         return value
     return names[column][value] if 0 <= value < len(names[column]) else None
 
 
 def json_type(value: object) -> str:
-    """Return an English description of a value's JSON type, such as "a list", for error messages.
+    """Return the JSON type of a value in words for error messages, such as "a list".
 
     A string without a visible character is "blank".
     """
@@ -331,7 +339,7 @@ def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iter
 
     Raises:
         DataError: a path is missing, a suffix is unknown, a source has no record, or a record is
-            broken (the message contains its file and line).
+            invalid (the message contains its file and line).
     """
     for source in list_sources(paths, RECORD_SUFFIXES).sources:
         empty = True
@@ -343,7 +351,10 @@ def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iter
 
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
-    """Return an iterator over the records of one source, possibly none. See `read_records`."""
+    """Return an iterator over the records of one source; it may be empty.
+
+    `read_records` describes the formats. Raises DataError if the suffix of a file is unknown.
+    """
     if source.kind == "hub":
         return _read_hub_dataset(source.name)
     suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
@@ -357,7 +368,7 @@ def read_source_records(source: Source, options: RecordOptions) -> Iterator[Reco
 
 
 def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
-    """Return the cells of the first line of a CSV or TSV file, whether or not it is a header.
+    """Return the cells of the first line of a CSV or TSV file, which may be a header or data.
 
     Returns () for other formats.
     """
@@ -367,48 +378,53 @@ def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
     return next((tuple(map(str.strip, cells)) for _, cells in rows), ())
 
 
-def _read_json_lines(name: str, options: RecordOptions) -> Iterator[Record]:
+def _read_json_lines(path: str, options: RecordOptions) -> Iterator[Record]:
     """Yield the records of a file with one JSON object per line. Blank lines are skipped."""
-    with _open_file(name, options) as file:
+    with _open_file(path, options) as file:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
-                where = f"{'standard input' if name == STDIN else name}, line {number}"
+                location = f"{'standard input' if path == STDIN else path}, line {number}"
                 with options.skipping():
-                    yield _to_record(_parse_json(line.rstrip(), where, options.errors), where)
+                    yield _to_record(_parse_json(line.rstrip(), location, options.errors), location)
 
 
-def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
+def _read_json(path: str, options: RecordOptions) -> Iterator[Record]:
     """Yield the records of a `.json` file: a list of objects, or one object per line."""
-    with _open_file(name, options) as file:
+    with _open_file(path, options) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
-        yield from _read_json_lines(name, options)
+        yield from _read_json_lines(path, options)
         return
-    for number, value in enumerate(_parse_json(text, name, options.errors), start=1):
+    for number, value in enumerate(_parse_json(text, path, options.errors), start=1):
         with options.skipping():
-            yield _to_record(value, f"{name}, item {number}")
+            yield _to_record(value, f"{path}, item {number}")
 
 
-def _parse_json(text: str, where: str, errors: str) -> Any:
-    """Parse JSON. Raises DataError with the location `where` if the text is not valid JSON."""
+def _parse_json(text: str, location: str, errors: str) -> Any:
+    """Parse a JSON text. Raises DataError if it is invalid.
+
+    `location` is the file and line for the message. `errors` is "strict" or "replace", for lone
+    surrogates.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         place = f", line {error.lineno}" if error.lineno > 1 else ""
         raise DataError(
-            f"{where}{place} is not valid JSON: {error.msg} at character {error.colno}."
+            f"{location}{place} is not valid JSON: {error.msg} at character {error.colno}."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON: {error}.") from error
+        raise DataError(f"{location} is not valid JSON: {error}.") from error
     if "\\ud" in text or "\\uD" in text:
-        value = without_surrogates(value, where, errors)
+        value = without_surrogates(value, location, errors)
     return value
 
 
-def without_surrogates(value: Any, where: str, errors: str) -> Any:
-    """Return a JSON value whose strings contain no lone surrogates, since UTF-8 cannot encode them.
+def without_surrogates(value: Any, location: str, errors: str) -> Any:
+    """Replace lone surrogates in the strings of a JSON value, because UTF-8 cannot encode them.
 
-    Raises DataError if there is one and `errors` is "strict"; otherwise it is replaced by U+FFFD.
+    They become U+FFFD if `errors` is "replace". If it is "strict", raises DataError, with
+    `location` in the message.
     """
     text = json.dumps(value, ensure_ascii=False)
     try:
@@ -416,25 +432,25 @@ def without_surrogates(value: Any, where: str, errors: str) -> Any:
     except UnicodeEncodeError as error:
         if errors == "strict":
             raise DataError(
-                f"{where} holds a lone surrogate (half of a \\ud83d\\ude00 pair), which is not "
+                f"{location} holds a lone surrogate (half of a \\ud83d\\ude00 pair), which is not "
                 "text. Correct it, or replace it with --errors replace."
             ) from error
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return json.loads(text)
 
 
-def _to_record(value: object, where: str) -> Record:
-    """Return a JSON object as a `Record`. Raises DataError if the value is not an object."""
+def _to_record(value: object, location: str) -> Record:
+    """Convert a JSON object to a `Record`. Raises DataError if the value is not an object."""
     if not isinstance(value, dict):
-        raise DataError(f"{where} is {json_type(value)}, not an object with named columns.")
-    return Record(value, where)
+        raise DataError(f"{location} is {json_type(value)}, not an object with named columns.")
+    return Record(value, location)
 
 
-def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
-    """Yield the rows after the header of a CSV or TSV file."""
+def _read_table(path: str, options: RecordOptions) -> Iterator[Record]:
+    """Yield the rows of a CSV or TSV file below the header, which may also be in `options`."""
     names = options.header
-    for line, cells in _read_table_rows(name, options):
-        where = f"{name}, line {line}"
+    for line, cells in _read_table_rows(path, options):
+        where = f"{path}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
             # The first column may stay unnamed; further unnamed columns are named by their number.
@@ -458,30 +474,30 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             yield Record(dict(zip(names, cells)), where, untyped=True)
 
 
-def _open_file(name: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
-    """Open a text file with the encoding and the error handling from the options."""
-    return open_text(name, errors=options.errors, encoding=options.encoding)
+def _open_file(path: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
+    """Open a text file with the encoding and the error handling in the options."""
+    return open_text(path, errors=options.errors, encoding=options.encoding)
 
 
-def _read_table_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of every row of a CSV or TSV file, with the line number where the row begins.
+def _read_table_rows(path: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of the first line, cells) for every row of a CSV or TSV file, header included.
 
     Warns if the separator is not the usual one for the file's suffix.
     """
-    with _open_file(name, options) as file:
+    with _open_file(path, options) as file:
         csv.field_size_limit(_MAX_CELL_LENGTH)
-        usual = "\t" if file_format(name) == ".tsv" else ","
-        head = list(itertools.islice(file, _NUM_SNIFFED_LINES))
-        named = re.fullmatch(r'"?sep=(.)"?\s*', head[0]) if head else None  # written by Excel
-        head[:1] = ["\n"] if named else head[:1]
-        separator = named[1] if named else _find_separator(head, usual)
-        if separator != usual:
+        default = "\t" if file_format(path) == ".tsv" else ","
+        lines = list(itertools.islice(file, _NUM_SNIFFED_LINES))
+        declared = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None  # written by Excel
+        lines[:1] = ["\n"] if declared else lines[:1]
+        separator = declared[1] if declared else _detect_separator(lines, default)
+        if separator != default:
             by = _SEPARATORS.get(separator, f'"{separator}"')
-            warnings.warn(f"the cells of {name} are separated by {by}.", stacklevel=2)
-        is_quoted = not separator == usual == "\t"
+            warnings.warn(f"the cells of {path} are separated by {by}.", stacklevel=2)
+        is_quoted = not separator == default == "\t"
         # strict: a quotation mark that is never closed is an error, not a very long cell.
         reader = csv.reader(
-            itertools.chain(head, file),
+            itertools.chain(lines, file),
             delimiter=separator,
             quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
             strict=True,
@@ -494,57 +510,58 @@ def _read_table_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, l
                 first = reader.line_num + 1
         except csv.Error as error:
             raise DataError(
-                f"{name}: the row that begins in line {first} is not valid CSV ({error}). "
+                f"{path}: the row that begins in line {first} is not valid CSV ({error}). "
                 "Is there a quotation mark that is never closed?"
             ) from error
 
 
-def _find_separator(head: Sequence[str], usual: str) -> str:
-    """Return the most consistent cell separator for the first lines of a CSV or TSV file.
+def _detect_separator(lines: Sequence[str], default: str) -> str:
+    """Return the cell separator of a CSV or TSV file, given its first lines.
 
-    This is the separator for which the most lines have as many cells as the first line.
+    This is the separator for which the most lines have as many cells as the first line, or else
+    `default`.
     """
-    if usual == "\t" and head and usual in head[0]:
-        return usual
-    best, most = usual, 0.0
-    for separator in (usual, *_SEPARATORS):
+    if default == "\t" and lines and default in lines[0]:
+        return default
+    best, most = default, 0.0
+    for separator in (default, *_SEPARATORS):
         with contextlib.suppress(csv.Error):
-            widths = [len(cells) for cells in csv.reader(head, delimiter=separator) if any(cells)]
+            widths = [len(cells) for cells in csv.reader(lines, delimiter=separator) if any(cells)]
             share = widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
             if share > most:
                 best, most = separator, share
     return best
 
 
-def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
-    """Yield the rows of a Parquet file, with the class names that `datasets` stored in it."""
+def _read_parquet(path: str, options: RecordOptions) -> Iterator[Record]:
+    """Yield the rows of a Parquet file, with the class names stored by the `datasets` library."""
     with require_extra("Reading Parquet", "parquet"):
         import pyarrow
         import pyarrow.parquet
     try:
-        if not is_remote(name):
-            reject_lfs_pointer(name)
-        table = pyarrow.parquet.ParquetFile(open_remote(name) if is_remote(name) else name)
+        if not is_remote(path):
+            reject_lfs_pointer(path)
+        table = pyarrow.parquet.ParquetFile(open_remote(path) if is_remote(path) else path)
         columns = options.columns or ()
         read = list(columns) if columns and {*columns} <= {*table.schema_arrow.names} else None
         names, number = {}, 0
         with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
             stored = json.loads(table.schema_arrow.metadata[b"huggingface"])
-            names = class_names(stored["info"]["features"])
+            names = extract_class_names(stored["info"]["features"])
         for batch in table.iter_batches(_PARQUET_BATCH_SIZE, columns=read):
             for row in batch.to_pylist():
                 number += 1
-                yield Record(row, f"{name}, row {number}", class_names=names)
+                yield Record(row, f"{path}, row {number}", class_names=names)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         # Invalid UTF-8, times that Python cannot represent and unknown time zones raise errors that
         # are not subclasses of ArrowException.
-        raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
+        raise DataError(f"{path} is not a valid Parquet file: {error}.") from error
 
 
-def class_names(features: Any) -> dict[str, tuple[str, ...]]:
-    """Return the class names of every ClassLabel column, given the features of a dataset.
+def extract_class_names(features: Any) -> dict[str, tuple[str, ...]]:
+    """Return the class names of every ClassLabel column, from the features of a dataset.
 
-    >>> class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
+    >>> extract_class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
     {'tags': ('O', 'B-PER')}
     """
     names: dict[str, tuple[str, ...]] = {}
@@ -556,7 +573,7 @@ def class_names(features: Any) -> dict[str, tuple[str, ...]]:
                 names[column] = tuple(map(str, feature.get("names") or ()))
                 break
             elif "_type" not in feature:
-                inner = class_names(feature)
+                inner = extract_class_names(feature)
                 names |= {f"{column}.{name}": one for name, one in inner.items()}
                 break
             else:
@@ -597,7 +614,7 @@ def _read_hub_dataset(name: str) -> Iterator[Record]:
             dataset, config, split=split, revision=revision or None, streaming=True
         )
         features = getattr(rows, "features", None)
-        names = class_names(features.to_dict()) if features else {}
+        names = extract_class_names(features.to_dict()) if features else {}
         for number, row in enumerate(rows, start=1):
             yield Record(dict(row), f"{name}, row {number}", class_names=names)
     except RuntimeError as error:  # A loading script, which is never executed.

@@ -1,4 +1,4 @@
-"""Order and random numbers of training rows, as pure functions of (seed, step).
+"""Shuffled order and random numbers of training rows, as pure functions of seed and position.
 
 All computations use 64-bit integers (the splitmix64 finaliser) instead of a numpy generator,
 because numpy may change its random streams between versions, and a resumed run must reproduce them.
@@ -19,7 +19,7 @@ from trivium.data.batch import Floats, Ints
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# The first integer of every key, which separates the three purposes of keys.
+# The first integer of every key, so that keys for different purposes never coincide.
 _ORDER, _ROW, _SEED = (1, 2, 3)
 # The maximum number of rows that are sorted, and the number of rounds of the Feistel network for
 # more rows. For few rows, the network could not produce every order.
@@ -34,14 +34,14 @@ def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _to_uint64(values: ArrayLike) -> NDArray[np.uint64]:
-    """Convert integers to a uint64 array with at least one dimension. Negative ones wrap around."""
+    """Convert integers to a uint64 array, at least 1-D. Negative integers wrap around."""
     if isinstance(values, int):
         return np.array([values % 2**64], dtype=np.uint64)
     return np.atleast_1d(np.asarray(values)).astype(np.int64).view(np.uint64)
 
 
 def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
-    """Hash integers to a uint64 key. If a part is an array, the result is an array of keys."""
+    """Hash several integers to one uint64 key. If a part is an array, return an array of keys."""
     key = np.array([_GOLDEN])
     for part in parts:
         word = _to_uint64(part)
@@ -50,45 +50,45 @@ def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
 
 
 def derived_seed(seed: int, *numbers: int) -> int:
-    """Return a 64-bit seed that depends on `seed` and on all of `numbers`.
+    """Derive a 64-bit seed from `seed` and `numbers`, such as the indices of a source and a step.
 
-    For example, every source or every micro-batch gets a different seed.
+    Different numbers give different, independent seeds.
     """
     return int(_make_key(_SEED, seed, *numbers)[0])
 
 
-def shuffled_rows(seed: int, epoch: int, places: Ints, n: int) -> Ints:
-    """Return the rows at the given positions in the shuffled order of an epoch.
+def shuffled_rows(seed: int, epoch: int, positions: Ints, num_rows: int) -> Ints:
+    """Return the rows at the given positions of an epoch's shuffled order.
 
-    Each of the `n` rows occurs exactly once per epoch. Up to 65,536 rows are sorted by a hash of
-    (seed, epoch, row), which takes 8 bytes per row. For more rows, a Feistel network (Luby and
-    Rackoff 1988) with the hash as its round function maps positions to rows without extra memory.
-    The domain of the network is the next power of four. A result outside of 0 to n - 1 is mapped
-    again until it is inside (cycle walking, Black and Rogaway 2002).
+    Each of the `num_rows` rows occurs exactly once per epoch. Up to 65,536 rows are sorted by a
+    hash of (seed, epoch, row), which takes 8 bytes per row. For more rows, a Feistel network (Luby
+    and Rackoff 1988) with the hash as its round function maps positions to rows without extra
+    memory. The domain of the network is the next power of four. A result outside of 0 to `num_rows`
+    - 1 is mapped again until it is inside (cycle walking, Black and Rogaway 2002).
 
     Args:
         seed: the seed of the run.
         epoch: the epoch, from 0.
-        places: int64 [R], the positions, from 0 to n - 1.
-        n: the number of rows.
+        positions: int64 [R], the positions in the shuffled order, from 0 to `num_rows` - 1.
+        num_rows: the number of rows in the corpus.
 
     Returns:
         The row indices, int64 [R].
     """
-    if n <= _SORTED_ROWS:
-        return _shuffle_rows(seed, epoch, n)[places]
-    half = np.uint64(((n - 1).bit_length() + 1) // 2)
+    if num_rows <= _SORTED_ROWS:
+        return _shuffle_rows(seed, epoch, num_rows)[positions]
+    half = np.uint64(((num_rows - 1).bit_length() + 1) // 2)
     keys = _make_key(_ORDER, seed, epoch, np.arange(_ROUNDS))
-    rows = _apply_feistel_network(_to_uint64(places), keys, half)
-    while len(outside := np.flatnonzero(rows >= np.uint64(n))):
+    rows = _apply_feistel_network(_to_uint64(positions), keys, half)
+    while len(outside := np.flatnonzero(rows >= np.uint64(num_rows))):
         rows[outside] = _apply_feistel_network(rows[outside], keys, half)
     return rows.astype(np.int64)
 
 
 @functools.lru_cache(maxsize=8)
-def _shuffle_rows(seed: int, epoch: int, n: int) -> Ints:
-    """Return the shuffled order of an epoch: a read-only permutation of 0 to n - 1, int64 [n]."""
-    rows = np.arange(n, dtype=np.uint64)
+def _shuffle_rows(seed: int, epoch: int, num_rows: int) -> Ints:
+    """Shuffle the rows of an epoch. Returns a read-only permutation, int64 [num_rows]."""
+    rows = np.arange(num_rows, dtype=np.uint64)
     order = np.argsort(_mix_bits(_make_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
     order = order.astype(np.int64, copy=False)
     order.flags.writeable = False
@@ -96,28 +96,28 @@ def _shuffle_rows(seed: int, epoch: int, n: int) -> Ints:
 
 
 def _apply_feistel_network(
-    values: NDArray[np.uint64], keys: NDArray[np.uint64], half: np.uint64
+    values: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: np.uint64
 ) -> NDArray[np.uint64]:
-    """Permute the integers from 0 to 2^(2 `half`) - 1 by a Feistel network.
+    """Permute the integers from 0 to 2^(2 h) - 1, where h is `half_bits`, with a Feistel network.
 
-    Each round XORs one half of the bits with a hash of the other half and of a key.
+    In each round, one half of the bits is XORed with a hash of the other half and of a key.
     """
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    left, right = values >> half, values & mask
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
     for key in keys:
         left, right = right, left ^ (_mix_bits(key + right * _GOLDEN) & mask)
-    return (left << half) | right
+    return (left << half_bits) | right
 
 
 def shuffled_rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, Ints]:
-    """Return `count` consecutive rows from position `start` in an endless sequence of epochs.
+    """Return `count` consecutive rows of an endless sequence of shuffled epochs, from `start` on.
 
     Every epoch has a different order. The rows may continue into the next epoch.
 
     Returns:
         The indices of the rows in the corpus, and their positions in the endless sequence, both
-        int64 [R]. Positions never repeat. As keys of the random numbers (`RowRandom`), they give a
-        row different random numbers in every epoch.
+        int64 [count]. Positions never repeat. As keys of the random numbers (`RowRandom`), they
+        give a row different random numbers in every epoch.
     """
     assert count > 0
     assert num_rows > 0
@@ -138,8 +138,8 @@ def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, 
     epoch repeats the first row of the next section.
 
     Returns:
-        The indices and the positions of the rows as in `shuffled_rows_from`. Element k belongs to
-        text stream k.
+        The indices of the rows in the corpus, and their positions as in `shuffled_rows_from`, both
+        int64 [text_streams]. Element k belongs to text stream k.
 
     >>> [contiguous_rows(step, 2, 5)[0].tolist() for step in range(4)]
     [[0, 2], [1, 3], [2, 4], [0, 2]]
@@ -150,15 +150,16 @@ def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, 
 
 
 class RowRandom:
-    """Random numbers for B rows, keyed by (seed, stream index, channel).
+    """Reproducible random numbers for the B rows of a batch, keyed by seed, row and channel.
 
     The random numbers of a row do not depend on the other rows of the batch, on B, or on the number
     of columns: column t stays the same if more columns are requested. Equal channels give equal
-    numbers, so that independent decisions need different values of `channel`.
+    numbers. Use a different `channel` for each independent decision.
 
     Args:
         seed: the seed, usually one per step.
-        stream_indices: int64 [B], one index per row, such as positions of `shuffled_rows_from`.
+        stream_indices: int64 [B], a key for each row, such as its position from
+            `shuffled_rows_from`.
     """
 
     def __init__(self, seed: int, stream_indices: ArrayLike) -> None:
@@ -169,24 +170,24 @@ class RowRandom:
         return len(self.stream_indices)
 
     def rows(self, start: int, stop: int) -> RowRandom:
-        """Return the random numbers of the rows from `start` to `stop` - 1."""
+        """Return a `RowRandom` for the rows from `start` to `stop` - 1 only."""
         return RowRandom(self.seed, self.stream_indices[start:stop])
 
     def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:
-        """Return 64 random bits for every row and column, uint64 [B, T] with T = `num_columns`."""
+        """Return 64 random bits for every row and column: uint64 [B, T] with T = `num_columns`."""
         keys = _make_key(_ROW, self.seed, channel, self.stream_indices)
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
         return _mix_bits(keys[:, None] + columns)
 
     def uniform(self, num_columns: int, channel: int) -> Floats:
-        """Return uniform random numbers in [0, 1), float64 [B, T] with T = `num_columns`.
+        """Return uniform random numbers in [0, 1): float64 [B, T] with T = `num_columns`.
 
         Each number has 53 random bits.
         """
         return (self.bits(num_columns, channel) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, high: int, num_columns: int, channel: int) -> Ints:
-        """Return uniform random integers in [0, high), int64 [B, T] with T = `num_columns`.
+        """Return uniform random integers in [0, high): int64 [B, T] with T = `num_columns`.
 
         `high` is at most 2**32. The integers are the top 32 random bits times `high`, divided by
         2**32 and rounded down. The relative error of each probability is at most high / 2**32.

@@ -1,4 +1,4 @@
-"""Rows of fixed length from token shards."""
+"""Rows of fixed length, cut from the token shards of a split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Packing = Literal["pack", "truncate"]
 
 
 class TokenArray:
-    """Token ids in an array or a memory map, with the interface of a one-document `ShardSplit`."""
+    """An array of token ids as a split with a single document (the interface of `ShardSplit`)."""
 
     name, num_documents = "array", 1
     prefix_ids: tuple[int, ...] = ()
@@ -29,23 +29,23 @@ class TokenArray:
         self.ids, self.num_tokens = ids, len(ids)
 
     def tokens_at(self, positions: Ints) -> Ints:
-        """Return the token ids at some positions. See `ShardSplit.tokens_at`."""
+        """Return the token ids at the given positions, as int64 of the same shape."""
         return self.ids[positions].astype(np.int64)
 
     def documents_at(self, positions: Ints) -> Ints:
-        """Return the document of every position, here 0. See `ShardSplit.documents_at`."""
+        """Return the document index at every position, which is always 0."""
         return np.zeros_like(positions)
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the start and stop positions of documents, here of the whole array.
+        """Return the start and stop positions of documents.
 
-        See `ShardSplit.document_bounds`.
+        They are 0 and the length of the array, since there is only one document.
         """
         return np.zeros_like(documents), np.full_like(documents, self.num_tokens)
 
 
 class Rows:
-    """The tokens of a split, or of an array of token ids, as rows of `length` tokens.
+    """Rows of `length` tokens, made from the documents of a split or from an array of token ids.
 
     Args:
         split: the split, or a one-dimensional array of token ids.
@@ -54,8 +54,8 @@ class Rows:
             splits them every `length` tokens; the last, incomplete row is dropped. "truncate" makes
             one row per document, truncated to `length` tokens and padded.
         pad_id: the id of the padding token.
-        keep_suffix: whether the suffix replaces the last tokens of a truncated document. A decoder
-            would learn to stop there.
+        keep_suffix: whether the suffix replaces the last tokens of a truncated document. False for
+            decoders, which would learn to stop there.
 
     Raises DataError if the split has too few tokens for one row.
 
@@ -101,8 +101,8 @@ class Rows:
     def take(self, indices: ArrayLike, *, with_documents: bool = False) -> RowBatch:
         """Return the rows with the given indices, in this order. An index may occur repeatedly.
 
-        With "truncate", the rows are padded to the length of the longest returned row.
-        `with_documents` adds the document ids.
+        With packing "truncate", rows are padded to the length of the longest returned row. If
+        `with_documents` is set, the result has document ids.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         if len(row_indices) and not (row_indices.min() >= 0 and row_indices.max() < len(self)):
@@ -112,7 +112,7 @@ class Rows:
         return self._take_documents(row_indices, with_documents)
 
     def _take_packed(self, row_indices: Ints, with_documents: bool) -> RowBatch:
-        """Return rows of concatenated documents (packing)."""
+        """Return the rows with the given indices from the concatenated documents (packing)."""
         positions = row_indices[:, None] * self.length + np.arange(self.length)
         lengths = np.full(len(row_indices), self.length, dtype=np.int64)
         ids = self.split.tokens_at(positions)
@@ -122,7 +122,7 @@ class Rows:
         return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
     def _take_documents(self, row_indices: Ints, with_documents: bool) -> RowBatch:
-        """Return rows of one document each, truncated and padded."""
+        """Return the documents with the given indices as truncated and padded rows."""
         starts, stops = self.split.document_bounds(row_indices)
         lengths = np.minimum(stops - starts, self.length)
         columns = np.arange(lengths.max(initial=0))

@@ -1,7 +1,8 @@
-"""Schemas: decide which column of a record each field of a task is read from.
+"""Schemas, which map the columns of a record to the fields of a task.
 
-A task declares its fields and their usual column names once. For every layout (the column names of
-a record), a schema decides once which column each field is read from. A run prints these decisions.
+A task declares its fields and their usual column names once. For every layout (the set of column
+names of a record), a schema decides once which column each field is read from. A run prints these
+decisions.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from trivium.messages import translated
 _MAX_IGNORED = 12  # ignored columns that a line lists
 _MAX_LAYOUTS = 1000  # layouts in the cache
 Usual = str | tuple[str, ...]
-"""A layout: the usual column of the first field, or usual columns of the first fields, in order."""
+"""A layout: the usual column name of the first field, or those of the first few fields."""
 
 
 class Fields:
-    """Fields whose columns are chosen together, such as a text and its pair.
+    """A group of fields that are matched to columns together, such as a text and its pair.
 
     Args:
         names: the names of the fields, separated by spaces. A field that ends in "?" is optional.
         usual: groups of layouts. A layout consists of the usual column names of the fields, which
-            are matched without regard to case. The first group with a layout that the record
-            contains decides. A layout that is part of another matching layout of the group, such as
+            are matched case-insensitively. The first group with a layout that the record contains
+            is used. A layout that is part of another matching layout of the group, such as
             ("text",) of ("text", "pair"), is ignored. If several layouts remain, the record is
             ambiguous.
-        both_in: if set, the two fields are versions of one text, such as two languages. A column
-            with this name may contain a nested column for each field. If the user has set only one
-            field, the other field is read from the only other column, or from the first other
-            column of a table without a header.
+        both_in: the usual name of a column with one nested column per field, for two fields that
+            are versions of one text, such as two languages. If the user has set the column of only
+            one of the fields, the other field is read from the only other column, or from the first
+            other column of a table without a header.
     """
 
     def __init__(self, names: str, *usual: Sequence[Usual], both_in: str | None = None) -> None:
@@ -49,34 +50,34 @@ class Fields:
         )
         self.both_in = both_in
 
-    def usual_of(self, name: str) -> list[str]:
-        """Return the usual columns of a field; a column with the field's own name comes first."""
+    def usual_of(self, field: str) -> list[str]:
+        """Return the usual column names of a field; the name of the field itself comes first."""
         layouts = (layout for group in self.usual for layout in group)
-        usual = dict.fromkeys(layout[name] for layout in layouts if name in layout)
-        return sorted(usual, key=lambda column: column != name)
+        usual = dict.fromkeys(layout[field] for layout in layouts if field in layout)
+        return sorted(usual, key=lambda column: column != field)
 
-    def missing_required(self, names: Collection[str]) -> list[tuple[str, str]]:
-        """Return (description, field) for every required field without a column.
+    def find_missing_fields(self, matched: Collection[str]) -> list[tuple[str, str]]:
+        """Find the required fields without a matching column. Returns (description, field) pairs.
 
-        The description is used in the error message. `names` are the fields that have a column.
+        The description is used in the error message. `matched` are the fields that have a column.
         """
-        lacks = [name for name in self.names if name in self.required and name not in names]
+        lacks = [name for name in self.names if name in self.required and name not in matched]
         return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
 
-    def matching_layouts(
+    def find_matching_layouts(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
     ) -> list[dict[str, str]]:
-        """Return the matching layouts of a record, as dictionaries from fields to columns.
+        """Find the usual layouts that a record contains. Returns a field-to-column dict for each.
 
-        Fields whose column the user has set are left out. More than one layout means that the
+        Fields with a column set by the user are left out. More than one layout means that the
         record is ambiguous.
 
         Args:
-            columns: the columns that the user has not set, by their names in lower case.
+            columns: the columns that the user has not set, by lower-case name.
             chosen: the columns that the user has set, by field.
-            settable: the fields whose column can be set. If the user has set one field, other
-                optional settable fields are left out: a user who sets only `text_field` wants no
-                pair.
+            settable: the fields that have a setting for the column. If the user has set one field,
+                other optional settable fields are left out: a user who sets only `text_field` wants
+                no pair.
         """
         wanted = {name for name in self.names if name not in chosen}
         if chosen:
@@ -101,23 +102,26 @@ class Fields:
 
 
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
-    """Return a line such as: text <- review, label <- stars; ignored: id, source."""
-    line = ", ".join(f"{name} <- {_label_column(column)}" for name, column in columns.items())
+    """Describe in one line which column each field is read from, and which columns are ignored.
+
+    For example: "text <- review, label <- stars; ignored: id, source".
+    """
+    line = ", ".join(f"{name} <- {_format_column(column)}" for name, column in columns.items())
     if not ignored:
         return line
-    others = [_label_column(column) for column in ignored[:_MAX_IGNORED]]
+    others = [_format_column(column) for column in ignored[:_MAX_IGNORED]]
     if len(ignored) > _MAX_IGNORED:
         others.append(translated("data.more_columns", count=len(ignored) - _MAX_IGNORED))
     return translated("data.columns", line=line, columns=", ".join(others))
 
 
-def _label_column(column: str) -> str:
-    """Return a column name for messages. A column of a table without a header has a number."""
+def _format_column(column: str) -> str:
+    """Format a column name for messages. Columns of a table without a header are numbers."""
     return f"column {column}" if column.isdecimal() else shorten(column, 40) or '""'
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]
-"""Fields whose columns are chosen together; or a name for messages and alternatives of `Fields`."""
+"""A group of fields; or a pair: a name for messages, and alternative groups of fields."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +129,15 @@ class Schema:
     """The fields that a task reads, with the columns that the user has set.
 
     Args:
-        slots: the fields. Among alternatives, the first one that a record contains is read.
-        chosen: columns by field. Several column names, separated by commas, are tried in order.
-        settable: the fields whose column can be set.
-        option: a template for the option that sets a column, with {} for the field.
-        also: further columns that are read, such as those of rewards. If None, any column may be
+        slots: groups of fields. Of alternative groups, the first one that a record contains is
+            read.
+        chosen: the columns set by the user, by field. Several columns, separated by commas, are
+            tried in order.
+        settable: the fields that have a setting for the column.
+        option: a template for the name of this setting, with {} for the field.
+        also: other columns that are read, such as those of rewards. If None, any column may be
             read, and none is reported as ignored.
-        if_data: the advice for a table whose first line is data and not a header.
+        if_data: the advice in case the first line of a table is data, not a header.
     """
 
     slots: Sequence[Slot]
@@ -145,7 +151,9 @@ class Schema:
     )
 
     def resolve(self, record: Record, report: ReadReport | None = None) -> Mapping[str, str]:
-        """Find the column of every field. Sets `record.columns` and returns it.
+        """Find the column of every field, store the columns in `record.columns` and return them.
+
+        The layout is also counted in `report`.
 
         Raises DataError if a required field has no column, or if several columns match a field.
         """
@@ -154,22 +162,25 @@ class Schema:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             columns = self._find_columns(record)
-            self._layouts[key] = columns, layout_line(columns, self._list_ignored(record, columns))
+            self._layouts[key] = columns, layout_line(columns, self._list_unused(record, columns))
         record.columns, line = self._layouts[key]
         record.report = report
         if report is not None and self.slots:
             report.add_layout(line, record.where)
         return record.columns
 
-    def fits(self, names: Sequence[str]) -> bool:
-        """Return whether a record with these column names has all required fields."""
+    def fits(self, column_names: Sequence[str]) -> bool:
+        """Return whether records with these column names contain all required fields."""
         try:
-            return bool(self._find_columns(Record(dict.fromkeys(names), "")))
+            return bool(self._find_columns(Record(dict.fromkeys(column_names), "")))
         except DataError:
             return False
 
     def _find_columns(self, record: Record) -> dict[str, str]:
-        """Return the column of every field of a record. Raises DataError as in `resolve`."""
+        """Return the column of every field of a record, without using the cache of layouts.
+
+        Raises the same errors as `resolve`.
+        """
         chosen: dict[str, str] = {}
         for field, name in self.chosen.items():
             chosen[field] = next(filter(record.has, (name, *map(str.strip, name.split(",")))), name)
@@ -188,7 +199,7 @@ class Schema:
                 options = " or ".join(" ".join(fields.names) for fields in several)
                 missing.append((f"for the {what} (such as {usual})", options))
             elif not whole:
-                missing += several[0].missing_required(columns)
+                missing += several[0].find_missing_fields(columns)
         if missing:
             raise self.no_column(record, missing)
         twice = [name for name, one in columns.items() if [*columns.values()].count(one) > 1]
@@ -200,12 +211,12 @@ class Schema:
     def _match_fields(
         self, fields: Fields, record: Record, free: Mapping[str, str], chosen: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the columns of fields that are chosen together; some may have no column.
+        """Match a group of fields to the columns of a record. Fields without a match are left out.
 
         Args:
-            fields: the fields.
+            fields: the group of fields.
             record: the record.
-            free: the columns that the user has not set, by their names in lower case.
+            free: the columns that the user has not set, by lower-case name.
             chosen: the columns that the user has set, by field.
         """
         match = {name: chosen[name] for name in fields.names if name in chosen}
@@ -216,16 +227,16 @@ class Schema:
         inner = [one for one in record.column_names() if one.startswith(f"{fields.both_in}.")]
         if not match and len(inner) == 2:
             return dict(zip(fields.names, inner))
-        parts = fields.matching_layouts(free, match, self.settable)
+        parts = fields.find_matching_layouts(free, match, self.settable)
         if len(parts) > 1:
             raise self._make_ambiguity_error(record, fields, parts)
         match |= parts[0] if parts else {}
         return {name: match[name] for name in fields.names if name in match}
 
-    def _list_ignored(self, record: Record, columns: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the columns of a record that are not read.
+    def _list_unused(self, record: Record, columns: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the columns of a record that no field reads.
 
-        If some nested columns of a column are read, its other nested columns are listed.
+        If a task reads some of the nested columns of a column, the other nested columns are listed.
         """
         if self.also is None:
             return ()
@@ -238,17 +249,17 @@ class Schema:
         return tuple(names)
 
     def _make_ambiguity_error(
-        self, record: Record, fields: Fields, parts: Sequence[Mapping[str, str]]
+        self, record: Record, fields: Fields, layouts: Sequence[Mapping[str, str]]
     ) -> DataError:
-        """Return the DataError for a record that matches several layouts."""
+        """Return the DataError for a record that matches several layouts of `fields`."""
         problems: list[str] = []
         options: list[str] = []
         for name in fields.names:
-            several = list(dict.fromkeys(part[name] for part in parts if name in part))
+            several = list(dict.fromkeys(part[name] for part in layouts if name in part))
             if len(several) > 1:
                 shown = ", ".join(f'"{shorten(one, 40)}"' for one in several)
                 problems.append(f"for the {name}: {shown}")
-                options += self._find_options(name)
+                options += self._list_options(name)
         choose = (
             f"Choose with {' '.join(options)}" if any(options) else "Remove or rename the others"
         )
@@ -256,8 +267,8 @@ class Schema:
             f"{record.table_or_row} has several columns {'; '.join(problems)}. {choose}."
         )
 
-    def _find_options(self, fields: str) -> list[str]:
-        """Return the options that set the columns of some fields.
+    def _list_options(self, fields: str) -> list[str]:
+        """Return the names of the settings that select the columns of the given fields.
 
         `fields` contains names separated by spaces; the word "or" between alternatives is kept.
         """
@@ -265,10 +276,10 @@ class Schema:
         return [name if name == "or" else self.option.format(name) for name in names]
 
     def no_column(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
-        """Return the DataError for missing columns.
+        """Return the DataError for missing columns, with the settings that can select them.
 
-        Each element of `missing` is a description of the missing column, and the fields that need
-        it.
+        Each element of `missing` is a pair: a description of the missing column, and the fields
+        (separated by spaces) that need it.
         """
-        options = [one for _, fields in missing for one in self._find_options(fields)]
-        return record.no_column([what for what, _ in missing], options, if_data=self.if_data)
+        names = [name for _, fields in missing for name in self._list_options(fields)]
+        return record.no_column([text for text, _ in missing], names, if_data=self.if_data)

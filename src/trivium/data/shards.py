@@ -1,9 +1,10 @@
-"""Token shards: documents as token ids in a folder, which are read through memory maps.
+"""Token shards: documents stored as token ids in a folder, and read through memory maps.
 
-A folder contains `manifest.json`, `tokenizer.json` and numbered files of every split:
+A folder contains `manifest.json`, `tokenizer.json` and numbered files for every split:
 `{split}-{n:05}.bin` with token ids (uint16 if the vocabulary fits, else uint32, little-endian) and
 `{split}-{n:05}.idx.npy` with the int64 document offsets [documents + 1], from 0 to the number of
-tokens. A document is never in two shards. `{split}.counts.npy` (int64 [V]) counts every token.
+tokens. A document is never in two shards. `{split}.counts.npy` (int64 [V]) contains the number of
+occurrences of every token.
 """
 
 from __future__ import annotations
@@ -41,41 +42,41 @@ TRAIN, VALIDATION = "train", "validation"
 _AGAIN = "Restore it, or prepare the texts again with `trivium prepare --overwrite`."
 
 
-def shard_path(folder: Path, split: str, number: int) -> Path:
-    """Return the path of the token ids of shard `number` of a split."""
-    return folder / f"{split}-{number:05}.bin"
+def shard_path(folder: Path, split: str, index: int) -> Path:
+    """Return the path of the token file for shard `index` of a split."""
+    return folder / f"{split}-{index:05}.bin"
 
 
-def index_path(folder: Path, split: str, number: int) -> Path:
-    """Return the path of the document offsets of shard `number` of a split."""
-    return folder / f"{split}-{number:05}.idx.npy"
+def index_path(folder: Path, split: str, index: int) -> Path:
+    """Return the path of the file with the document offsets for shard `index` of a split."""
+    return folder / f"{split}-{index:05}.idx.npy"
 
 
 def counts_path(folder: Path, split: str) -> Path:
-    """Return the path of the token counts of a split."""
+    """Return the path of the file with the token counts of a split."""
     return folder / f"{split}.counts.npy"
 
 
 def holds_shards(folder: str | Path) -> bool:
-    """Return whether a folder, also in object storage, contains token shards."""
+    """Return whether a folder, local or in object storage, contains token shards."""
     if is_remote(folder):
         return is_remote_file(f"{str(folder).rstrip('/')}/{MANIFEST}")
     return (Path(folder) / MANIFEST).is_file()
 
 
 def are_shards(paths: Sequence[Any]) -> bool:
-    """Return whether paths are a single folder of token shards, which is read in place of text."""
+    """Return whether `paths` is a single folder of token shards, to be used instead of texts."""
     return len(paths) == 1 and isinstance(paths[0], str) and holds_shards(paths[0])
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the type of stored token ids: uint16 if the vocabulary fits, else uint32."""
+    """Return the dtype of stored token ids: uint16 if the vocabulary fits, else uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardFile:
-    """Tokens and documents of one shard, and the SHA-256 of its token ids and of their index."""
+    """The manifest entry of a shard: token and document counts, and the SHA-256 of its files."""
 
     tokens: Annotated[int, Field(ge=0)]
     documents: Annotated[int, Field(ge=0)]
@@ -85,11 +86,17 @@ class ShardFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split in the manifest.
+    """The manifest entry of one split.
 
-    `text_bytes` is the UTF-8 size of its documents; `duplicates` counts documents dropped as exact
-    repeats, `overlap` training documents dropped because they are in validation. `excerpts` are the
-    beginnings of its first documents as they were read: a tokenizer may lose spaces and capitals.
+    Args:
+        documents: the number of documents.
+        tokens: the number of tokens.
+        text_bytes: the UTF-8 size of the documents.
+        duplicates: the number of documents that were dropped as exact duplicates.
+        overlap: the number of training documents that were dropped because they are in validation.
+        excerpts: the beginnings of the first documents as they were read, because a tokenizer may
+            drop spaces and capital letters.
+        files: the shards.
     """
 
     documents: int
@@ -103,7 +110,7 @@ class SplitInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of `manifest.json`; `options` are those of `prepare`."""
+    """The contents of `manifest.json`. `options` are the recorded inputs of `prepare`."""
 
     tokenizer_fingerprint: str
     tokenizer_sha256: str
@@ -119,7 +126,10 @@ class Manifest:
 
     @property
     def options_of_text(self) -> dict[str, Any]:
-        """The options. In older shards, which lack some, names of special tokens are special."""
+        """The options, with defaults for those that shards of older versions did not record.
+
+        In older shards, special-token names in the text are encoded as special tokens.
+        """
         older = {
             "special_tokens": "special",
             "control_tokens": [],
@@ -128,12 +138,15 @@ class Manifest:
         return older | self.options
 
     def save(self, folder: Path) -> None:
-        """Write `manifest.json` atomically."""
+        """Write the manifest to `manifest.json` in a folder, atomically."""
         write_json(folder / MANIFEST, {**version_entry(), **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read `manifest.json`. Raises DataError if it is missing, damaged or of an old format."""
+        """Read and validate the `manifest.json` of a folder.
+
+        Raises DataError if the file is missing, corrupt or of another format version.
+        """
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(
@@ -167,9 +180,9 @@ class Manifest:
 
 
 class ShardSplit:
-    """One split as one long sequence of tokens.
+    """One split of token shards as one long sequence of tokens.
 
-    Token positions and document numbers count from the start of the split, across its shards.
+    Token positions and document indices count from the start of the split, across its shards.
     """
 
     def __init__(self, folder: Path, name: str, manifest: Manifest) -> None:
@@ -183,11 +196,11 @@ class ShardSplit:
         self.vocab_size = manifest.vocab_size
         self._folder = folder
         token, number = np.dtype(manifest.dtype).newbyteorder("<"), np.dtype(np.int64)
-        self._counts = _opened(counts_path(folder, name), number, manifest.vocab_size)
+        self._counts = _memory_map(counts_path(folder, name), number, manifest.vocab_size)
         self._tokens, self._offsets = list[NDArray](), list[NDArray]()
         for n, file in enumerate(info.files):
-            self._tokens.append(_opened(shard_path(folder, name, n), token, file.tokens))
-            offsets = _opened(path := index_path(folder, name, n), number, file.documents + 1)
+            self._tokens.append(_memory_map(shard_path(folder, name, n), token, file.tokens))
+            offsets = _memory_map(path := index_path(folder, name, n), number, file.documents + 1)
             self._offsets.append(offsets)
             ends = int(offsets[0]), int(offsets[-1])
             if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
@@ -196,16 +209,16 @@ class ShardSplit:
         self._document_start = np.cumsum([0, *(file.documents for file in info.files)])
 
     def counts(self) -> Ints:
-        """Return how often every token of the vocabulary occurs, int64 [V]."""
+        """Return the number of occurrences of every token in the split, int64 [V]."""
         return np.array(self._counts)
 
     def tokens_at(self, positions: Ints) -> Ints:
-        """Return the token ids at positions of any shape, each in 0..num_tokens-1, as int64.
+        """Return the token ids at the given positions, as int64 of the same shape.
 
-        Raises DataError if an id is not in the vocabulary, because a shard is damaged.
+        Raises DataError if an id is not in the vocabulary, because a shard is corrupt.
         """
         ids = np.empty(positions.shape, dtype=np.int64)
-        for shard, where in _by_shard(self._token_start, positions):
+        for shard, where in _group_by_shard(self._token_start, positions):
             ids[where] = self._tokens[shard][positions[where] - self._token_start[shard]]
         if ids.max(initial=0) >= self.vocab_size:
             raise DataError(
@@ -215,42 +228,49 @@ class ShardSplit:
         return ids
 
     def documents_at(self, positions: Ints) -> Ints:
-        """Return the number of the document at each position, counted from 0, int64."""
+        """Return the index of the document at every position, as int64 of the same shape."""
         documents = np.empty(positions.shape, dtype=np.int64)
-        for shard, where in _by_shard(self._token_start, positions):
+        for shard, where in _group_by_shard(self._token_start, positions):
             local = positions[where] - self._token_start[shard]
             number = np.searchsorted(self._offsets[shard], local, side="right") - 1
             documents[where] = number + self._document_start[shard]
         return documents
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the first position of each document and the position after its last, int64."""
+        """Return the first position of every document, and the position after its last token.
+
+        Both have the shape of `documents`, the document indices.
+        """
         starts = np.empty(documents.shape, dtype=np.int64)
         stops = np.empty(documents.shape, dtype=np.int64)
-        for shard, where in _by_shard(self._document_start, documents):
+        for shard, where in _group_by_shard(self._document_start, documents):
             local = documents[where] - self._document_start[shard]
             starts[where] = self._offsets[shard][local] + self._token_start[shard]
             stops[where] = self._offsets[shard][local + 1] + self._token_start[shard]
         return starts, stops
 
-    def document(self, number: int) -> Ints:
-        """Return the token ids of one document, with its prefix and suffix."""
-        starts, stops = self.document_bounds(np.array([number]))
+    def document(self, index: int) -> Ints:
+        """Return the token ids of the document with the given index, with prefix and suffix."""
+        starts, stops = self.document_bounds(np.array([index]))
         return self.tokens_at(np.arange(starts[0], stops[0]))
 
 
-def _by_shard(starts: Ints, numbers: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
-    """Yield every shard that `numbers` are in, with the index of these numbers."""
+def _group_by_shard(starts: Ints, positions: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
+    """Group positions (or document indices) by the shard that contains them.
+
+    `starts` are the first positions of all shards. Yields, for each shard, its index and a mask of
+    the positions in the shard.
+    """
     if len(starts) == 2:
         yield 0, ...
         return
-    shards = np.searchsorted(starts, numbers, side="right") - 1
+    shards = np.searchsorted(starts, positions, side="right") - 1
     for shard in np.unique(shards):
         yield int(shard), shards == shard
 
 
 class Shards:
-    """A folder of token shards. `Shards.open` checks it and maps it into memory."""
+    """A folder of token shards. `Shards.open` validates it and maps the files into memory."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -259,19 +279,21 @@ class Shards:
 
     @classmethod
     def open(cls, folder: str | Path) -> Shards:
-        """Open a prepared folder. One in object storage is copied to the cache first, once.
+        """Open a folder of token shards. A folder in object storage is first copied to the cache.
 
-        Raises DataError if the folder is missing, has another format version, or differs from its
+        Raises DataError if the folder is missing, has another format version, or does not match its
         manifest: a file is missing or has another size, or there is another tokenizer.
         """
-        folder = _local_copy(str(folder)) if is_remote(folder) else Path(folder)
+        folder = _download_shards(str(folder)) if is_remote(folder) else Path(folder)
         manifest, tokenizer = Manifest.load(folder), folder / TOKENIZER
         if not tokenizer.is_file() or sha256(tokenizer) != manifest.tokenizer_sha256:
             raise DataError(f"{tokenizer} is missing, or not that of these shards. {_AGAIN}")
         return cls(folder, manifest)
 
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
-        """Compare the SHA-256 of every file, or of every `num_parts`-th file from `part` on.
+        """Verify the SHA-256 checksums of the files.
+
+        With `num_parts`, only every `num_parts`-th file is verified, starting with file `part`.
 
         Raises DataError for the first file that has changed.
         """
@@ -286,7 +308,7 @@ class Shards:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer of these shards."""
+        """The path of the tokenizer that encoded these shards."""
         return self.folder / TOKENIZER
 
     @property
@@ -295,7 +317,7 @@ class Shards:
         return tuple(self._splits)
 
     def split(self, name: str) -> ShardSplit:
-        """Return a split by name ("train", "validation"). Raises DataError if there is none."""
+        """Return the split "train" or "validation". Raises DataError if it does not exist."""
         if name not in self._splits:
             raise DataError(
                 f'{self.folder} has no split "{name}"; it has {", ".join(self._splits)}.'
@@ -304,8 +326,12 @@ class Shards:
         return self._splits[name]
 
 
-def _local_copy(url: str) -> Path:
-    """Return a local copy of shards in object storage, for which their manifest is the key."""
+def _download_shards(url: str) -> Path:
+    """Copy token shards from object storage to the cache, unless they are there already.
+
+    The cache entry depends on the URL and on the contents of the manifest. Returns the local
+    folder.
+    """
     with open_binary(f"{url.rstrip('/')}/{MANIFEST}") as file:
         folder = cache_path(url, file.read().decode())
     if not folder.is_dir():
@@ -315,11 +341,15 @@ def _local_copy(url: str) -> Path:
 
 
 def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -> float:
-    """Return the loss of the unigram baseline over sources mixed by `weights`, nats per token.
+    """Return the loss of a unigram model, as a baseline for language models, in nats per token.
 
-    It is the mean of -log p(token) over the validation tokens (over the training tokens of a source
-    without validation), where p(token) = (train count + 1) / (train tokens + V). Special tokens are
-    left out. A model that has learned more than the frequencies of tokens has a lower loss.
+    Args:
+        sources: the token shards of the sources in a mixture.
+        weights: the mixture weights of the sources.
+
+    The loss is the mean of -log p(token) over the validation tokens (over the training tokens of a
+    source without validation), where p(token) = (train count + 1) / (train tokens + V). Special
+    tokens are left out. A model that has learned more than token frequencies has a lower loss.
     """
     manifest = sources[0].manifest
     regular = np.ones(manifest.vocab_size, dtype=bool)
@@ -340,8 +370,12 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
     return float(-(valid * log_probability).sum() / valid.sum())
 
 
-def _opened(path: Path, dtype: np.dtype, length: int) -> NDArray:
-    """Map the numbers in a file into memory. Raises DataError if there are not `length` numbers."""
+def _memory_map(path: Path, dtype: np.dtype, length: int) -> NDArray:
+    """Map the array in a file into memory.
+
+    Raises DataError if the file cannot be read, or if it does not contain `length` numbers of type
+    `dtype`.
+    """
     try:
         reject_lfs_pointer(path)
         is_array = path.suffix == ".npy"

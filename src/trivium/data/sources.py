@@ -1,4 +1,4 @@
-"""Sources: the files, hub datasets and standard input that paths refer to."""
+"""Sources of data: the files, hub datasets and standard input that paths refer to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Source:
         named: whether the user named this source. A file that was found in a folder may be empty.
         size: the size in bytes as stored; 0 if it is not a file.
         modified: the time of modification in nanoseconds; 0 if it is not a file.
-        split: the split of its documents; None if the hash of each document decides.
+        split: the split of its documents; None if the split of each document depends on its hash.
     """
 
     name: str
@@ -48,18 +48,19 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceList:
-    """The sources that paths refer to, and the skipped files of folders."""
+    """The sources that paths refer to, and the files in folders that were skipped."""
 
     sources: tuple[Source, ...]
     skipped: tuple[str, ...]
 
 
 def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
-    """Return the sources of files, globs, folders, "-" (standard input) and "hf:NAME", each once.
+    """List the sources that paths refer to, each only once. Also lists skipped files.
 
-    Files, globs and folders can be in object storage, such as s3://bucket/texts. Folders are
-    searched recursively in sorted order, without hidden files. Files in folders without one of
-    `suffixes` (also compressed) are listed in `skipped`.
+    Paths are files, globs, folders, "-" (standard input) and "hf:NAME". Files, globs and folders
+    can be in object storage, such as s3://bucket/texts. Folders are searched recursively in sorted
+    order, without hidden files. Files in folders without one of `suffixes` (also compressed) are
+    skipped.
 
     Raises DataError if a path does not exist or contains no readable file.
     """
@@ -85,13 +86,13 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
 
 
 def list_paths(paths: Paths) -> tuple[str, ...]:
-    """Return one path or several paths as a tuple of strings."""
+    """Convert one path, or a sequence of paths, to a tuple of strings."""
     several = (paths,) if isinstance(paths, str | os.PathLike) else paths
     return tuple(os.fspath(path) for path in several)
 
 
 def missing_paths(paths: Sequence[str]) -> list[str]:
-    """Return one message for each path that does not exist.
+    """Return an error message for each path that does not exist.
 
     Globs, names on the hub and standard input are not checked.
     """
@@ -107,7 +108,7 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
 
 
 def check_libraries(paths: Sequence[str]) -> None:
-    """Raise MissingExtraError if a library that is needed to read the paths is not installed."""
+    """Raise MissingExtraError if a library needed to read the paths is not installed."""
     for path in paths:
         if path.startswith("hf:"):
             if importlib.util.find_spec("datasets") is None:
@@ -119,7 +120,7 @@ def check_libraries(paths: Sequence[str]) -> None:
 
 
 def _suggest_path(path: str) -> str:
-    """Return a suggestion of a similar file name in the same folder, or an empty string."""
+    """Return a suggestion of a similarly named file in the same folder, or an empty string."""
     folder = Path(path).parent
     names = [one.name for one in folder.glob("[!.]*")] if os.path.isdir(folder) else []
     near = nearest_name(Path(path).name, names)
@@ -127,25 +128,25 @@ def _suggest_path(path: str) -> str:
 
 
 def identify_source(source: Source) -> str:
-    """Return the identity of a source: the real path of a local file, otherwise the name."""
+    """Return a unique key for a source: the real path of a local file, otherwise the name."""
     local = source.kind == "file" and not is_remote(source.name)
     return os.path.realpath(source.name) if local else source.name
 
 
-def file_format(name: str) -> str:
-    """Return the file suffix in lower case, without the suffix of a compression.
+def file_format(path: str) -> str:
+    """Return the suffix of a file in lower case, ignoring the suffix of a compression format.
 
     >>> file_format("reviews.JSONL.xz"), file_format("corpus.en"), file_format("README")
     ('.jsonl', '.en', '')
     """
-    suffixes = Path(name.lower()).suffixes
+    suffixes = Path(path.lower()).suffixes
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
 
 
 def _expand_path(path: str) -> list[Source]:
-    """Return the sources of one path. For a folder, these are all files, whatever the suffix."""
+    """Return the sources that one path refers to. For a folder, these are all of its files."""
     if path == STDIN or path.startswith("hf:"):
         return [Source(path)]
     if is_remote(path):
@@ -165,13 +166,13 @@ def _expand_path(path: str) -> list[Source]:
 
 
 def _make_local_source(path: str, *, named: bool) -> Source:
-    """Return the source of a local file, with its size and modification time."""
+    """Return the `Source` for a local file, with its size and modification time."""
     status = os.stat(path)
     return Source(path, named, status.st_size, status.st_mtime_ns)
 
 
 def _list_remote_sources(path: str) -> list[Source]:
-    """Return the sources of an object, a glob or a folder in object storage."""
+    """Return the sources that an object, a glob or a folder in object storage refers to."""
     objects = list_remote(path)
     if not objects:
         raise DataError(f"There is no object {path}, and none under it.")
@@ -180,7 +181,7 @@ def _list_remote_sources(path: str) -> list[Source]:
 
 
 def walk_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the sorted paths of all files under a folder, except hidden files.
+    """List all files in a folder and its subfolders, except hidden files, in sorted order.
 
     Links to folders are followed. A folder that contains itself through a link is read once.
 

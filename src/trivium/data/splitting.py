@@ -1,7 +1,7 @@
-"""The split of every document, training or validation, and exact deduplication.
+"""The split of every document (training or validation), and exact deduplication.
 
 Both depend only on a hash of the document's text, so that adding or reordering data moves no
-document between training and validation. If validation has separate paths, the paths decide the
+document between training and validation. If validation has separate paths, the paths determine the
 split, and the hash only finds duplicates, including documents in both splits.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from trivium.config import option
-from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, resolve_escapes
+from trivium.data.documents import PART, ReadOptions, list_text_sources, read_parts, resolve_escapes
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.sources import Paths, Source, identify_source
 from trivium.errors import DataError
@@ -32,9 +32,9 @@ _SEARCH_LENGTH = 200  # characters that are searched for a line feed or space
 class CorpusOptions(ReadOptions):
     """Options for reading and splitting a corpus.
 
-    `validation` is the fraction of documents in [0, 1) that a hash of their text assigns to
-    validation, or the paths of the validation text. `control_tokens` are special tokens whose names
-    in the text always stand for the token.
+    `validation` is the fraction of documents, in [0, 1), that a hash of their text assigns to
+    validation, or the paths of separate validation text. `control_tokens` are special tokens that
+    are always encoded as such when their names occur in a text.
     """
 
     validation: float | Paths = 0.1
@@ -48,11 +48,11 @@ class CorpusOptions(ReadOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SplitSources:
-    """The sources to read, in order, each with its split.
+    """The sources of a corpus in reading order, and how their documents are split.
 
     Args:
-        sources: the sources.
-        skipped: the files of folders that are not read.
+        sources: the sources, each with its split.
+        skipped: the files in folders that are not read.
         fraction: the fraction of documents that the hash assigns to validation; 0 if validation has
             separate paths or is not wanted.
         cut: if the corpus is a single document, the number of characters at its beginning that
@@ -68,68 +68,70 @@ class SplitSources:
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """The size of all sources in bytes, as stored."""
+        """The total size of the sources in bytes, as stored."""
         return sum(source.size for source in self.sources)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the splits that will exist."""
+        """The names of the splits that the corpus will have."""
         has_paths = any(source.split == VALIDATION for source in self.sources)
         return (TRAIN, VALIDATION) if has_paths or self.fraction else (TRAIN,)
 
-    def assign(self, source: Source, digest: int) -> str:
-        """Return the split of a document.
+    def assign_split(self, source: Source, digest: int) -> str:
+        """Return the split of a document, "train" or "validation".
 
-        It is the split of the source if set. Otherwise, `digest`, the hash of the document,
-        decides.
+        It is the split of its source if set. Otherwise it depends on `digest`, the hash of the
+        document.
         """
         validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if validation else TRAIN)
 
     def read_parts(self, source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-        """Yield the documents of a source as pairs (part, is_last); see `documents.read_parts`.
+        """Yield the documents of a source in parts, as pairs (part, is_last).
 
-        A single document is split into two documents at `cut`.
+        If the corpus is a single document, it is divided into two documents after `cut` characters.
         """
         start = 0
         for part, is_last in read_parts(source, options):
-            border = self.cut - start
+            boundary = self.cut - start
             start += len(part)
-            if 0 < border <= len(part):
-                yield part[:border], True
-                part = part[border:]
+            if 0 < boundary <= len(part):
+                yield part[:boundary], True
+                part = part[boundary:]
             if part or is_last:
                 yield part, is_last
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
-    """List the sources of training and validation. Separate validation paths come first.
+    """List the sources of a corpus, and assign a split to each source.
+
+    Sources of separate validation paths come first.
 
     Raises DataError if the validation fraction is out of range or a path cannot be read.
     """
-    train = list_texts(paths)
+    train = list_text_sources(paths)
     if isinstance(validation, int | float):
         if not 0 <= validation < 1:
             raise DataError(
                 "validation is a fraction of the documents from 0 up to (excluding) 1, or a path; "
                 f"not {validation}."
             )
-        sources = _assign_split(train.sources, None if validation else TRAIN)
+        sources = _set_split(train.sources, None if validation else TRAIN)
         return SplitSources(sources, train.skipped, float(validation))
-    validation_list = list_texts(validation)
+    validation_list = list_text_sources(validation)
     keys = {identify_source(source) for source in validation_list.sources}
     rest = [source for source in train.sources if identify_source(source) not in keys]
     if not rest:
         raise DataError("Every training file is a validation file too: no training text is left.")
-    sources = _assign_split(validation_list.sources, VALIDATION) + _assign_split(rest, TRAIN)
+    sources = _set_split(validation_list.sources, VALIDATION) + _set_split(rest, TRAIN)
     return SplitSources(sources, train.skipped + validation_list.skipped, 0.0)
 
 
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
-    """List the sources like `split_sources`, and choose the cut if there is only one document.
+    """List the sources as in `split_sources`, and choose where to divide a corpus of one document.
 
-    The cut is shortly after the training fraction of the text: after a line feed, or else before a
-    space.
+    The single document is divided shortly after the training fraction of its text: after a line
+    feed, or else before a space.
     """
     plan = split_sources(paths, options.validation)
     if not plan.fraction or not all(source.modified for source in plan.sources):
@@ -144,8 +146,8 @@ def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
         for part, _ in _read_all_parts(plan, options) if 0 < cut < size else ():
             if start + len(part) > cut:
                 following = part[cut - start :][:_SEARCH_LENGTH]
-                border = following.find("\n") + 1 or max(following.find(" "), 0)
-                cut += border if cut + border < size else 0
+                boundary = following.find("\n") + 1 or max(following.find(" "), 0)
+                cut += boundary if cut + boundary < size else 0
                 digest.update(part[: cut - start])
                 return dataclasses.replace(plan, cut=cut, head=digest.value)
             start += len(part)
@@ -154,18 +156,21 @@ def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
 
 
 def _read_all_parts(plan: SplitSources, options: CorpusOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the documents of all sources as pairs (part, is_last)."""
+    """Yield the documents of all sources in parts, as pairs (part, is_last)."""
     for source in plan.sources:
         yield from read_parts(source, options)
 
 
-def _assign_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
-    """Return copies of sources with a split. None: the hash of each document decides."""
+def _set_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
+    """Return copies of the sources with their split set.
+
+    If the split is None, the split of each document depends on its hash.
+    """
     return tuple(dataclasses.replace(source, split=split) for source in sources)
 
 
 def text_digest(text: str) -> int:
-    """Return the 64-bit hash that identifies a document and decides its split.
+    """Return the 64-bit hash that identifies a document and determines its split.
 
     Documents that differ only in line ends, in trailing spaces of lines or in their Unicode form
     (NFC, NFD) have the same hash. Labelled examples use the same function to hash their groups.
@@ -175,8 +180,8 @@ def text_digest(text: str) -> int:
     return digest.value
 
 
-def _is_border(text: str, index: int) -> bool:
-    """Return whether the text before and after an index can be Unicode-normalized separately."""
+def _is_boundary(text: str, index: int) -> bool:
+    """Return whether the text before and after `index` can be Unicode-normalized separately."""
     before, after = text[index - 1], text[index]
     if before.isspace() or after.isspace():
         return before == "\n"
@@ -186,7 +191,10 @@ def _is_border(text: str, index: int) -> bool:
 
 
 class TextDigest:
-    """Computes the hash of a text in parts: call `update` with each part, then read `value`."""
+    """Computes the hash of a text that is given in parts.
+
+    Call `update` with each part, then read `value`.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=8)
@@ -194,16 +202,16 @@ class TextDigest:
         self._pending_line_ends = ""
 
     def update(self, part: str) -> None:
-        """Add the next part of the text."""
+        """Add the next part of the text to the hash."""
         text = self._pending + part
         # A part may end within a line end, a run of spaces or a combined character. Its end is
         # therefore hashed with the next part.
-        border = next((i for i in range(len(text) - 1, 0, -1) if _is_border(text, i)), 0)
-        self._pending = text[border:]
-        self._add(text[:border])
+        boundary = next((i for i in range(len(text) - 1, 0, -1) if _is_boundary(text, i)), 0)
+        self._pending = text[boundary:]
+        self._hash_section(text[:boundary])
 
-    def _add(self, text: str) -> None:
-        """Normalize and hash text that ends at a border (see `_is_border`)."""
+    def _hash_section(self, text: str) -> None:
+        """Normalize a section of the text and add it to the hash. It ends at a boundary."""
         text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
         lines = self._pending_line_ends + "\n".join(map(str.rstrip, text.split("\n")))
         visible = lines.rstrip("\n")
@@ -212,49 +220,51 @@ class TextDigest:
 
     @property
     def value(self) -> int:
-        """The hash of the whole text. Do not call `update` afterwards."""
-        self._add(self._pending)
+        """The 64-bit hash of the whole text. Do not call `update` afterwards."""
+        self._hash_section(self._pending)
         return int.from_bytes(self._hash.digest(), "little")
 
 
 def read_splits(
     paths: Paths, options: CorpusOptions = CorpusOptions()
 ) -> Iterator[tuple[str, str]]:
-    """Yield the documents that `prepare` keeps as pairs (split, text), in the same order.
+    """Yield the deduplicated documents of a corpus as pairs (split, text).
 
-    Exact duplicates within a split are skipped unless `keep_duplicates` is set. A training document
-    is always skipped if the same document occurred in validation before it. The function needs
-    about 80 bytes of memory per document, for a set of 64-bit hashes. A hash collision between two
-    texts is expected once in about six billion documents.
+    These are the documents that `prepare` stores, in the same order. Exact duplicates within a
+    split are skipped unless `keep_duplicates` is set. A training document is always skipped if the
+    same document occurred in validation before it. The function needs about 80 bytes of memory per
+    document, for a set of 64-bit hashes. A hash collision between two texts is expected once in
+    about six billion documents.
     """
-    return ((split, "".join(parts)) for split, parts in _read_splits(paths, options))
+    return ((split, "".join(parts)) for split, parts in _read_split_parts(paths, options))
 
 
-def _read_splits(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the documents of `read_splits` as pairs (split, parts).
+def _read_split_parts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the deduplicated documents of a corpus as pairs (split, parts).
 
     Read the parts of a document before requesting the next document.
     """
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
-    for split, parts, digest in _assign_all(paths, options):
+    for split, parts, digest in _hash_texts(paths, options):
         repeats = digest in seen[split] and not options.keep_duplicates
         if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
             seen[split].add(digest)
             yield split, parts
 
 
-def _assign_all(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str], int]]:
-    """Yield every document as (split, parts, hash), including duplicates."""
+def _hash_texts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str], int]]:
+    """Read and hash every document of a corpus. Yields (split, parts, hash), with duplicates."""
     plan = plan_corpus(paths, options)
     for source in plan.sources:
-        for parts, digest in _compute_digests(plan.read_parts(source, options)):
-            yield plan.assign(source, digest), parts, digest
+        for parts, digest in _hash_documents(plan.read_parts(source, options)):
+            yield plan.assign_split(source, digest), parts, digest
 
 
-def _compute_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
-    """Yield every document as a pair (parts, hash).
+def _hash_documents(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
+    """Group parts into documents and hash them. Yields pairs (parts of the document, hash).
 
-    The parts of a long document are kept in a temporary file until its hash is known.
+    `parts` are pairs (part, is_last). The parts of a long document are kept in a temporary file
+    until its hash is known.
     """
     for part, is_last in parts:
         if is_last:
@@ -272,13 +282,13 @@ def _compute_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterab
 
 
 def validation_digests(paths: Paths, options: CorpusOptions) -> set[int]:
-    """Return the hashes of the validation documents."""
-    return {digest for split, _, digest in _assign_all(paths, options) if split == VALIDATION}
+    """Return the hashes of all validation documents of a corpus."""
+    return {digest for split, _, digest in _hash_texts(paths, options) if split == VALIDATION}
 
 
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
-    """Yield the training texts for training a tokenizer. Long texts are yielded in parts."""
-    for split, parts in _read_splits(paths, options):
+    """Yield the training texts of a corpus, to train a tokenizer. Long texts come in parts."""
+    for split, parts in _read_split_parts(paths, options):
         if split == TRAIN:
             yield from parts
 
@@ -286,7 +296,7 @@ def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> It
 def write_split_texts(
     paths: Paths, out: str | Path, options: CorpusOptions = CorpusOptions()
 ) -> dict[str, Path]:
-    """Write the splits to `train.txt` and `validation.txt` in the folder `out`.
+    """Write the splits of a corpus to `train.txt` and `validation.txt` in the folder `out`.
 
     The files can be read with the same separator ("file" becomes "blank"). If a document contains
     the separator, its blank lines (for "line", its line feeds) are removed.
@@ -304,7 +314,7 @@ def write_split_texts(
 
 
 def _append_separator(text: str, separator: str) -> str:
-    """Return a document followed by the separator. Blank lines inside it are removed if needed."""
+    """Return a document followed by the separator; blank lines in the document may be removed."""
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if separator == "line":
         return " ".join(lines) + "\n"

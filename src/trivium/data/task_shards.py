@@ -1,9 +1,9 @@
-"""Finished shards of the tasks of an unfinished preparation, and how they are merged.
+"""The finished shards of an interrupted or running preparation, and how they are merged.
 
-A task writes a shard for about every 64 MB of its text. A finished shard is a folder with the files
-of one shard of every split, a table of its documents and a completion marker. Tasks do not depend
-on each other, so that processes and machines can run tasks in any order. Repeats of documents are
-dropped when the shards are merged: only shards that contain such documents are rewritten.
+A task writes a shard for about every 64 MB of its text. A finished shard is a folder with the token
+and offset files of every split, a table of its documents and a completion marker. Tasks do not
+depend on each other, so that processes and machines can run tasks in any order. Duplicate documents
+are dropped when the shards are merged: only shards that contain duplicates are rewritten.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _DOCUMENT = [("digest", "<u8"), ("text_bytes", "<i8"), ("tokens", "<i8"), ("in_v
 _BLOCK_TOKENS = 1 << 20
 
 Report = Callable[[int, int], None]
-"""A function that is called with the number of documents and of tokens so far."""
+"""A progress callback (num_documents, num_tokens) with the counts so far."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """The completion marker of a shard of a task.
+    """The completion marker of a task's shard: metadata that is written last.
 
     Args:
         sources: all sources of the task.
@@ -57,7 +57,7 @@ class FinishedShard:
         documents: the number of documents.
         tokens: the number of tokens.
         excerpts: the beginnings of the first documents of each split.
-        sha256: the SHA-256 of every other file of the folder, by the name of the file.
+        sha256: the SHA-256 of every other file in the folder, by file name.
     """
 
     sources: tuple[Source, ...]
@@ -69,14 +69,14 @@ class FinishedShard:
 
 
 class TaskShards:
-    """The finished shards in a work folder.
+    """Loads, writes and merges the finished shards in a work folder.
 
     Args:
         folder: the work folder.
         vocab_size: the size of the vocabulary.
 
     Attributes:
-        finished: the finished shards by their folders.
+        finished: the completion markers of the finished shards, by shard folder.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
@@ -86,23 +86,23 @@ class TaskShards:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all finished shards."""
+        """The total number of tokens in all finished shards."""
         return sum(shard.tokens for shard in self.finished.values())
 
-    def path(self, task: Task, index: int) -> Path:
-        """Return the folder of shard `index` of a task."""
+    def shard_folder(self, task: Task, index: int) -> Path:
+        """Return the folder for shard `index` of a task."""
         return self.folder / f"shard-{task.index:05}-{index:04}"
 
     def load(self, tasks: Iterable[Task]) -> None:
-        """Load the finished shards of tasks that were made from their present sources.
+        """Load the markers of the finished shards of tasks, if the sources are unchanged.
 
-        Raises DataError if a shard is damaged.
+        Raises DataError if a shard is corrupt.
         """
         for task in tasks:
             for index in itertools.count():
-                path = self.path(task, index)
+                path = self.shard_folder(task, index)
                 try:
-                    shard = _load_shard(path, task.sources)
+                    shard = _load_finished_shard(path, task.sources)
                 except (OSError, ValueError) as error:
                     raise DataError(
                         f"{path}: this finished shard is damaged ({shorten(str(error), 200)}). "
@@ -115,21 +115,22 @@ class TaskShards:
     def write(
         self, path: Path, reader: TaskReader, batches: Iterable[EncodedBatch], report: Report
     ) -> None:
-        """Write the documents that a reader reads to the folder `path`.
+        """Write a shard to the folder `path`, with its document table and completion marker.
 
         Args:
             path: the folder of the shard.
-            reader: the reader, which is a few batches ahead of the encoded documents.
+            reader: the reader of the task, which is a few batches ahead of the encoded documents.
             batches: the encoded documents.
-            report: called after every batch.
+            report: a function that is called after every batch with the number of documents and
+                tokens.
         """
         with replace_folder(path) as folder:
             num_tokens = _write_tokens(folder, reader, batches, report)
             table = [reader.digests, reader.sizes, num_tokens, reader.in_validation]
             np.save(folder / _DOCUMENTS, np.rec.fromarrays(table, dtype=_DOCUMENT))
             for split in (TRAIN, VALIDATION):
-                lengths = _load_documents(folder, split)["tokens"]
-                counts = self._write_index(*_file_paths(folder, split), lengths)
+                lengths = _load_document_table(folder, split)["tokens"]
+                counts = self._write_offsets(*_shard_file_paths(folder, split), lengths)
                 np.save(counts_path(folder, split), counts)
             shard = FinishedShard(
                 reader.task.sources,
@@ -145,17 +146,17 @@ class TaskShards:
     def merge(
         self, out: Path, splits: Sequence[str], options: CorpusOptions, excluded: Collection[int]
     ) -> dict[str, SplitInfo]:
-        """Write the shards of all tasks and their token counts to `out`.
+        """Merge the shards of all tasks into the folder `out`, without duplicate documents.
 
-        Repeats of earlier documents are dropped, unless the options keep duplicates, and so are
-        training documents that are in validation or whose digest is in `excluded`. A shard without
-        dropped documents is linked.
+        Duplicates of earlier documents are dropped, unless the options keep them. Training
+        documents are dropped if they are in validation or if their hash is in `excluded`. A shard
+        without dropped documents is linked instead of rewritten.
 
-        Returns the information about every split.
+        Returns the manifest entry of every split.
         """
         self.finished = dict(sorted(self.finished.items()))
         digests = {
-            split: np.concatenate([_load_documents(p, split)["digest"] for p in self.finished])
+            split: np.concatenate([_load_document_table(p, split)["digest"] for p in self.finished])
             for split in (TRAIN, VALIDATION)
         }
         others = np.fromiter(excluded, np.uint64, len(excluded))
@@ -169,19 +170,22 @@ class TaskShards:
         return merged
 
     def _merge_split(self, out: Path, split: str, repeats: Bools, overlap: Bools) -> SplitInfo:
-        """Write the shards and the token counts of a split without the given documents."""
+        """Write the shards and token counts of one split to `out`. Returns its manifest entry.
+
+        `repeats` and `overlap` mark the documents to drop: duplicates, and documents in validation.
+        """
         files: list[ShardFile] = []
         excerpts: list[str] = []
         text_bytes, start = 0, 0
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for folder, shard in self.finished.items():
-            documents = _load_documents(folder, split)
+            documents = _load_document_table(folder, split)
             some = slice(start, start := start + len(documents))
             keep = ~(repeats[some] | overlap[some])
             excerpts += itertools.compress(shard.excerpts.get(split, ()), keep)
             text_bytes += int(documents["text_bytes"][keep].sum())
             if documents["tokens"][keep].any():
-                paths = _file_paths(out, split, len(files))
+                paths = _shard_file_paths(out, split, len(files))
                 file, counts_of_file = self._merge_file(folder, split, documents, keep, paths)
                 files.append(file)
                 counts += counts_of_file
@@ -197,55 +201,70 @@ class TaskShards:
         )
 
     def _merge_file(
-        self, folder: Path, split: str, documents: NDArray, keep: Bools, paths: tuple[Path, Path]
+        self, folder: Path, split: str, documents: NDArray, mask: Bools, paths: tuple[Path, Path]
     ) -> tuple[ShardFile, Ints]:
-        """Link the tokens and offsets of a finished shard, or rewrite them without some documents.
+        """Write a shard of a split to the final folder. Returns its manifest entry and counts.
 
-        Returns the entry of the manifest, and the token counts.
+        If no document is dropped, the finished shard is linked. The counts are those of every
+        token, int64 [V].
+
+        Args:
+            folder: the folder of the finished shard.
+            split: the name of the split.
+            documents: the document table of the shard.
+            mask: whether to keep each document.
+            paths: the final paths of the token file and the offset file.
         """
-        finished, lengths = _file_paths(folder, split), documents["tokens"][keep]
+        finished, lengths = _shard_file_paths(folder, split), documents["tokens"][mask]
         if lengths.sum() == documents["tokens"].sum():
             for source, target in zip(finished, paths):
-                _link(source, target)
+                _link_or_copy(source, target)
             digests = [self.finished[folder].sha256[path.name] for path in finished]
             counts = np.load(counts_path(folder, split))
         else:
-            self._copy_tokens(finished[0], paths[0], documents["tokens"], keep)
-            counts = self._write_index(*paths, lengths)
+            self._copy_tokens(finished[0], paths[0], documents["tokens"], mask)
+            counts = self._write_offsets(*paths, lengths)
             digests = [sha256(path) for path in paths]
         return ShardFile(int(lengths.sum()), int((lengths > 0).sum()), *digests), counts
 
-    def _copy_tokens(self, source: Path, target: Path, lengths: Ints, keep: Bools) -> None:
-        """Copy the tokens of the documents that `keep` selects."""
+    def _copy_tokens(self, source: Path, target: Path, lengths: Ints, mask: Bools) -> None:
+        """Copy the tokens of some documents from one token file to another.
+
+        `lengths` are the token counts of all documents in `source`; `mask` selects the documents.
+        """
         offsets, start = np.concatenate(([0], np.cumsum(lengths))), 0
         with target.open("wb") as file:
-            for block in self._read_blocks(source):
+            for block in self._read_token_blocks(source):
                 bounds = np.clip(offsets, start, start + len(block))
                 start += len(block)
-                file.write(block[np.repeat(keep, np.diff(bounds))].tobytes())
+                file.write(block[np.repeat(mask, np.diff(bounds))].tobytes())
 
-    def _write_index(self, tokens: Path, index: Path, lengths: Ints) -> Ints:
-        """Write the offsets of documents, except those without tokens.
+    def _write_offsets(self, token_path: Path, offset_path: Path, lengths: Ints) -> Ints:
+        """Write the document offsets of a token file; documents without tokens are left out.
 
-        Returns how often every token of the vocabulary occurs, int64 [V].
+        Returns the number of occurrences of every token in the file, int64 [V].
         """
-        np.save(index, np.concatenate(([0], np.cumsum(lengths[lengths > 0]))))
+        np.save(offset_path, np.concatenate(([0], np.cumsum(lengths[lengths > 0]))))
         counts = np.zeros(self.vocab_size, dtype=np.int64)
-        for block in self._read_blocks(tokens):
+        for block in self._read_token_blocks(token_path):
             counts += np.bincount(block, minlength=self.vocab_size)
         return counts
 
-    def _read_blocks(self, path: Path) -> Iterator[NDArray]:
-        """Yield the tokens of a file in blocks. (A memory map would count as memory.)"""
+    def _read_token_blocks(self, path: Path) -> Iterator[NDArray]:
+        """Yield the token ids in a file in blocks.
+
+        A memory map is not used, because it would count as memory of the process.
+        """
         with path.open("rb") as file:
             while len(block := np.fromfile(file, self.dtype, _BLOCK_TOKENS)):
                 yield block
 
 
-def _load_shard(folder: Path, sources: tuple[Source, ...]) -> FinishedShard | None:
-    """Return the marker of a finished shard of these sources, or None if there is no such shard.
+def _load_finished_shard(folder: Path, sources: tuple[Source, ...]) -> FinishedShard | None:
+    """Return the completion marker of the shard in `folder`.
 
-    Raises ValueError if the other files are not those that the marker describes.
+    Returns None if there is no finished shard, or if it was made from other sources. Raises
+    ValueError if the files of the shard do not match the marker.
     """
     if not (folder / MARKER).is_file():
         return None
@@ -265,9 +284,10 @@ def _load_shard(folder: Path, sources: tuple[Source, ...]) -> FinishedShard | No
 def _write_tokens(
     folder: Path, reader: TaskReader, batches: Iterable[EncodedBatch], report: Report
 ) -> array[int]:
-    """Write tokens to a file for each split. Returns the number of tokens of every document.
+    """Write the tokens of documents to one file per split. Returns the length of each document.
 
-    The end of a document decides its split: until then, the document is in the training file.
+    The split of a document is known only at its end. Until then, its tokens are in the training
+    file.
     """
     lengths = array("q")
     num_tokens = length = 0
@@ -277,7 +297,7 @@ def _write_tokens(
             for ids, is_last in batch:
                 in_validation = is_last and reader.in_validation[len(lengths)]
                 if in_validation and length:
-                    _move_end(train, validation, length * ids.itemsize)
+                    _move_last_bytes(train, validation, length * ids.itemsize)
                 (validation if in_validation else train).write(ids.tobytes())
                 num_tokens, length = num_tokens + len(ids), length + len(ids)
                 if is_last:
@@ -287,26 +307,26 @@ def _write_tokens(
     return lengths
 
 
-def _move_end(source: BinaryIO, target: BinaryIO, size: int) -> None:
-    """Move the last `size` bytes of a file to the end of another file."""
-    start = source.seek(-size, os.SEEK_END)
+def _move_last_bytes(source: BinaryIO, target: BinaryIO, num_bytes: int) -> None:
+    """Move the last `num_bytes` bytes of a file to the end of another file."""
+    start = source.seek(-num_bytes, os.SEEK_END)
     shutil.copyfileobj(source, target)
     source.truncate(source.seek(start))
 
 
-def _file_paths(folder: Path, split: str, number: int = 0) -> tuple[Path, Path]:
-    """Return the paths of the tokens and of the document offsets of a shard."""
-    return shard_path(folder, split, number), index_path(folder, split, number)
+def _shard_file_paths(folder: Path, split: str, index: int = 0) -> tuple[Path, Path]:
+    """Return the paths of the token file and the offset file of a shard."""
+    return shard_path(folder, split, index), index_path(folder, split, index)
 
 
-def _load_documents(folder: Path, split: str) -> NDArray:
-    """Return the table of the documents of a split in a finished shard."""
+def _load_document_table(folder: Path, split: str) -> NDArray:
+    """Load the per-document table of a finished shard, reduced to the documents of one split."""
     documents = np.load(folder / _DOCUMENTS)
     return documents[documents["in_validation"] == (split == VALIDATION)]
 
 
-def _link(source: Path, target: Path) -> None:
-    """Link a file under another name, or copy it where the file system has no hard links."""
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file to a new path, or copy it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

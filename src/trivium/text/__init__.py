@@ -1,4 +1,4 @@
-"""Tokenizers: train, load, encode, and look inside. Nothing here imports torch."""
+"""Tokenizers: training, loading, encoding and vocabularies. Nothing here imports torch."""
 
 from trivium.text.encoding import Encoding
 from trivium.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Byte-level BPE from existing vocabularies: in memory, or OpenAI's `.tiktoken` rank files."""
+"""Byte-level BPE tokenizers from existing vocabularies, such as OpenAI's `.tiktoken` files."""
 
 from __future__ import annotations
 
@@ -73,12 +73,18 @@ def build_byte_level(
     pattern: str,
     ignore_merges: bool = False,
 ) -> tokenizers.Tokenizer:
-    """Return a byte-level BPE tokenizer; see `Tokenizer.from_merges`.
+    """Build a byte-level BPE tokenizer from a vocabulary and merges.
 
-    With `ignore_merges`, a word that is in the vocabulary becomes one token without applying
-    merges.
+    Args:
+        vocabulary: the bytes of each token, by id.
+        merges: the pairs of tokens to merge, in order of priority.
+        special_tokens: the special tokens. Those that are not in the vocabulary get the next ids.
+        pattern: the pre-tokenizer: a name in `PATTERNS` or a regular expression.
+        ignore_merges: whether a word that is in the vocabulary becomes one token without merges.
+
+    Raises TokenizerError if the vocabulary or the merges are invalid.
     """
-    _check_tokens(vocabulary, special_tokens)
+    _check_vocabulary(vocabulary, special_tokens)
     specials = {token.encode(): token for token in special_tokens}
     tokens = {specials.get(data, bytes_to_symbols(data)): i for i, data in vocabulary.items()}
     for token in special_tokens:
@@ -102,10 +108,11 @@ def build_byte_level(
     return backend
 
 
-def _check_tokens(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]) -> None:
-    """Raise TokenizerError if a vocabulary or its special tokens are invalid.
+def _check_vocabulary(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]) -> None:
+    """Raise TokenizerError if a byte-level vocabulary or its special tokens are invalid.
 
-    Every byte needs a token, every token has one id, and special tokens must differ.
+    Every byte needs a token, every token must have a single id, and special tokens must be
+    distinct.
     """
     ids = {data: index for index, data in vocabulary.items()}
     missing = sum(bytes([byte]) not in ids for byte in range(256))
@@ -123,10 +130,10 @@ def _check_tokens(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]
 
 
 def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
-    """Load a `.tiktoken` file, which contains a base64 token and its rank per line.
+    """Load a `.tiktoken` rank file, which contains one base64 token and its rank per line.
 
-    `pattern` is a name in `PATTERNS` or a regular expression. If None, the file name or the number
-    of ranks decides; the last resort is cl100k.
+    `pattern` is a name in `PATTERNS` or a regular expression. If None, it depends on the file name
+    or the number of ranks; the default is cl100k.
     """
     ranks = _read_ranks(file)
     family = _guess_pattern(file, len(ranks)) if pattern is None else pattern
@@ -145,7 +152,7 @@ def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:
-    """Read the rank of every token from a `.tiktoken` file."""
+    """Read a `.tiktoken` file. Returns the rank of every token."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -162,9 +169,9 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 
 
 def check_ids(vocabulary: Mapping[Any, int]) -> None:
-    """Raise TokenizerError if the ids of a vocabulary have large gaps.
+    """Raise TokenizerError if there are large gaps between the ids in a vocabulary.
 
-    `tokenizers` would need gigabytes to list all missing ids.
+    The `tokenizers` library would need gigabytes of memory for the missing ids.
     """
     largest = max(vocabulary.values(), default=0)
     if largest > 2 * len(vocabulary) + 1000:
@@ -172,10 +179,11 @@ def check_ids(vocabulary: Mapping[Any, int]) -> None:
 
 
 def derive_merges(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
-    """Yield the BPE merges of a vocabulary that only has token ranks (tiktoken, sentencepiece).
+    """Derive the BPE merges from token ranks, for formats without merges. Yields pairs.
 
-    The encoder merges the neighbours whose union has the lowest rank. Therefore every split of a
-    token into two tokens is a merge with the rank of that token.
+    tiktoken and sentencepiece files contain only ranks. The encoder merges the neighbours whose
+    union has the lowest rank. Therefore every split of a token into two tokens is a merge with the
+    rank of that token.
     """
     for token in sorted(ranks, key=lambda token: ranks[token]):
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
@@ -183,8 +191,8 @@ def derive_merges(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]
         yield from sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
 
-def _guess_pattern(file: Path, count: int) -> str:
-    """Guess the pattern name of a rank file from its name, or from its number of ranks `count`."""
+def _guess_pattern(file: Path, num_ranks: int) -> str:
+    """Guess the pre-tokenizer of a `.tiktoken` file from its name, or from its number of ranks."""
     names = {family: family for family in PATTERNS} | {"r50k": "gpt2", "p50k": "gpt2"}
     by_name = (family for name, family in names.items() if name in file.name.lower())
-    return next(by_name, _PUBLISHED.get(count, "cl100k"))
+    return next(by_name, _PUBLISHED.get(num_ranks, "cl100k"))

@@ -1,4 +1,4 @@
-"""Conversion of conversations to text by the chat template of a tokenizer."""
+"""Chat templates, which convert conversations to text."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ChatTemplate:
     Args:
         source: the text of the template.
         tokens: the special tokens that the template may use, by names such as `eos_token`.
-        literals: the special tokens whose names in messages are plain text. If None, such names are
-            encoded as special tokens.
+        literals: the encoders for which special-token names in messages are plain text. If None,
+            such names are encoded as special tokens.
 
     Raises TokenizerError if the template cannot be parsed.
     """
@@ -61,31 +61,32 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
-        """Create a template with the special tokens of a tokenizer.
+        """Create a chat template with the special tokens of a tokenizer.
 
-        The names of special tokens in messages are plain text if the tokenizer encodes them as text
-        (`Tokenizer.reads_text`).
+        Special-token names in messages are plain text if the tokenizer encodes them so (see
+        `Tokenizer.reads_text`).
         """
         tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
-        literals = tokenizer.literals if tokenizer.reads_text else None
+        literals = tokenizer.literal_encoders if tokenizer.reads_text else None
         return cls(source, tokens, literals)
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False
     ) -> ChatText:
-        """Return the text of a conversation.
+        """Render a conversation as text.
 
         `add_generation_prompt` appends the header of the assistant's next turn.
 
         Raises TokenizerError if the template rejects the messages.
         """
-        protected = self._render_plain(self._protect_messages(messages), add_generation_prompt)
-        return ChatText.of(protected, self._literals)
+        protected = self._render_text(self._protect_messages(messages), add_generation_prompt)
+        return ChatText.from_protected(protected, self._literals)
 
     def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
-        """Return the id of the added token that ends the assistant's turn; None if there is none.
+        """Return the id of the token that ends the assistant's turn, or None if there is none.
 
-        Some templates end a turn with the token that starts the next one.
+        It is found by rendering an example. In some templates, it is the token that starts the next
+        turn.
         """
         answer = "3141592653"
         turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
@@ -93,7 +94,7 @@ class ChatTemplate:
         names = {token.content: index for index, token in added.items()}
         for messages in (turns, [*turns, turns[0]]):
             try:
-                after = self._render_plain(messages, False).rpartition(answer)[2].lstrip()
+                after = self._render_text(messages, False).rpartition(answer)[2].lstrip()
             except TokenizerError:
                 continue
             starts = [name for name in names if after.startswith(name)]
@@ -102,18 +103,21 @@ class ChatTemplate:
         return None
 
     def _protect_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Return messages with marks in place of the names of special tokens."""
+        """Replace special-token names in messages with marks. Returns copies of the messages."""
         protect = self._literals.protect
         return [
             {k: protect(v) if isinstance(v, str) else v for k, v in one.items()} for one in messages
         ]
 
-    def _render_plain(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render messages without the marks around {% generation %} blocks."""
-        return _GENERATION.sub("", self._render(messages, add_generation_prompt))
+    def _render_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Render messages as text, without marks around {% generation %} blocks."""
+        return _GENERATION.sub("", self._render_marked(messages, add_generation_prompt))
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render messages with marks around the {% generation %} blocks of the template."""
+    def _render_marked(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Render messages as text, with marks around the {% generation %} blocks of the template.
+
+        Raises TokenizerError if the template rejects the messages.
+        """
         variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **self.tokens}
         try:
             return self.template.render(
@@ -125,11 +129,11 @@ class ChatTemplate:
             )
         except Exception as error:
             raise TokenizerError(
-                f"The chat template refuses these messages: {_error_text(error)}."
+                f"The chat template refuses these messages: {_summarize(error)}."
             ) from None
 
     def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
-        """Return the text of a conversation and the character offsets of the assistant's turns.
+        """Render a conversation. Returns its text and the character offsets of assistant turns.
 
         A turn is the text between {% generation %} and {% endgeneration %} in the template. If the
         template has no such blocks, a turn starts after the generation prompt and ends at the next
@@ -143,16 +147,17 @@ class ChatTemplate:
             (len(self._literals.restore(text[:start])), len(self._literals.restore(text[:stop])))
             for start, stop in spans
         ]
-        return ChatText.of(text, self._literals), restored
+        return ChatText.from_protected(text, self._literals), restored
 
     def _find_responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-        """Return the protected text and the offsets of the assistant's turns in it.
+        """Render protected messages. Returns the text and the character offsets of assistant turns.
 
-        `messages` are protected messages. See `responses`.
+        In protected messages, marks replace special-token names; the returned text contains them,
+        too.
         """
-        marked = self._render(messages, False)
+        marked = self._render_marked(messages, False)
         if _OPEN in marked:
-            return _remove_marks(marked)
+            return _extract_spans(marked)
         spans: list[Span] = []
         offset = 0
         for index, message in enumerate(messages):
@@ -165,7 +170,7 @@ class ChatTemplate:
         return marked, spans
 
     def _find_turn(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
-        """Return the character offsets of an assistant turn in the text of a conversation.
+        """Return the character offsets of one assistant turn in the text of a conversation.
 
         Args:
             text: the rendered text of all messages.
@@ -173,10 +178,10 @@ class ChatTemplate:
             index: the index of the turn in `messages`.
             offset: the offset where the previous turn ends.
         """
-        after, header = self._render_plain(messages[: index + 1], False), ""
+        after, header = self._render_text(messages[: index + 1], False), ""
         try:
-            before = self._render_plain(messages[:index], True)
-            header = before.removeprefix(self._render_plain(messages[:index], False))
+            before = self._render_text(messages[:index], True)
+            header = before.removeprefix(self._render_text(messages[:index], False))
         except TokenizerError:  # some templates refuse an empty conversation
             before = after
         if before != after and text.startswith(before) and text.startswith(after):
@@ -199,7 +204,7 @@ class ChatTemplate:
 
 @functools.lru_cache(maxsize=16)
 def _compile_template(source: str) -> jinja2.Template:
-    """Compile a Jinja template in a sandbox, with the functions that transformers provides."""
+    """Compile a Jinja chat template in a sandbox, with the helper functions of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -212,27 +217,30 @@ def _compile_template(source: str) -> jinja2.Template:
             warnings.simplefilter("ignore")  # invalid escape sequences
             return environment.from_string(source)
     except Exception as error:  # a template is a program
-        raise TokenizerError(f"The chat template cannot be parsed: {_error_text(error)}.") from None
+        raise TokenizerError(f"The chat template cannot be parsed: {_summarize(error)}.") from None
 
 
 class _Generation(Extension):
-    """The Jinja block {% generation %} ... {% endgeneration %} around the assistant's turns."""
+    """The Jinja block {% generation %} ... {% endgeneration %}, which encloses assistant turns."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Replace the block by a call that puts marks around its text."""
+        """Replace the block with a call that puts marks around its text."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_mark_block"), [], [], body).set_lineno(line)
 
-    def _marked(self, caller: Callable[[], str]) -> str:
-        """Return the text of the block between two marks."""
+    def _mark_block(self, caller: Callable[[], str]) -> str:
+        """Return the rendered text of the block between two marks."""
         return f"{_OPEN}{caller()}{_CLOSE}"
 
 
-def _remove_marks(marked: str) -> tuple[str, list[Span]]:
-    """Remove the marks from a text. Returns the text and the character offsets between marks."""
+def _extract_spans(marked: str) -> tuple[str, list[Span]]:
+    """Remove the marks of {% generation %} blocks from a text.
+
+    Returns the text, and the character offsets of the blocks in it.
+    """
     text, starts, spans = "", [], []
     for part in re.split(f"([{_OPEN}{_CLOSE}])", marked):
         if part == _OPEN:
@@ -245,10 +253,10 @@ def _remove_marks(marked: str) -> tuple[str, list[Span]]:
 
 
 def _raise_template_error(message: str) -> NoReturn:
-    """Raise a TemplateError with a message from the template (`raise_exception`)."""
+    """Raise a TemplateError: the function `raise_exception` of chat templates."""
     raise jinja2.TemplateError(message)
 
 
-def _error_text(error: Exception) -> str:
-    """Return the shortened message of an error."""
+def _summarize(error: Exception) -> str:
+    """Return the message of an error, shortened to 300 characters."""
     return shorten(str(error) or type(error).__name__, 300)

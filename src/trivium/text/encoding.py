@@ -1,4 +1,4 @@
-"""`Encoding`: the result of encoding a text."""
+"""`Encoding`: the tokens of a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Encoding:
         return len(self.ids)
 
     def to_dict(self, *, symbols: bool = False) -> dict[str, object]:
-        """Return the fields for JSON. With `symbols`, `tokens` contains the vocabulary entries."""
+        """Return the encoding as a dictionary for JSON.
+
+        With `symbols`, `tokens` contains the tokens as stored in the vocabulary.
+        """
         fields = dataclasses.asdict(self)
         entries = fields.pop("symbols")
         return fields | {"tokens": entries} if symbols else fields

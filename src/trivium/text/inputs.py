@@ -1,4 +1,4 @@
-"""Model inputs from texts, pairs and words: ids with special tokens, truncated to a length."""
+"""Encoding of texts, pairs and words as model inputs, with special tokens and truncation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trivium.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    """The encoded model input of a text or a pair. Every list has one entry per token.
+    """The encoded model input for a text or a pair. Every list has one entry per token.
 
     Args:
         ids: the token ids.
         type_ids: the token type ids of the tokenizer (0 and 1, or only 0).
         offsets: the character offsets of each token in its text; (0, 0) for special tokens.
-        texts: the index of each token's text, 0 or 1; None for special tokens.
+        texts: the index of the text that each token belongs to, 0 or 1; None for special tokens.
         cut: the number of tokens that truncation removed.
     """
 
@@ -34,18 +34,18 @@ class TextInput:
 
 
 class PlainTokens(NamedTuple):
-    """The token ids of a text without special tokens, and the character offsets of each token."""
+    """The token ids of a text, and the character offsets of each token; no special tokens."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
     def part(self, start: int, stop: int) -> PlainTokens:
-        """Return the tokens from `start` to `stop` - 1."""
+        """Return the tokens from index `start` to `stop` - 1."""
         return PlainTokens(self.ids[start:stop], self.offsets[start:stop])
 
 
 def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[PlainTokens]:
-    """Encode many texts without special tokens."""
+    """Tokenize texts without special tokens. Returns the token ids and offsets of each text."""
     batch = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [PlainTokens(list(one.ids), list(one.offsets)) for one in batch]
 
@@ -83,7 +83,7 @@ def encode_inputs(
         total = sum(sizes)
         if max_length is not None:
             capacity = max(0, max_length - template.num_special(second is not None))
-            sizes = _truncate_sizes(*sizes, capacity)
+            sizes = _truncate_lengths(*sizes, capacity)
         kept = None if second is None else second.part(0, sizes[1])
         inputs.append(template.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
     return inputs
@@ -98,7 +98,8 @@ def encode_windows(
 ) -> list[list[TextInput]]:
     """Encode texts like `encode_inputs`, but split long texts into windows without overlap.
 
-    Returns the windows of each text: as few as possible, and all of about equal length.
+    Returns a list of windows for each text. It has as few windows as possible, all of about equal
+    length.
     """
     template = SpecialTokenTemplate(tokenizer, as_documents=as_documents)
     windows = []
@@ -111,26 +112,26 @@ def encode_windows(
     return windows
 
 
-def _truncate_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
-    """Return the numbers of tokens that two texts of a pair keep after truncation.
+def _truncate_lengths(length_a: int, length_b: int, max_total: int) -> tuple[int, int]:
+    """Return how many tokens of each text in a pair are kept after truncation.
 
-    The longer text is truncated first, as in the `tokenizers` library.
+    The longer text is truncated first (`longest_first` in the `tokenizers` library).
 
     Args:
-        a, b: the numbers of tokens of both texts.
-        capacity: the maximum number of tokens of the pair.
+        length_a, length_b: the lengths of the two texts in tokens.
+        max_total: the maximum number of tokens of both texts together.
     """
-    if a + b <= capacity:
-        return a, b
-    short = min(a, b)
-    long = max(short, capacity - short)
-    if short + long > capacity:
-        short, long = capacity // 2, capacity - capacity // 2
-    return (long, short) if a > b else (short, long)
+    if length_a + length_b <= max_total:
+        return length_a, length_b
+    short = min(length_a, length_b)
+    long = max(short, max_total - short)
+    if short + long > max_total:
+        short, long = max_total // 2, max_total - max_total // 2
+    return (long, short) if length_a > length_b else (short, long)
 
 
 class _Slot(NamedTuple):
-    """An element of a special-token template.
+    """An element of a special-token template: a special token, or the place of a text.
 
     Args:
         special: the id of a special token; None if the element is a text.
@@ -144,14 +145,14 @@ class _Slot(NamedTuple):
 
 
 class SpecialTokenTemplate:
-    """The special tokens around one text and around a pair; see `encode_inputs`.
+    """The special tokens that are added to a text or to a pair of texts.
 
-    The special tokens are those of the tokenizer's post-processor. If it has no template, they are
-    the special tokens of documents in training shards (unless `as_documents` is False).
+    They are taken from the tokenizer's post-processor. If the post-processor has no template, the
+    special tokens around documents in training shards are used (unless `as_documents` is False).
 
     Attributes:
-        before: the ids before one text.
-        after: the ids after one text.
+        before: the ids added before a single text.
+        after: the ids added after a single text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
@@ -168,16 +169,18 @@ class SpecialTokenTemplate:
         self.after = [slot.special or 0 for slot in single[place + 1 :]]
 
     def num_special(self, paired: bool) -> int:
-        """Return the number of special tokens around one text, or around a pair if `paired`."""
+        """Return the number of special tokens added to a text, or to a pair if `paired`."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
     def join(
         self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
     ) -> TextInput:
-        """Return the model input of one text or a pair, with special tokens.
+        """Build the model input for one text or for a pair, by adding special tokens.
 
         `cut`, the number of tokens that truncation removed, is stored in the result. If there are
         no tokens at all, the input is the end-of-text token.
+
+        Raises TokenizerError if the input would be empty.
         """
         joined = TextInput([], [], [], [], cut)
         for special, type_id, text in self._single if second is None else self._pair:
@@ -198,9 +201,7 @@ class SpecialTokenTemplate:
 
 
 def _derive_template(tokenizer: Tokenizer, count: int) -> list[_Slot]:
-    """Return the special-token template of a tokenizer for `count` texts.
-
-    The template is derived from an encoded example.
+    """Derive the special-token template for `count` texts (1 or 2) by encoding an example.
 
     Raises TokenizerError if the tokenizer repeats or omits a text.
     """
@@ -229,13 +230,13 @@ def _derive_template(tokenizer: Tokenizer, count: int) -> list[_Slot]:
 
 @dataclass(frozen=True, slots=True)
 class WordsInput:
-    """The encoded model input of a window of words: words `start` to `stop` - 1 of a sentence.
+    """The encoded model input for a window of a sentence: words `start` to `stop` - 1.
 
     Args:
         ids: the token ids.
         type_ids: the token type ids.
         first_tokens: for each word of the window, the index in `ids` of its first token.
-        start: the index of the first word.
+        start: the index of the first word in the sentence.
         stop: the index after the last word.
         cut: the number of tokens removed from a word that is longer than a window.
     """
@@ -251,13 +252,12 @@ class WordsInput:
 def encode_words(
     tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], *, max_length: int | None = None
 ) -> list[list[WordsInput]]:
-    """Encode sentences of words. Long sentences are split into windows without overlap.
+    """Encode sentences that are given as lists of words. Returns the windows of each sentence.
 
-    The words are joined to running text, so that they are tokenized as in training. No token spans
-    two words that are joined without a space. A word without a token, such as a word of spaces,
-    shares the token of its neighbour.
-
-    Returns the windows of each sentence.
+    A sentence longer than `max_length` tokens is split into windows without overlap. The words are
+    joined to running text, so that they are tokenized as in training. No token spans two words that
+    are joined without a space. A word without a token, such as a word of spaces, shares the token
+    of its neighbour.
     """
     joined = [join_words(words) for words in sentences]
     encoded = _encode_joined_words(tokenizer, joined)
@@ -285,19 +285,19 @@ def encode_words(
 
 
 def _encode_joined_words(
-    tokenizer: Tokenizer, joined: Sequence[tuple[str, list[int]]]
+    tokenizer: Tokenizer, joined_texts: Sequence[tuple[str, list[int]]]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return, for each joined text, its ids and the character offsets where its tokens end.
+    """Tokenize running texts made of words. Returns the token ids and end offsets of each text.
 
-    Words that are joined without a space are encoded separately. `joined` contains the texts with
-    the offsets of their words, from `join_words`.
+    Words that are joined without a space are encoded separately. `joined_texts` contains pairs
+    (text, character offset of each word), from `join_words`.
     """
     pieces: list[tuple[int, int, str]] = []
-    for number, (text, starts) in enumerate(joined):
+    for number, (text, starts) in enumerate(joined_texts):
         cuts = [start for start in starts if start and text[start - 1] != " "]
         for start, stop in itertools.pairwise((0, *cuts, len(text))):
             pieces.append((number, start, text[start:stop]))
-    encoded: list[tuple[list[int], list[int]]] = [([], []) for _ in joined]
+    encoded: list[tuple[list[int], list[int]]] = [([], []) for _ in joined_texts]
     space = tokenizer.backend.token_to_id(SPACE)
     plain = encode_plain(tokenizer, [piece for _, _, piece in pieces])
     for (number, start, _), tokens in zip(pieces, plain, strict=True):
@@ -328,26 +328,29 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
 
 
 def _split_into_windows(
-    first: list[int], num_tokens: int, max_tokens: int | None
+    first_tokens: list[int], num_tokens: int, max_tokens: int | None
 ) -> list[tuple[int, int, int, int]]:
-    """Split a sentence into windows. Returns (word start, word stop, token start, token stop).
+    """Split a sentence of words into windows of at most `max_tokens` tokens.
+
+    Returns (first word, stop word, first token, stop token) for each window.
 
     Args:
-        first: the index of the first token of each word.
-        num_tokens: the number of tokens of the sentence.
-        max_tokens: the maximum number of tokens per window. A longer word is truncated.
+        first_tokens: the index of the first token of each word.
+        num_tokens: the number of tokens in the sentence.
+        max_tokens: the maximum number of tokens per window. A longer word is truncated. None for no
+            limit.
     """
-    if not first:
+    if not first_tokens:
         return []
     if max_tokens is None or num_tokens <= max_tokens:
-        return [(0, len(first), 0, num_tokens)]
+        return [(0, len(first_tokens), 0, num_tokens)]
     # Two words may share a token; if they are in different windows, both windows contain it.
-    following = [*first[1:], num_tokens]
-    ends = [max(token + 1, after) for token, after in zip(first, following, strict=True)]
+    following = [*first_tokens[1:], num_tokens]
+    ends = [max(token + 1, after) for token, after in zip(first_tokens, following, strict=True)]
     windows, start = [], 0
-    while start < len(first):
-        begin, stop = first[start], start + 1
-        while stop < len(first) and ends[stop] <= begin + max_tokens:
+    while start < len(first_tokens):
+        begin, stop = first_tokens[start], start + 1
+        while stop < len(first_tokens) and ends[stop] <= begin + max_tokens:
             stop += 1
         windows.append((start, stop, begin, min(ends[stop - 1], begin + max_tokens)))
         start = stop

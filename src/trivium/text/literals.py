@@ -1,4 +1,4 @@
-"""Encoding of special-token names that occur in a text, as plain text or as special tokens."""
+"""Encoding of special-token names that occur in a text, such as `[SEP]`, as plain text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tokenizers
 
 SpecialTokens = Literal["text", "special"]
-"""How to encode a name such as `[SEP]` in a text: as plain text or as the special token."""
+"""How to encode special-token names in a text, such as `[SEP]`."""
 
 # Unicode reserves these code points for internal use by programs.
 _RESERVED = re.compile("[\ufdd0-\ufddf]")
@@ -19,18 +19,18 @@ _OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # a mark: the token id between these two cha
 
 
 class ChatText(str):
-    """The text of a conversation, in which special-token names have two meanings.
+    """The rendered text of a conversation, which remembers where special-token names came from.
 
-    A name that is part of a message is plain text. A name that the chat template wrote is a special
-    token. The attribute `protected` is the same text with a mark in place of each name that is part
-    of a message.
+    A special-token name in a message is plain text. A name that the chat template wrote is a
+    special token. The attribute `protected` is the same text with a mark in place of each name that
+    is part of a message.
     """
 
     protected: str
 
     @classmethod
-    def of(cls, protected: str, literals: Literals) -> ChatText:
-        """Create the text of a conversation from its protected text and the names in `literals`."""
+    def from_protected(cls, protected: str, literals: Literals) -> ChatText:
+        """Create a `ChatText` from text with marks, which `literals` converts back to names."""
         text = cls(literals.restore(protected))
         text.protected = protected
         return text
@@ -42,7 +42,7 @@ class ChatText(str):
 
 
 class Literals:
-    """Encoders that treat the names of a tokenizer's special tokens as plain text.
+    """Encodes text in which some special-token names are plain text rather than special tokens.
 
     In a conversation, names that the chat template writes are special tokens, and names in messages
     are plain text. Before the template is rendered, messages are protected: each name is replaced
@@ -50,7 +50,7 @@ class Literals:
 
     Args:
         layout: the content of `tokenizer.json`.
-        special: the ids of the special tokens by their names.
+        special: the ids of the special tokens by name.
     """
 
     def __init__(self, layout: Mapping[str, Any], special: Mapping[str, int]) -> None:
@@ -60,10 +60,10 @@ class Literals:
         self._name, self._mark = re.compile(names), re.compile(f"{_OPEN}(\\d+){_CLOSE}")
         self._both = re.compile(f"{_OPEN}(\\d+){_CLOSE}|({names})")
 
-    def backend(
-        self, control: Iterable[str] = (), *, renamed: bool = False
+    def build(
+        self, control: Iterable[str] = (), *, match_renamed: bool = False
     ) -> tokenizers.Tokenizer:
-        """Return a copy of the backend that encodes the names of special tokens as plain text.
+        """Build a copy of the tokenizer that encodes special-token names as plain text.
 
         The ids stay the same. The special tokens are renamed in the copy, because some models
         (whole words, Unigram) find the old names in their vocabulary even if special tokens are not
@@ -71,7 +71,7 @@ class Literals:
 
         Args:
             control: names that are still encoded as special tokens.
-            renamed: whether to match the special tokens by their new names.
+            match_renamed: whether the new names are encoded as special tokens.
         """
         new = {
             name: _make_token_name(index)
@@ -95,22 +95,25 @@ class Literals:
         ]
         content = {**self._layout, "model": model, "added_tokens": added}
         backend = tokenizers.Tokenizer.from_str(json.dumps(content))
-        backend.encode_special_tokens = not renamed
+        backend.encode_special_tokens = not match_renamed
         return backend
 
     def protect(self, text: str) -> str:
-        """Replace the names of special tokens in a text by marks."""
+        """Replace each special-token name in a text with a mark."""
         text = _RESERVED.sub("\ufffd", text)
         return self._name.sub(lambda match: f"{_OPEN}{self._special[match[0]]}{_CLOSE}", text)
 
     def restore(self, text: str) -> str:
-        """Replace the marks in a protected text by the names that they stand for."""
+        """Replace the marks in a protected text with the special-token names."""
         return self._mark.sub(lambda match: self._names[match[1]], text)
 
     def encode(
         self, text: ChatText, *, add_special_tokens: bool
     ) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
-        """Encode a conversation. Returns the encoding and its tokens' character offsets."""
+        """Encode a conversation, with special-token names in messages as plain text.
+
+        Returns the encoding, and the character offsets of its tokens in the unprotected text.
+        """
         parts, positions = [], [0]  # for each character of the encoded text, its offset in `text`
         # Groups of three: plain text, the id in a mark, the name of a control token (or None).
         pieces = [*self._both.split(text.protected), None, None]
@@ -121,18 +124,18 @@ class Literals:
             if control is not None:
                 parts.append(name := _make_token_name(self._special[control]))
                 positions += [positions[-1] + len(control)] * len(name)
-        encoding = self._renamer.encode("".join(parts), add_special_tokens=add_special_tokens)
+        encoding = self._renamed_copy.encode("".join(parts), add_special_tokens=add_special_tokens)
         return encoding, [(positions[start], positions[stop]) for start, stop in encoding.offsets]
 
     @functools.cached_property
-    def _renamer(self) -> tokenizers.Tokenizer:
-        """The backend that matches special tokens by their new names."""
-        return self.backend(renamed=True)
+    def _renamed_copy(self) -> tokenizers.Tokenizer:
+        """A copy of the tokenizer that matches special tokens by their new names."""
+        return self.build(match_renamed=True)
 
 
-def _make_token_name(index: int) -> str:
-    """Return the new name of a special token, which cannot occur in a text.
+def _make_token_name(token_id: int) -> str:
+    """Return the new name of a special token in a copy of the tokenizer. No text contains it.
 
     The name contains a space, so that it cannot be an ordinary word of a vocabulary.
     """
-    return f"\ufdd2{index} \ufdd3"
+    return f"\ufdd2{token_id} \ufdd3"

@@ -19,7 +19,7 @@ from trivium.text.roles import (
     NAMES,
     add_bert_template,
     added_tokens,
-    find_token,
+    find_token_for_role,
     read_options,
 )
 from trivium.text.sentencepiece_file import load_sentencepiece
@@ -35,7 +35,11 @@ _GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "le
 def load_backend(
     path: Path, *, lowercase: bool | None, pattern: str | None
 ) -> tokenizers.Tokenizer:
-    """Load a backend from a file or folder; see `Tokenizer.load`."""
+    """Load a tokenizer of the `tokenizers` library from a file or folder.
+
+    `Tokenizer.load` describes the formats and the arguments. Raises TokenizerError if loading
+    fails.
+    """
     if not path.exists():
         raise TokenizerError(f"There is no tokenizer at {path}. It can be a folder or {FORMATS}.")
     file = find_file(path) if path.is_dir() else path
@@ -56,7 +60,7 @@ def load_backend(
 
 @contextlib.contextmanager
 def convert_library_errors() -> Iterator[None]:
-    """Convert errors that `tokenizers` raises while it encodes to TokenizerError."""
+    """Context manager that converts encoding errors of `tokenizers` to TokenizerError."""
     try:
         yield
     except BaseException as error:  # also raised for a missing unknown token
@@ -66,22 +70,22 @@ def convert_library_errors() -> Iterator[None]:
 
 
 def _is_library_error(error: BaseException) -> bool:
-    """Return whether an error may come from the `tokenizers` library.
+    """Return whether an exception may come from the `tokenizers` library.
 
-    Its Rust panics are not subclasses of Exception.
+    Panics of its Rust code are not subclasses of Exception.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _check_template(backend: tokenizers.Tokenizer) -> None:
-    """Raise TokenizerError if the tokenizer adds an id around texts that has no token."""
+    """Raise TokenizerError if the post-processor adds an id that has no token."""
     for index in (*backend.encode("").ids, *backend.encode("", "").ids):
         if backend.id_to_token(index) is None:
             raise TokenizerError(f"it adds the id {index} around a text, but no token has this id.")
 
 
 def find_file(folder: Path) -> Path | None:
-    """Return the file in a folder that contains its tokenizer, or None.
+    """Return the file in a folder that contains its tokenizer, or None if there is none.
 
     Raises TokenizerError if several files contain a tokenizer.
     """
@@ -99,7 +103,7 @@ def find_file(folder: Path) -> Path | None:
 
 
 def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> tokenizers.Tokenizer:
-    """Load a backend from a file, using the loader for its suffix."""
+    """Load a tokenizer file with the loader for its suffix."""
     reject_lfs_pointer(file)
     match file.suffix:
         case ".tiktoken":
@@ -120,7 +124,7 @@ def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> to
 
 
 def _load_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Create a backend from the content of a `tokenizer.json`. Unigram scores are rounded."""
+    """Load a tokenizer from the content of a `tokenizer.json`, with rounded Unigram scores."""
     if content["model"].get("type") == "Unigram":
         for piece in content["model"]["vocab"]:
             piece[1] = round(piece[1], SCORE_DIGITS)
@@ -131,10 +135,10 @@ def _load_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
-    """Load a BERT vocabulary with one token per line.
+    """Load a BERT `vocab.txt`, which contains one token per line.
 
-    If `lowercase` is None, `tokenizer_config.json` in the same folder decides. Without this file, a
-    vocabulary with a capital letter outside of special tokens is cased.
+    If `lowercase` is None, it is read from `tokenizer_config.json` in the same folder. Without this
+    file, a vocabulary with a capital letter outside of special tokens is cased.
     """
     tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     tokens = [token.rstrip("\r") for token in tokens]
@@ -160,7 +164,10 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
 
 
 def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """Load GPT-2's byte-level BPE, or RoBERTa's if `<s>`, `</s>` and `<mask>` exist."""
+    """Load GPT-2's byte-level BPE from `vocab.json` and `merges.txt`.
+
+    If the tokens `<s>`, `</s>` and `<mask>` exist, special tokens are added to texts as in RoBERTa.
+    """
     for file in (vocab, merges):
         if not file.is_file():
             raise TokenizerError(f"{file} is missing: vocab.json and merges.txt belong together.")
@@ -184,7 +191,7 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     backend.decoder = decoders.ByteLevel()
     learned = {first + second for first, second in pairs}  # not special tokens
     specials = {name for names in NAMES.values() for name in names if name in tokens} - learned
-    mask = find_token("mask", specials)
+    mask = find_token_for_role("mask", specials)
     ordered = sorted(specials, key=lambda name: tokens[name])
     backend.add_special_tokens(added_tokens(ordered, with_space=mask))
     if mask == "<mask>" and {"<s>", "</s>"} <= specials:

@@ -1,4 +1,4 @@
-"""The texts for training a tokenizer: reading files in blocks, and reservoir sampling."""
+"""Texts for training a tokenizer: reading files in blocks, and reservoir sampling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 1 << 16  # characters read from a file at a time
 
 
 def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> list[str]:
-    """Return a uniform random sample of texts with at most `max_bytes` bytes of UTF-8.
+    """Return a uniform random sample of the texts, with at most `max_bytes` bytes of UTF-8.
 
     The texts are iterated once, and only the sample is in memory. Each text gets a random number,
     and the texts with the smallest numbers are kept, in their original order. Long texts are split
@@ -60,7 +60,7 @@ def split_text(text: str, limit: int) -> Iterator[str]:
 
 
 def read_blocks(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Yield the content of text files in blocks of whole lines.
+    """Yield the content of text files in blocks of whole lines, about `BLOCK` characters each.
 
     Raises DataError if a file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Roles of special tokens (pad, unk, cls, ...), derived from their usual names."""
+"""Roles of special tokens (pad, unk, cls, ...), inferred from their usual names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.files import read_json
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
-# If a vocabulary contains several names of a role, the first of them is used.
+# If a vocabulary contains several names for a role, the first one is used.
 NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<PAD>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>", "<UNK>"),
@@ -26,9 +26,9 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def sentinel(number: int) -> str:
-    """Return the name of a T5 sentinel, which marks a masked span. `number` starts at 0."""
-    return f"<extra_id_{number}>"
+def sentinel(index: int) -> str:
+    """Return the name of T5's sentinel `index`, from 0. A sentinel replaces a masked span."""
+    return f"<extra_id_{index}>"
 
 
 SENTINELS = tuple(map(sentinel, range(100)))
@@ -39,9 +39,9 @@ TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 class RoleId:
-    """Descriptor for the id of a tokenizer's special token with a role, such as `pad_id`.
+    """Descriptor for the id of the special token with a given role, such as `Tokenizer.pad_id`.
 
-    Its value is None if the tokenizer has no such token.
+    The value is None if the tokenizer has no such token.
     """
 
     def __init__(self, role: str) -> None:
@@ -54,33 +54,33 @@ class RoleId:
 
 
 def infer_roles(special_tokens: Container[str]) -> dict[str, str]:
-    """Return the special token for each role, by the usual names of the tokens.
+    """Assign roles to special tokens by their usual names. Returns the token for each role.
 
     `<|endoftext|>` ends a text. It also begins a text if no other token does (GPT-2).
     """
-    tokens = {role: token for role in ROLES if (token := find_token(role, special_tokens))}
+    tokens = {role: token for role in ROLES if (token := find_token_for_role(role, special_tokens))}
     if END_OF_TEXT in special_tokens:
         tokens.setdefault("bos", END_OF_TEXT)
     return tokens
 
 
-def find_token(role: str, tokens: Container[str]) -> str | None:
-    """Return the token that has a usual name of a role, such as `[MASK]` for "mask", or None."""
+def find_token_for_role(role: str, tokens: Container[str]) -> str | None:
+    """Return the token with a usual name for a role, such as `[MASK]` for "mask", or None."""
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
 def role_of(token: str) -> str | None:
-    """Return the role that a token has by its usual name, such as "mask" for `[MASK]`, or None."""
+    """Return the usual role of a special token, such as "mask" for `[MASK]`, or None."""
     return next((role for role in ROLES if token in NAMES[role]), None)
 
 
 def read_roles(
     options: Mapping[str, Any], token_to_id: Callable[[str], int | None]
 ) -> dict[str, str]:
-    """Return the special token for each role that options such as "cls_token" define.
+    """Read the role of each special token from options such as "cls_token".
 
-    The value of an option is a string, or an object whose `content` is the string. Tokens that are
-    not in the vocabulary are left out.
+    Returns the token for each role. The value of an option is a string, or an object whose
+    `content` is the string. Tokens that are not in the vocabulary are left out.
     """
     tokens = {role: options.get(f"{role}_token") for role in ROLES}
     texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
@@ -89,7 +89,10 @@ def read_roles(
 
 
 def read_options(file: Path) -> Mapping[str, Any]:
-    """Read the options in a JSON file of a tokenizer. Returns {} if the file does not exist."""
+    """Read a JSON file of tokenizer options. Returns {} if the file does not exist.
+
+    Raises TokenizerError if the file does not contain a JSON object.
+    """
     options = read_json(file) if file.is_file() else {}
     if not isinstance(options, Mapping):
         raise TokenizerError(f"{file} does not contain a JSON object.")
@@ -97,7 +100,7 @@ def read_options(file: Path) -> Mapping[str, Any]:
 
 
 def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:
-    """Create special tokens. The token `with_space` includes the space before it."""
+    """Create special tokens with the given names. `with_space` includes the space before it."""
     return [
         AddedToken(name, normalized=False, special=True, lstrip=name == with_space)
         for name in names
@@ -105,13 +108,13 @@ def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list
 
 
 def special_names(backend: tokenizers.Tokenizer) -> set[str]:
-    """Return the names of the special tokens."""
+    """Return the names of the special tokens of a tokenizer."""
     added = backend.get_added_tokens_decoder().values()
     return {token.content for token in added if token.special}
 
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
-    """Add [CLS] and [SEP] around texts and pairs, if the tokenizer has these tokens."""
+    """Make the tokenizer add [CLS] and [SEP] to texts and pairs, if it has these tokens."""
     roles = infer_roles(special_names(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
@@ -124,7 +127,7 @@ def add_template(
     *,
     again: Sequence[str] = (),
 ) -> None:
-    """Add special tokens around texts and pairs.
+    """Set the post-processor of a tokenizer, so that it adds special tokens to texts and pairs.
 
     Args:
         backend: the tokenizer to change.
@@ -146,9 +149,11 @@ def add_template(
 
 
 def build_hf_files(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Return the contents of the files in which `transformers` stores special tokens, by file name.
+    """Return the JSON files that define special tokens for `transformers`: content by file name.
 
-    `names` are the names of all special tokens.
+    Args:
+        roles: the special token for each role.
+        names: the names of all special tokens.
     """
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
     others = [token for token in names if token not in roles.values()]

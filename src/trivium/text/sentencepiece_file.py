@@ -1,4 +1,4 @@
-"""Reads sentencepiece `.model` files, which are protocol buffers (sentencepiece_model.proto)."""
+"""Loading of sentencepiece `.model` files (protocol buffers, sentencepiece_model.proto)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
 
 Piece = tuple[str, float, int]
-"""Text, score (a log-probability, or minus the rank of a merge) and type."""
+"""The text, the score (a log-probability, or minus the rank of a merge) and the type."""
 
 
 def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
-    """Read a `.model` file. `config` may contain `add_bos_token` and `add_eos_token`."""
+    """Load a sentencepiece `.model` file as a tokenizer.
+
+    `config` is the content of `tokenizer_config.json`; only `add_bos_token` and `add_eos_token` are
+    used.
+
+    Raises TokenizerError if the file is not a Unigram or BPE model.
+    """
     try:
         pieces, trainer, normalizer = _read_model(file.read_bytes())
     except Exception as error:  # of any type if the bytes are not a protocol buffer
@@ -71,7 +77,7 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
 
 
 def _build_model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> models.Model:
-    """Return the Unigram or BPE model with the given pieces."""
+    """Build the Unigram or BPE model of the `tokenizers` library from sentencepiece pieces."""
     unknown = next((index for index, piece in enumerate(pieces) if piece[2] == _UNKNOWN), 0)
     if is_unigram:
         scores = [(text, round(score, SCORE_DIGITS)) for text, score, _ in pieces]
@@ -87,9 +93,9 @@ def _build_model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool)
 
 
 def _build_normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizers.Normalizer:
-    """Return the normalizer that the fields of a NormalizerSpec message describe.
+    """Build the normalizer from the fields of a NormalizerSpec message.
 
-    `defined` are the user-defined symbols, which must not be changed.
+    `defined` are the user-defined symbols, which the normalizer must not change.
     """
     steps: list[normalizers.Normalizer] = []
     if fields.get(_CHARSMAP):
@@ -111,7 +117,7 @@ def _build_normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> norm
 
 
 def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any]]:
-    """Parse a `.model` file. Returns its pieces, trainer fields and normalizer fields.
+    """Parse the bytes of a `.model` file. Returns its pieces, trainer fields and normalizer fields.
 
     Raises an exception of any type if `data` is not a sentencepiece model.
     """
@@ -130,37 +136,37 @@ def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any
 
 
 def _read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield (field number, value) pairs of a protocol buffer message.
+    """Parse a protocol buffer message. Yields (field number, value) pairs.
 
     Values are integers for varints, otherwise bytes.
     """
-    at = 0
-    while at < len(data):
-        key, at = _read_varint(data, at)
+    offset = 0
+    while offset < len(data):
+        key, offset = _read_varint(data, offset)
         number, wire = key >> 3, key & 7
         if wire == 0:
-            value, at = _read_varint(data, at)
+            value, offset = _read_varint(data, offset)
             yield number, value
             continue
         if wire == 2:
-            length, at = _read_varint(data, at)
+            length, offset = _read_varint(data, offset)
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
         else:
             raise ValueError(f"wire type {wire} is unknown")
-        if at + length > len(data):
+        if offset + length > len(data):
             raise ValueError("it ends too early")
-        yield number, data[at : at + length]
-        at += length
+        yield number, data[offset : offset + length]
+        offset += length
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint at an offset. Returns its value and the offset after it."""
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Read a variable-length integer at an offset. Returns its value and the offset after it."""
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, offset
         shift += 7

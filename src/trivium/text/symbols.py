@@ -1,4 +1,4 @@
-"""Symbols with which vocabularies represent bytes, spaces and word continuations."""
+"""Symbols that represent bytes, spaces and word continuations in vocabularies."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _ASCII = "".join(map(chr, range(0x21, 0x7F)))
 _CHINESE_DIGITS = "\u3007\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d"
 
 
-def base_characters(characters: Iterable[str]) -> set[str]:
+def list_base_characters(characters: Iterable[str]) -> set[str]:
     """Return the characters that every alphabet contains, given the characters of a text.
 
     They are printable ASCII and the digits of every script to which `characters` belong.
 
-    >>> sorted(base_characters("\u0e01") - base_characters("a"))[::9]
+    >>> sorted(list_base_characters("\u0e01") - list_base_characters("a"))[::9]
     ['\u0e50', '\u0e59']
     """
     # The Unicode name of a character begins with its script: THAI CHARACTER KO KAI.
@@ -56,14 +56,14 @@ def base_characters(characters: Iterable[str]) -> set[str]:
 
 @functools.cache
 def _list_digits() -> dict[str, set[str]]:
-    """Return all non-ASCII decimal digits, each with the words in its Unicode name before DIGIT."""
+    """Return all non-ASCII decimal digits, with the words before DIGIT in their Unicode names."""
     digits = filter(str.isdecimal, map(chr, range(0x80, sys.maxunicode + 1)))
     names = {digit: unicodedata.name(digit).partition(" DIGIT ")[0] for digit in digits}
     return {digit: set(name.replace("-", " ").split()) for digit, name in names.items()}
 
 
 def _build_byte_symbols() -> dict[int, str]:
-    """Return the printable character for each byte in GPT-2's BPE (Radford et al. 2019)."""
+    """Return the printable character that GPT-2's BPE uses for each byte (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in symbols)
@@ -85,7 +85,7 @@ def bytes_to_symbols(data: bytes) -> str:
 
 
 def symbols_to_bytes(symbols: str) -> bytes | None:
-    """Convert the characters of a byte-level token to bytes. Returns None for other characters."""
+    """Convert a token of a byte-level vocabulary to bytes. Returns None if that is impossible."""
     if any(symbol not in SYMBOL_TO_BYTE for symbol in symbols):
         return None
     return bytes(SYMBOL_TO_BYTE[symbol] for symbol in symbols)
@@ -112,12 +112,12 @@ def is_unspaced(character: str) -> bool:
 
 
 def is_cjk(character: str) -> bool:
-    """Return whether BERT's normalizer treats the character as a CJK word (Devlin et al. 2018)."""
+    """Return whether BERT treats the character as a separate CJK word (Devlin et al. 2018)."""
     return _CJK.match(character) is not None
 
 
 def is_single_word(character: str) -> bool:
-    """Return whether BERT's pre-tokenizer makes the character a separate word.
+    """Return whether BERT's pre-tokenizer treats the character as a separate word.
 
     These are CJK characters, punctuation and ASCII symbols.
     """
@@ -126,10 +126,10 @@ def is_single_word(character: str) -> bool:
 
 
 def continues_text(data: bytes) -> bool:
-    """Return whether a token with these bytes, without a space before it, continues a word.
+    """Return whether a token, given as bytes, continues the word before it.
 
-    True if the bytes begin with a letter, a digit, a mark or the inside of a character. False for
-    spaces, punctuation, symbols and CJK characters, which are words by themselves.
+    True if the bytes begin with a letter, a digit, a combining mark or the inside of a character.
+    False for spaces, punctuation, symbols and CJK characters, which are words by themselves.
     """
     if not data:
         return False

@@ -1,4 +1,4 @@
-"""`Tokenizer`: converts text to ids and back."""
+"""`Tokenizer`: converts text to token ids and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, sy
 from trivium.text.vocabulary import Vocabulary
 
 Progress = bool | Callable[[str], None]
-_BATCH = 256  # texts that encode_iterable encodes in parallel
+_BATCH = 256  # the number of texts that encode_iterable encodes in parallel
 _COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
 
 
@@ -58,7 +58,8 @@ class Tokenizer:
 
         Args:
             backend: the tokenizer.
-            roles: special tokens by role. The usual names of the tokens determine all other roles.
+            roles: special tokens by role. All other roles are inferred from the usual names of
+                tokens.
             control: the special tokens whose names in a text are encoded as the token; the names of
                 all others are plain text. None stands for all special tokens.
         """
@@ -70,11 +71,11 @@ class Tokenizer:
         self._readings: dict[frozenset[str] | None, Tokenizer] = {control: self}
 
     def reading(self, special_tokens: SpecialTokens, *, control: Iterable[str] = ()) -> Tokenizer:
-        """Return a variant of this tokenizer that differs in how special-token names are encoded.
+        """Return a variant of this tokenizer that encodes special-token names differently.
 
         Args:
-            special_tokens: how to encode such a name in a text: "special" as the special token,
-                "text" like any other text.
+            special_tokens: how to encode special-token names in a text: "special" as special
+                tokens, "text" as plain text.
             control: with "text", the names that are still encoded as special tokens.
         """
         all_control = special_tokens == "special" or not self.special_tokens
@@ -123,7 +124,10 @@ class Tokenizer:
 
     @classmethod
     def config_of(cls, kind: str) -> Any:
-        """Return the `TokenizerConfig` class of a kind. Raises TokenizerError if there is none."""
+        """Return the `TokenizerConfig` class for a kind of tokenizer, such as "wordpiece".
+
+        Raises TokenizerError if there is no such kind.
+        """
         if kind not in cls.kinds:
             known = f"{', '.join(cls.kinds)}.{did_you_mean(kind, cls.kinds)}"
             raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
@@ -143,7 +147,7 @@ class Tokenizer:
                 sentencepiece `.model`, a `.tiktoken` rank file, or a folder that contains one of
                 them.
             lowercase: whether to lower-case the text, for a `vocab.txt`, which does not contain
-                this setting. None: decide by the configuration or the vocabulary.
+                this setting. If None, it depends on the configuration or the vocabulary.
             pattern: the pre-tokenizer for a `.tiktoken` file: a name (cl100k, o200k, gpt2, llama3,
                 qwen) or a regular expression.
 
@@ -210,7 +214,7 @@ class Tokenizer:
         with convert_library_errors():
             if isinstance(text, ChatText) and text.is_protected:
                 return self._convert(
-                    *self.literals.encode(text, add_special_tokens=add_special_tokens)
+                    *self.literal_encoders.encode(text, add_special_tokens=add_special_tokens)
                 )
             encoder = self.backend if isinstance(text, ChatText) else self._encoder
             return self._convert(encoder.encode(text, pair, add_special_tokens=add_special_tokens))
@@ -218,7 +222,7 @@ class Tokenizer:
     def _convert(
         self, encoding: tokenizers.Encoding, offsets: Sequence[tuple[int, int]] | None = None
     ) -> Encoding:
-        """Convert the result of the `tokenizers` library to an `Encoding`.
+        """Convert a result of the `tokenizers` library to an `Encoding`.
 
         `offsets` replaces the character offsets of the tokens if given.
         """
@@ -235,7 +239,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[Encoding]:
-        """Encode many texts in parallel."""
+        """Encode many texts in parallel. Returns one `Encoding` per text."""
         if any(isinstance(text, ChatText) for text in texts):
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         with convert_library_errors():
@@ -243,13 +247,13 @@ class Tokenizer:
         return [self._convert(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts without special tokens, faster than `encode_batch`."""
+        """Return the token ids of texts without special tokens; faster than `encode_batch`."""
         with convert_library_errors():
             batch = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
-        """Yield the ids of many texts as one stream, without special tokens.
+        """Yield the token ids of many texts as one stream, without special tokens.
 
         Each text, such as a line of a file, is encoded separately. Texts are read in small batches.
         """
@@ -259,13 +263,13 @@ class Tokenizer:
                 yield from ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Convert ids to text. Ids outside the vocabulary are skipped."""
+        """Convert token ids to text. Ids outside the vocabulary are skipped."""
         return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
         self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """Convert many lists of ids to texts."""
+        """Convert many lists of token ids to texts."""
         try:
             return self.backend.decode_batch(
                 [list(ids) for ids in batch], skip_special_tokens=skip_special_tokens
@@ -274,7 +278,7 @@ class Tokenizer:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
     def split_words(self, text: str) -> list[str]:
-        """Normalize and pre-tokenize a text. Returns the words, which are encoded one by one."""
+        """Normalize a text, and split it into the words that the model encodes one by one."""
         with convert_library_errors():
             if self.backend.normalizer is not None:
                 text = self.backend.normalizer.normalize_str(text)
@@ -284,7 +288,7 @@ class Tokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id, including added tokens: the rows of the embedding table."""
+        """The largest token id, added tokens included, plus 1: the rows of the embedding table."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
@@ -297,7 +301,10 @@ class Tokenizer:
 
     @functools.cached_property
     def readable_tokens(self) -> list[str]:
-        """The vocabulary in a form for display, indexed by id; see `Encoding.tokens`."""
+        """The tokens in readable form, indexed by id.
+
+        For byte-level vocabularies, this is the text of each token, with U+2581 for a space.
+        """
         if not self._is_byte_level:
             return self.tokens
         special = set(self.special_ids)
@@ -308,7 +315,7 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
-        """The UTF-8 bytes of the text of each id. The text of a special token is its name.
+        """The text of each token as UTF-8 bytes, indexed by id. Special tokens are spelled by name.
 
         U+2581 is converted to a space, and the prefix ## is removed.
         """
@@ -348,7 +355,10 @@ class Tokenizer:
 
     @functools.cached_property
     def kind(self) -> str:
-        """The kind in `Tokenizer.kinds` that shares the most components with this tokenizer."""
+        """The kind of the tokenizer, such as "wordpiece".
+
+        It is the kind in `Tokenizer.kinds` that shares the most components with this tokenizer.
+        """
         components = {name: each.component_types for name, each in self.kinds.items()}
         matching = [
             kind for kind in components if self._component_types.issuperset(components[kind])
@@ -357,15 +367,18 @@ class Tokenizer:
 
     @property
     def other_files(self) -> dict[str, str]:
-        """The contents of further files by file name, such as BERT's `vocab.txt`.
+        """The contents of the files that other programs read instead of `tokenizer.json`.
 
-        Other programs read them instead of `tokenizer.json`.
+        The dictionary is indexed by file name, such as BERT's `vocab.txt`.
         """
         return self.config_of(self.kind).other_files(self)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 hash of everything that affects the ids; unchanged by saving and loading."""
+        """The SHA-256 hash of all settings that affect the token ids.
+
+        Saving and loading the tokenizer does not change it.
+        """
         canonical = json.dumps(self._layout, sort_keys=True)
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
@@ -382,18 +395,24 @@ class Tokenizer:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the names of special tokens in a text are encoded as plain text."""
+        """Whether special-token names in the input are encoded as plain text.
+
+        This is `split_special_tokens` in transformers.
+        """
         return self._control is not None
 
     @functools.cached_property
-    def literals(self) -> Literals:
-        """The encoders that treat the names of special tokens as plain text."""
+    def literal_encoders(self) -> Literals:
+        """The encoders that treat special-token names in the input as plain text."""
         return Literals(self._layout, self.special_tokens)
 
     @functools.cached_property
     def _encoder(self) -> tokenizers.Tokenizer:
-        """The backend that encodes texts; special-token names outside `control` are plain text."""
-        return self.backend if self._control is None else self.literals.backend(self._control)
+        """The `tokenizers` object that encodes texts.
+
+        It encodes special-token names as plain text, except those in `control`.
+        """
+        return self.backend if self._control is None else self.literal_encoders.build(self._control)
 
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
@@ -413,7 +432,7 @@ class Tokenizer:
 
     @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
-        """The ids before each document in a training shard.
+        """The special tokens before each document in a training shard, as ids.
 
         This is the cls token if the tokenizer has both cls and sep. Otherwise it is the bos token
         if the post-processor of the tokenizer adds one.
@@ -425,7 +444,7 @@ class Tokenizer:
 
     @functools.cached_property
     def suffix_ids(self) -> tuple[int, ...]:
-        """The ids after each document in a training shard.
+        """The special tokens after each document in a training shard, as ids.
 
         This is the sep token if the tokenizer has both cls and sep. Otherwise it is the eos token,
         if any.
@@ -436,8 +455,8 @@ class Tokenizer:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The properties of this tokenizer's ids that training objectives use."""
-        return Vocabulary.of(
+        """The properties of the token ids that training objectives use, such as special ids."""
+        return Vocabulary.from_special_tokens(
             self.special_tokens,
             {role: self.token_to_id(token) for role, token in self.roles.items()},
             size=self.vocab_size,
@@ -449,12 +468,12 @@ class Tokenizer:
         )
 
     def continues_word(self) -> list[bool]:
-        """Return, for each id, whether the token continues the word before it.
+        """Return for each token id whether the token continues the word before it.
 
         In WordPiece vocabularies, these are the tokens that begin with ##. In byte-level
         vocabularies, and in vocabularies with the space symbol U+2581, they are the tokens without
-        a space at the beginning that begin with a letter, a digit, a mark or part of a character.
-        CJK characters, punctuation and special tokens never continue a word.
+        a space at the beginning that begin with a letter, a digit, a combining mark or part of a
+        character. CJK characters, punctuation and special tokens never continue a word.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         if prefix:
@@ -469,7 +488,7 @@ class Tokenizer:
 
     @functools.cached_property
     def model(self) -> dict[str, Any]:
-        """The `model` in `tokenizer.json`: its type, vocabulary, merges and options."""
+        """The section `model` of `tokenizer.json`: its type, vocabulary, merges and options."""
         return self._layout["model"]
 
     @functools.cached_property
@@ -479,13 +498,13 @@ class Tokenizer:
 
     @functools.cached_property
     def _component_types(self) -> frozenset[str]:
-        """The types of the model, of all pre-tokenizers and of all decoders."""
+        """The type names of the model, the pre-tokenizers and the decoders in `tokenizer.json`."""
         splits = json.dumps([self._layout["pre_tokenizer"], self._layout["decoder"]])
         return frozenset([self.model["type"], *_COMPONENT_TYPE.findall(splits)])
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
-        """Whether the vocabulary is byte-level."""
+        """Whether the vocabulary is byte-level: its symbols stand for bytes, as in GPT-2."""
         return "ByteLevel" in self._component_types
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""`Vocabulary`: the properties of a tokenizer's ids that training objectives use."""
+"""`Vocabulary`: the properties of token ids that training objectives use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Vocabulary:
         size: V, the number of ids in the vocabulary.
         kind: the kind of the tokenizer, for messages.
         special_ids: the ids of the special tokens, sorted.
-        special_tokens: the ids of the special tokens by their names.
+        special_tokens: the ids of the special tokens by name.
         pad_id, unk_id, cls_id, sep_id, mask_id, bos_id, eos_id: the id of the special token with
             this role, or None if there is none.
         sentinel_ids: the ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), in this order.
@@ -60,10 +60,16 @@ class Vocabulary:
     texts: Callable[[], Sequence[str]] | None = None
 
     @classmethod
-    def of(
+    def from_special_tokens(
         cls, special_tokens: Mapping[str, int], roles: Mapping[str, int | None], **fields: Any
     ) -> Vocabulary:
-        """Create a vocabulary from the ids of its special tokens, by name and by role."""
+        """Create a vocabulary from its special tokens.
+
+        Args:
+            special_tokens: the ids of the special tokens by name.
+            roles: the ids of the special tokens by role.
+            fields: the other fields of the class.
+        """
         sentinels = takewhile(special_tokens.__contains__, map(sentinel, count()))
         return cls(
             special_tokens=special_tokens,
@@ -74,10 +80,11 @@ class Vocabulary:
         )
 
     def find(self, token: str) -> int | None:
-        """Return the id of a special token by its name, or by the role that the name usually has.
+        """Return the id of a special token, found by its name or by the role of that name.
 
-        `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` both end it. Returns None if the
-        vocabulary has no such token.
+        `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` both end it. For example,
+        `[CLS]` finds the token `<s>` if only that one exists. Returns None if the vocabulary has no
+        such token.
         """
         if token in self.special_tokens:
             return self.special_tokens[token]
@@ -89,7 +96,10 @@ class Vocabulary:
         return None if role is None else getattr(self, f"{usual.get(role, role)}_id")
 
     def id_of(self, token: str) -> int:
-        """Return the id of a special token as in `find`. Raises TokenizerError if there is none."""
+        """Return the id of a special token, found by its name or role as in `find`.
+
+        Raises TokenizerError if the vocabulary has no such token.
+        """
         index = self.find(token)
         if index is None:
             raise TokenizerError(f"this {self.kind} tokenizer has no special token {token}.")
@@ -107,19 +117,22 @@ class Vocabulary:
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
-        """Whether each id is a special token, bool [V]."""
+        """Whether each token is a special token, bool [V]."""
         special = np.zeros(self.size, dtype=bool)
         special[list(self.special_ids)] = True
         return special
 
     @cached_property
     def regular_ids(self) -> NDArray[np.int64]:
-        """The ids that are not special tokens, sorted, int64."""
+        """The ids of all tokens that are not special, sorted, int64."""
         return np.flatnonzero(~self.is_special)
 
     @cached_property
     def continues_word(self) -> NDArray[np.bool_]:
-        """Whether each token continues a word, bool [V]; see `Tokenizer.continues_word`."""
+        """Whether each token continues the word before it, bool [V].
+
+        `Tokenizer.continues_word` defines this.
+        """
         if self.word_continuations is None:
             return np.zeros(self.size, dtype=bool)
         return np.array(self.word_continuations(), dtype=bool)

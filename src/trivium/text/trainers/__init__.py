@@ -1,4 +1,4 @@
-"""Training of tokenizers: `TokenizerConfig`, and code that the trainers of several kinds share."""
+"""Training of tokenizers: `TokenizerConfig`, and code shared by the trainers of several kinds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
 from trivium.progress import format_duration
 from trivium.text.reservoir import reservoir_sample, split_text
-from trivium.text.roles import add_bert_template, added_tokens, find_token, infer_roles
-from trivium.text.symbols import base_characters
+from trivium.text.roles import add_bert_template, added_tokens, find_token_for_role, infer_roles
+from trivium.text.symbols import list_base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary
 
@@ -44,14 +44,14 @@ _DEFAULT_SIZE = 8192
 
 
 class TokenizerSource(Choice, Config):
-    """Base class of the ways to get a tokenizer: train one, or load one from a file."""
+    """Base class of the recipe sections that provide a tokenizer: train one, or load a file."""
 
 
 class TokenizerConfig(TokenizerSource, ABC):
     """Base class of the settings for training a tokenizer: the keys of `[tokenizer]` in a recipe.
 
     Each kind of tokenizer is a subclass that sets `kind` and `component_types` and implements
-    `build`.
+    `train_backend`.
     """
 
     size_advice: ClassVar[str] = ""  # other remedies if `vocab_size` is too small
@@ -75,23 +75,23 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     @property
     def special_vocabulary(self) -> Vocabulary:
-        """The vocabulary of the special tokens only, which is known before training.
+        """A vocabulary with only the special tokens, which are known before training.
 
         Objectives use it to check whether the special tokens that they need exist.
         """
         ids = {token: index for index, token in enumerate(self.special_tokens)}
         roles = {role: ids[token] for role, token in infer_roles(ids).items()}
-        return Vocabulary.of(ids, roles, size=len(ids), kind=self.kind)
+        return Vocabulary.from_special_tokens(ids, roles, size=len(ids), kind=self.kind)
 
     @property
     def size(self) -> int:
-        """The number of tokens of the vocabulary: `vocab_size`, or 8,192 if it is not set."""
+        """The requested vocabulary size: `vocab_size`, or 8,192 if it is not set."""
         return self.vocab_size or _DEFAULT_SIZE
 
     @field_validator("special_tokens")
     @classmethod
     def _check_special_tokens(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
-        """Raise ValueError if special tokens repeat or are empty."""
+        """Raise ValueError if the special tokens contain duplicates or an empty name."""
         if len(set(tokens)) < len(tokens) or "" in tokens:
             raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
         return tokens
@@ -101,9 +101,9 @@ class TokenizerConfig(TokenizerSource, ABC):
 
         Args:
             texts: the texts.
-            progress: a function that receives lines for the user, for example that the vocabulary
-                is smaller than `vocab_size` because there is little text. True prints the lines to
-                stderr, False discards them.
+            progress: a function that receives messages for the user, for example that the
+                vocabulary is smaller than `vocab_size` because there is little text. True prints
+                the messages to stderr, False discards them.
 
         Raises:
             TokenizerError: the vocabulary size is smaller than the alphabet of the text.
@@ -116,8 +116,8 @@ class TokenizerConfig(TokenizerSource, ABC):
         print_line = progress if callable(progress) else lambda note: print(note, file=sys.stderr)
         if progress is not False and (seconds := self.estimate_seconds(sample)) > _SLOW_SECONDS:
             print_line(translated("tokenizer.time", time=format_duration(seconds)))
-        backend = self.build(sample)
-        size, notes = backend.get_vocab_size(), list(self.hints(sample))
+        backend = self.train_backend(sample)
+        size, notes = backend.get_vocab_size(), list(self.make_hints(sample))
         self.check_size(size)
         add_bert_template(backend)
         if size < self.size:
@@ -130,19 +130,22 @@ class TokenizerConfig(TokenizerSource, ABC):
             print_line(note)
         return Tokenizer(backend)
 
-    def check_size(self, needed: int) -> None:
-        """Raise TokenizerError if `needed` tokens are more than the size of the vocabulary."""
-        if needed > self.size:
+    def check_size(self, num_tokens: int) -> None:
+        """Raise TokenizerError if `num_tokens` required tokens exceed the vocabulary size."""
+        if num_tokens > self.size:
             raise TokenizerError(
-                f"A {self.kind} vocabulary of {self.size} is too small: at least {needed} "
+                f"A {self.kind} vocabulary of {self.size} is too small: at least {num_tokens} "
                 f"tokens are needed, {len(self.special_tokens)} of them special. Give a larger "
                 f"vocab_size{self.size_advice}."
             )
 
     @property
     def unknown_token(self) -> str:
-        """The special token for unknown characters. Raises TokenizerError if there is none."""
-        unknown = find_token("unk", self.special_tokens)
+        """The special token for unknown characters, such as `[UNK]`.
+
+        Raises TokenizerError if the special tokens do not contain one.
+        """
+        unknown = find_token_for_role("unk", self.special_tokens)
         if unknown is None:
             raise TokenizerError(
                 f"A {self.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
@@ -157,33 +160,32 @@ class TokenizerConfig(TokenizerSource, ABC):
         texts: Sequence[str],
         *,
         space_before_words: bool = True,
-        more_special_tokens: Sequence[str] = (),
+        extra_tokens: Sequence[str] = (),
         **options: Any,
     ) -> None:
         """Train `backend` with a trainer of the `tokenizers` library.
 
-        Names of special tokens are removed from the texts, so that no learned token has such a
-        name.
+        Special-token names are removed from the texts, so that no learned token has such a name.
 
         Args:
             backend: the tokenizer to train.
             trainer_class: the class of the trainer.
             texts: the texts.
-            space_before_words: whether tokens of words include the space before them; the mask
-                token then does so, too.
-            more_special_tokens: tokens that the trainer adds after the special tokens.
+            space_before_words: whether tokens include the space before a word; if so, the mask
+                token includes it, too.
+            extra_tokens: tokens that the trainer adds after the special tokens.
             options: further arguments of the trainer.
 
         Raises TokenizerError if the vocabulary size is smaller than the alphabet, or if the library
         fails on the text.
         """
-        characters = [*more_special_tokens, *options.get("initial_alphabet", ())]
+        characters = [*extra_tokens, *options.get("initial_alphabet", ())]
         self.check_size(len(self.special_tokens) + len(characters))
-        mask = find_token("mask", self.special_tokens) if space_before_words else None
+        mask = find_token_for_role("mask", self.special_tokens) if space_before_words else None
         special_tokens = added_tokens(self.special_tokens, with_space=mask)
         trainer = trainer_class(
             vocab_size=self.size,
-            special_tokens=[*special_tokens, *more_special_tokens],
+            special_tokens=[*special_tokens, *extra_tokens],
             show_progress=False,
             **options,
         )
@@ -199,11 +201,11 @@ class TokenizerConfig(TokenizerSource, ABC):
             ) from error
 
     @abstractmethod
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Train a tokenizer of the `tokenizers` library on a sample of texts."""
+    def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a tokenizer of the `tokenizers` library on a sample of texts, and return it."""
 
     def estimate_seconds(self, texts: Sequence[str]) -> float:
-        """Estimate the seconds of training on these texts on this machine.
+        """Estimate the training time on these texts on this machine, in seconds.
 
         The estimate is extrapolated from training on parts of increasing size. Returns 0 if
         training takes less than ten seconds.
@@ -213,18 +215,18 @@ class TokenizerConfig(TokenizerSource, ABC):
         # Pruning a part to a smaller vocabulary takes as many rounds as pruning the whole text.
         for size in (self.size // _PROBE_DIVISOR or 1, self.size)[not self.prunes :]:
             with contextlib.suppress(TriviumError):  # the size may be too small for the alphabet
-                return self.replace(vocab_size=size)._extrapolate(pieces)
+                return self.replace(vocab_size=size)._extrapolate_seconds(pieces)
         return 0.0
 
-    def _extrapolate(self, pieces: Sequence[str]) -> float:
-        """Train on parts of increasing size. Returns an estimate of the seconds for all pieces.
+    def _extrapolate_seconds(self, pieces: Sequence[str]) -> float:
+        """Estimate the training time on all pieces of text by training on parts of increasing size.
 
-        `pieces` are the shuffled pieces of the texts.
+        `pieces` are the shuffled pieces. Returns the estimate in seconds.
         """
         size, seconds, ratio, power = sum(map(len, pieces)), 0.0, 1, 1.0
         for ratio in (2**k for k in range(20, 2, -1) if size >> k >= _FIRST_PROBE):
             before, start = seconds, time.monotonic()
-            self.build(pieces[::ratio])
+            self.train_backend(pieces[::ratio])
             seconds = time.monotonic() - start
             if seconds * ratio**1.5 < _SLOW_SECONDS:
                 return 0.0
@@ -236,18 +238,18 @@ class TokenizerConfig(TokenizerSource, ABC):
                 break
         return seconds * ratio**power
 
-    def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return lines for the user if this kind of tokenizer does not suit the texts."""
+    def make_hints(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return messages for the user if this kind of tokenizer does not suit the texts."""
         return ()
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """Return further files for other programs. See `Tokenizer.other_files`."""
+        """Return the contents of files for other programs, by file name, such as `vocab.txt`."""
         return {}
 
 
 def _run_interruptibly(function: Callable[[], object]) -> None:
-    """Call a function of the `tokenizers` library so that Ctrl-C interrupts it.
+    """Run a function of the `tokenizers` library so that Ctrl-C can interrupt it.
 
     The function runs in a thread, because Python handles signals only in the main thread, between
     bytecode instructions. After an interrupt, the thread continues until the function returns or
@@ -256,6 +258,7 @@ def _run_interruptibly(function: Callable[[], object]) -> None:
     errors: list[Exception] = []
 
     def run() -> None:
+        """Call the function in the thread, and keep an exception for the main thread."""
         try:
             function()
         except Exception as error:
@@ -270,7 +273,7 @@ def _run_interruptibly(function: Callable[[], object]) -> None:
 
 
 class CharacterTokenizerConfig(TokenizerConfig):
-    """Base class of tokenizer kinds whose alphabet consists of the characters of the text."""
+    """Base class of tokenizer kinds whose alphabet is the set of characters in the text."""
 
     size_advice: ClassVar[str] = (
         ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, "
@@ -287,19 +290,18 @@ class CharacterTokenizerConfig(TokenizerConfig):
         True, description="Unicode normalization; false keeps accents and compatibility characters"
     )
 
-    def cover(
+    def choose_alphabet(
         self, texts: Sequence[str], normalizer: normalizers.Normalizer
     ) -> tuple[list[str], list[str]]:
-        """Normalize texts and choose the alphabet.
+        """Choose the alphabet, and replace all other characters in the texts by spaces.
 
-        Rare characters are those outside the most frequent ones that make up the fraction
-        `character_coverage` of the text (sentencepiece's rule). They are replaced by spaces. As in
-        BERT's vocabulary, printable ASCII and the digits of the text's scripts are always in the
-        alphabet, because later texts may contain, for example, a question mark that the training
-        text lacks.
+        The texts are normalized first. The alphabet consists of the most frequent characters that
+        make up the fraction `character_coverage` of the text (sentencepiece's rule). As in BERT's
+        vocabulary, it also contains printable ASCII and the digits of the text's scripts, because
+        later texts may contain, for example, a question mark that the training text lacks.
 
         Returns:
-            The normalized texts, and the sorted alphabet.
+            The changed texts, and the sorted alphabet.
         """
         texts = [normalizer.normalize_str(text) for text in texts]
         counts: Counter[str] = Counter()
@@ -312,7 +314,7 @@ class CharacterTokenizerConfig(TokenizerConfig):
         ranked = sorted(counts, key=lambda character: (-counts[character], character))
         covered = itertools.accumulate((counts[character] for character in ranked), initial=0)
         alphabet = {character for character, before in zip(ranked, covered) if before < target}
-        base = map(normalizer.normalize_str, base_characters(alphabet))
+        base = map(normalizer.normalize_str, list_base_characters(alphabet))
         alphabet.update(character for text in base for character in text if character != " ")
         rare = "".join(counts.keys() - alphabet)
         if rare:

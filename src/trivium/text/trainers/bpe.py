@@ -27,8 +27,8 @@ class BPE(CharacterTokenizerConfig):
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(2, ge=1, description="minimum frequency of a pair to be merged")
 
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn the merges. Returns the trained tokenizer."""
+    def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a BPE tokenizer on texts: learn the merges of characters."""
         backend = tokenizers.Tokenizer(models.BPE(unk_token=self.unknown_token, fuse_unk=True))
         backend.normalizer = normalizers.NFC() if self.normalize else normalizers.Sequence([])
         backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -46,7 +46,7 @@ class BPE(CharacterTokenizerConfig):
             ]
         )
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
-        texts, alphabet = self.cover(texts, backend.normalizer)
+        texts, alphabet = self.choose_alphabet(texts, backend.normalizer)
         self.run_trainer(
             backend,
             trainers.BpeTrainer,

@@ -1,6 +1,6 @@
 """Byte-level BPE (Radford et al. 2019, GPT-2), which has no unknown tokens.
 
-Decoding restores a text exactly unless it contains the name of a special token.
+Decoding restores a text exactly, unless the text contains the name of a special token.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ByteBPE(TokenizerConfig):
     special_tokens: SpecialTokens = (END_OF_TEXT,)
     min_frequency: int = Field(2, ge=1, description="minimum frequency of a pair to be merged")
 
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn the merges. Returns the trained tokenizer."""
+    def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a byte-level BPE tokenizer on texts: learn the merges of bytes."""
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()

@@ -26,9 +26,9 @@ _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 class Unigram(CharacterTokenizerConfig):
     """Unigram: pieces with probabilities, learned from normalized text.
 
-    The normalization is that of sentencepiece (nmt, NFKC, one space between words).
-    As in sentencepiece, a space at the start of a text is dropped. Unlike in sentencepiece, a space
-    after a special token is kept and starts a word.
+    Text is normalized as in sentencepiece (nmt, NFKC, one space between words). As in
+    sentencepiece, a space at the start of a text is dropped. Unlike in sentencepiece, a space after
+    a special token is kept and starts a word.
 
     Source: Kudo 2018, section 3.2.
     """
@@ -48,8 +48,8 @@ class Unigram(CharacterTokenizerConfig):
         0.75, gt=0, lt=1, description="fraction of the pieces that each round of pruning keeps"
     )
 
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn the pieces and their probabilities. Returns the trained tokenizer."""
+    def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a Unigram tokenizer on texts: learn the pieces and their probabilities."""
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer = normalizers.Sequence(
             [
@@ -61,7 +61,7 @@ class Unigram(CharacterTokenizerConfig):
         )
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
-        texts, alphabet = self.cover(texts, backend.normalizer)
+        texts, alphabet = self.choose_alphabet(texts, backend.normalizer)
         self.run_trainer(
             backend,
             trainers.UnigramTrainer,
@@ -74,7 +74,7 @@ class Unigram(CharacterTokenizerConfig):
         return self._sort_pieces(backend)
 
     def _sort_pieces(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Sort the pieces by score. Keep the best `vocab_size` pieces, and all characters.
+        """Sort the pieces by score, and reduce them to `vocab_size`, keeping all single characters.
 
         The trainer gives each character that is not a piece the lowest score plus 1e-4 for every
         such character before it, in random order. Here, all of these characters get the lowest

@@ -1,4 +1,4 @@
-"""Whole-word tokenizer: the most frequent words between spaces; all other words are unknown."""
+"""Whole-word tokenizer: the vocabulary is the most frequent words; all other words are unknown."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class Whitespace(TokenizerConfig):
-    """A vocabulary of whole words, separated by spaces."""
+    """Whole-word tokenizer: words are separated by spaces, and rare words are unknown."""
 
     kind: Literal["whitespace"] = "whitespace"
     component_types: ClassVar[tuple[str, ...]] = ("WordLevel",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(1, ge=1, description="minimum frequency of a word")
 
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Count the words. Returns the trained tokenizer."""
+    def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a whole-word tokenizer on texts: collect the most frequent words."""
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.unknown_token))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer, frequency = trainers.WordLevelTrainer, self.min_frequency
         self.run_trainer(backend, trainer, texts, space_before_words=False, min_frequency=frequency)
         return backend
 
-    def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return advice to use another kind if most of the text is in a script without spaces."""
+    def make_hints(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return a hint to use another kind of tokenizer if the text is mostly without spaces.
+
+        This is the case if most characters are from scripts such as Chinese, Japanese or Thai.
+        """
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
         if 2 * sum(map(is_unspaced, start)) < len(start):
             return ()

@@ -31,15 +31,15 @@ class WordPiece(CharacterTokenizerConfig):
     )
     min_frequency: int = Field(2, ge=1, description="minimum frequency of a pair to be merged")
 
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Learn the subwords. Returns the trained tokenizer."""
+    def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a WordPiece tokenizer on texts: learn the subwords."""
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.unknown_token))
         backend.normalizer = normalizers.BertNormalizer(
             lowercase=self.lowercase, strip_accents=None if self.normalize else False
         )
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
-        texts, alphabet = self.cover(texts, backend.normalizer)
+        texts, alphabet = self.choose_alphabet(texts, backend.normalizer)
         # The library assigns ids to ## characters in random order and breaks ties between merges by
         # id. As special tokens, the characters keep their order.
         inner = [WORDPIECE_PREFIX + char for char in alphabet if not is_single_word(char)]
@@ -48,7 +48,7 @@ class WordPiece(CharacterTokenizerConfig):
             trainers.WordPieceTrainer,
             texts,
             space_before_words=False,
-            more_special_tokens=inner,
+            extra_tokens=inner,
             min_frequency=self.min_frequency,
             continuing_subword_prefix=WORDPIECE_PREFIX,
             initial_alphabet=alphabet,
@@ -56,27 +56,27 @@ class WordPiece(CharacterTokenizerConfig):
         return self._reorder_ids(backend)
 
     def _reorder_ids(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Order the ids: special tokens, characters, characters with ##, then learned tokens."""
+        """Reorder the ids: special tokens, characters, characters with ##, then learned tokens."""
         content = json.loads(backend.to_str())
         count = len(self.special_tokens)
         content["added_tokens"] = content["added_tokens"][:count]
         ids = content["model"]["vocab"]
         learned = sorted(ids, key=lambda token: ids[token])[count:]
-        learned.sort(key=_compute_sort_key)
+        learned.sort(key=_make_sort_key)
         order = [*self.special_tokens, *learned]
         content["model"]["vocab"] = {token: index for index, token in enumerate(order)}
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """Return BERT's `vocab.txt`, which contains one token per line."""
+        """Return BERT's `vocab.txt`, which contains one token per line, by file name."""
         return {"vocab.txt": "".join(f"{token}\n" for token in tokenizer.tokens)}
 
 
-def _compute_sort_key(token: str) -> tuple[bool, bool, str]:
-    """Return a sort key that puts characters first, then characters with ##, then longer tokens.
+def _make_sort_key(token: str) -> tuple[bool, bool, str]:
+    """Return a sort key for tokens: characters first, then characters with ##, then other tokens.
 
-    Longer tokens have equal keys, so that a stable sort keeps their order.
+    All other tokens have equal keys, so that a stable sort keeps their order.
     """
     inner = token.startswith(WORDPIECE_PREFIX)
     if len(token.removeprefix(WORDPIECE_PREFIX)) != 1:
