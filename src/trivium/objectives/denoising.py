@@ -71,12 +71,12 @@ class Denoising(EncoderDecoderObjective):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the tokenizer of BART: byte-level BPE with these special tokens."""
+        """Return the tokenizer defaults of BART: byte-level BPE and its special tokens."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the end-of-text token as the first decoder input, as in BART."""
+        """Return the end-of-text token id, with which the decoder input starts in BART."""
         return vocabulary.end_id
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
@@ -92,15 +92,14 @@ class Denoising(EncoderDecoderObjective):
             ids = np.where(is_masked & is_token, vocabulary.mask_id, ids)
         if self.delete_tokens:
             ids, lengths = self._delete_tokens(ids, is_token, rng)
-        return self._infill(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
+        return self._infill_spans(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
 
     def _rotate_documents(
         self, ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> Ints:
-        """Rotate some documents of each row, so that they start at a random token.
+        """Return rows [B, T] in which some documents are rotated to start at a random token.
 
-        The special tokens at the start and at the end of each document are not moved. Returns the
-        rows [B, T].
+        The special tokens at the start and at the end of each document are not moved.
         """
         is_end = ids == vocabulary.end_id
         document = np.cumsum(is_end, axis=1) - is_end
@@ -117,14 +116,22 @@ class Denoising(EncoderDecoderObjective):
         return rotated
 
     def _delete_tokens(self, ids: Ints, is_token: Bools, rng: RowRandom) -> tuple[Ints, Ints]:
-        """Delete random tokens of each row, but never all. Returns the rows and their lengths."""
+        """Delete random tokens of each row, but at least one token remains.
+
+        Returns the shortened rows and their lengths.
+        """
         keep = is_token & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         keep[:, :1] |= ~keep.any(axis=1, keepdims=True)
         return left_pack(ids, keep, 0)
 
-    def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
-        """Replace random spans of each row with one mask. Returns padded rows and their lengths."""
+    def _infill_spans(
+        self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary
+    ) -> Padded:
+        """Replace random spans of each row with one mask token each (text infilling).
+
+        Returns the padded rows and their lengths.
+        """
         assert vocabulary.mask_id is not None
         width = ids.shape[1]
         cdf = np.cumsum(poisson_probabilities(self.mean_span, range(_MAX_SPAN)))
@@ -143,36 +150,38 @@ class Denoising(EncoderDecoderObjective):
         infilled[np.arange(columns) < new_lengths[:, None]] = np.concatenate(rows)
         return infilled, new_lengths
 
-    def _place_spans(self, length: int, sizes: Ints, position: Floats) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each span of a row, from left to right.
+    def _place_spans(
+        self, num_tokens: int, span_lengths: Ints, gap_noise: Floats
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the start and stop of each span to replace in a row, from left to right.
 
-        There is a gap before each kept token and after the last kept token. Spans are placed in
-        different gaps, so that they are never adjacent.
+        There is a gap before each token that is not replaced, and a gap after the last one. Each
+        span is placed in a different gap, so that spans are never adjacent.
 
         Args:
-            length: the number of tokens in the row.
-            sizes: the sampled lengths of the spans, of which only the first few are used.
-            position: a random number for each gap. The gaps with the smallest numbers are used.
+            num_tokens: the number of tokens in the row.
+            span_lengths: the sampled lengths of the spans, of which only the first few are used.
+            gap_noise: a random number for each gap. The gaps with the smallest numbers are used.
         """
-        budget = round(length * self.probability)
-        gaps = length - budget + 1
+        budget = round(num_tokens * self.probability)
+        gaps = num_tokens - budget + 1
         # Use spans until the budget is used up. The last span is shortened.
-        before = np.cumsum(sizes) - sizes
+        before = np.cumsum(span_lengths) - span_lengths
         count = min(np.count_nonzero(before < budget), budget, gaps)
-        sizes = np.minimum(sizes, budget - before)[:count]
+        span_lengths = np.minimum(span_lengths, budget - before)[:count]
         # An inserted mask needs space, which other spans make by becoming one mask each.
-        is_insertion = sizes == 0
-        spare = sizes.sum() - np.count_nonzero(sizes)
+        is_insertion = span_lengths == 0
+        spare = span_lengths.sum() - np.count_nonzero(span_lengths)
         fits = ~is_insertion | (np.cumsum(is_insertion) <= spare)
-        chosen = np.argsort(position[:gaps], kind="stable")[:count]
+        chosen = np.argsort(gap_noise[:gaps], kind="stable")[:count]
         replaced = 0
-        for gap, size in sorted(zip(chosen[fits].tolist(), sizes[fits].tolist())):
+        for gap, size in sorted(zip(chosen[fits].tolist(), span_lengths[fits].tolist())):
             yield gap + replaced, gap + replaced + size
             replaced += size
 
 
 def _permute_sentences(ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-    """Shuffle the sentences of each document in rows of token ids [B, T]. Returns the new rows."""
+    """Return rows [B, T] in which the sentences of each document are shuffled."""
     is_end = ids == vocabulary.end_id
     ends_sentence = vocabulary.ends_sentence[ids] | is_end
     sentence, document = (np.cumsum(ends, axis=1) - ends for ends in (ends_sentence, is_end))

@@ -13,7 +13,7 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 def hash_group(example: Any) -> int:
-    """Return a hash of the group of an example, which decides its split.
+    """Return a hash of the example's group, which determines the example's split.
 
     White space and the Unicode normalisation form do not change the hash.
     """
@@ -26,7 +26,7 @@ def read_examples(
     validation: float | Sequence[str],
     options: RecordOptions,
 ) -> tuple[list[Any], list[Any]]:
-    """Read the examples of files. Returns the training and the validation examples.
+    """Read labelled examples from files. Returns the training and the validation examples.
 
     Args:
         objective: the task.
@@ -56,10 +56,11 @@ def split_examples(
     its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
     depends only on the examples, and not on a seed.
 
-    Two exceptions make sure that every label can be learned and measured. For each label, the group
-    with the highest hash is always a training group. If a label has no validation group, its other
-    group with the lowest hash becomes one, if there is another group. An added example therefore
-    moves at most one other group of each of its labels to the other split.
+    There are two exceptions, so that every label can be learned and evaluated. For each label, the
+    group with the highest hash is always a training group. If a label has no validation group, its
+    other group with the lowest hash becomes a validation group, if there is another group.
+    Therefore adding an example moves at most one other group of each of its labels to the other
+    split.
 
     Args:
         examples: the examples of any task.
