@@ -37,7 +37,7 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import ClassifierPooling
 from trivium.objectives.calibration import compute_calibration
-from trivium.objectives.labelled import build_lm_labels, column_key, encode_texts, field_option
+from trivium.objectives.labelled import column_key, encode_texts, field_option, next_tokens
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import SingleStackTask, classifier_head, default_pooling
 from trivium.objectives.task_metrics import (
@@ -388,7 +388,7 @@ class TextClassification(SingleStackTask):
             return encode_pairs(lm, pairs)
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
-            sequences["labels"] = [build_lm_labels(one) for one in inputs]
+            sequences["labels"] = [next_tokens(one) for one in inputs]
         truncations, pad_id = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id
         return EncodedExamples(
             sequences, sequence_labels=labels, truncations=truncations, pad_id=pad_id

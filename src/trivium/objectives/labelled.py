@@ -287,7 +287,7 @@ def encode_texts(
     return inputs, rows
 
 
-def build_lm_labels(encoded: TextInput) -> list[int]:
+def next_tokens(encoded: TextInput) -> list[int]:
     """Return the next token of each position as its label, for the LM loss.
 
     If the text is truncated, special tokens are not labels. Otherwise the model would learn to stop
