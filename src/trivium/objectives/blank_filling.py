@@ -60,7 +60,7 @@ class BlankFilling(LeftToRight):
 
     Each time a row is used, one of three kinds of spans is sampled for it:
 
-    - Several spans whose lengths have a Poisson distribution without 0. Together they contain a
+    - Several spans with lengths from a zero-truncated Poisson distribution. Together they contain a
       fraction `probability` of the tokens.
     - One span at the end of the row, with at least half of its tokens ("document-level"). It trains
       the model to continue a text. A fraction `document_share` of the rows is of this kind.

@@ -25,7 +25,7 @@ class LeftToRight(Objective):
     """Base class of objectives for models that predict each token from the tokens before it."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model predicts each token only from the tokens before it."""
+        """Return whether the model is causal: it predicts each token from the tokens before it."""
         return is_causal(spec)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
@@ -41,8 +41,8 @@ class StatefulObjective(Objective):
 
     carry_state: bool = Field(
         False,
-        description="read the text in order and start each row with the final state of the row "
-        "before it; only for RNNs that read one way and other models with a state of fixed size",
+        description="read the text in order and start each row with the final state of the "
+        "previous row; only for unidirectional RNNs and other models with a fixed-size state",
     )
 
     @property
@@ -66,7 +66,7 @@ class StatefulObjective(Objective):
         return heads
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError if the objective does not support keys of `[data]`.
+        """Raise RecipeError for keys of `[data]` that the objective does not support.
 
         With `carry_state` the rows must be one continuous text: no `[[mix]]`, no separate
         documents, no truncated rows.

@@ -55,7 +55,7 @@ _NUM_GENERATIONS = 16  # validation conversations with a generated response at t
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The list of messages {"role", "content"} of one record, at least one by the assistant."""
+    """A conversation: a list of messages {"role", "content"}, at least one by the assistant."""
 
     messages: tuple[Message, ...]
     where: str
@@ -93,7 +93,7 @@ class Chat(LabelledObjective):
         None, description="column of the prompt if there are no messages; default: usual names"
     )
     response_field: str | None = Field(None, description="column of the response")
-    responses_only: bool = Field(True, description="loss on messages of the assistant only")
+    responses_only: bool = Field(True, description="compute the loss only on assistant messages")
 
     def example(self, record: Record) -> Conversation:
         """Read a conversation from the messages, or the prompt and response, of a record.
@@ -121,7 +121,7 @@ class Chat(LabelledObjective):
         return Conversation(messages, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
-        """Return the settings for chat, with a plain chat template if the model has none."""
+        """Add the task to the settings, and a plain chat template if the model has none."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
 
@@ -224,13 +224,13 @@ LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
 def encode_spans(
     lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
 ) -> LabelledRow:
-    """Encode a text as a training row in which only the tokens of some spans have labels.
+    """Encode a text as a training row with labels only for the tokens in `spans`.
 
     Args:
         lm: the model. The row is truncated at the end to `lm.max_length` tokens.
         text: the text.
-        spans: the start and stop character offsets of the spans that are labelled.
-        end: token ids that are appended to the text. They are labelled, too.
+        spans: the start and stop character offsets of the labelled spans.
+        end: token ids that are appended to the text. They also have labels.
     """
     tokenizer, limit = lm.text_tokenizer, lm.max_length
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -249,6 +249,6 @@ def encode_spans(
 
 
 def group_by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
-    """Return the ids and labels of rows as lists by field name, and their truncation counts."""
+    """Convert rows to lists of ids and labels by field name, and a list of truncation counts."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

@@ -89,7 +89,7 @@ class LabelledText:
 
     @property
     def group(self) -> str:
-        """The (first) text. It groups the examples for the validation split.
+        """The text, or the first text of a pair. It groups the examples for the validation split.
 
         Examples of the same group are never in different splits.
         """
@@ -256,8 +256,8 @@ class TextClassification(SingleStackTask):
     def adapt_to_model(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
         """Return the objective with the label kind of a classifier that is fine-tuned further.
 
-        The label kind changes only if the labels of the examples look like classes, but also suit
-        the multi-label or regression model.
+        The label kind changes only if the labels look like classes, but also suit the classifier,
+        which is multi-label or regression.
         """
         known, kind = settings.labels, settings.label_kind
         if not known or self.label_kind or settings.task not in (None, self.kind):
@@ -373,7 +373,7 @@ class TextClassification(SingleStackTask):
         return spec.supports_task_heads
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
-        """Encode the texts, with their labels.
+        """Encode the texts and their labels for training.
 
         For a decoder with an LM head, the next tokens are labels, too. For an encoder-decoder, the
         target text is the name of the class.
@@ -450,7 +450,7 @@ class TextClassification(SingleStackTask):
     def compute_metrics(
         self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
-        """Compute the metrics that suit the kind of labels. They include predictions and mistakes.
+        """Compute the metrics that suit the kind of labels, with predictions and mistakes.
 
         The metrics are accuracy, F1 and Matthews correlation for classes, F1 scores for multi-label
         examples, and correlations for regression.

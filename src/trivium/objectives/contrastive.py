@@ -88,7 +88,9 @@ class Contrastive(SingleStackTask, TextPairs):
         "cloze",
         description="pairs made from single texts: a sentence and its text, or the same text twice",
     )
-    temperature: float = Field(0.05, gt=0, description="temperature T; cosines are divided by it")
+    temperature: float = Field(
+        0.05, gt=0, description="temperature T, by which cosines are divided"
+    )
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """Return no heads, because the embeddings are pooled hidden states.
@@ -170,7 +172,7 @@ class Contrastive(SingleStackTask, TextPairs):
         """Sample an anchor and a positive from each row that is a single text.
 
         Returns the token masks of the anchors and the positives, bool [B, T] each. `sentence_ids`
-        [B, T] number the sentences of each text from 1.
+        [B, T] number the sentences of each text from 1, and `is_token` [B, T] is the padding mask.
         """
         if self.pairs == "dropout":
             return is_token, is_token

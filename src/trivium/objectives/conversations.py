@@ -125,7 +125,7 @@ def append_input(record: Record, text: str) -> str:
 
 
 def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
-    """Return the system message of a record, a prompt and a response as one list of messages."""
+    """Join the system message of a record, a prompt and a response into one list of messages."""
     messages = prepend_prompt(prompt, response)
     system = record.optional_text("system")
     if system is None or not messages:
@@ -137,7 +137,7 @@ def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tu
 
 
 def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
-    """Return a prompt and its response as one list of messages.
+    """Join a prompt and its response into one list of messages.
 
     If the response is a list of messages that does not begin with the assistant, it is already a
     whole conversation and is returned without the prompt.
@@ -152,12 +152,12 @@ def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
 
 
 def are_texts(record: Record, *turns: Turn | None) -> bool:
-    """Return whether a record has no system message and no lists of messages in the given turns."""
+    """Return whether a record has no system message and all of the given `turns` are texts."""
     return "system" not in record.columns and not any(isinstance(turn, tuple) for turn in turns)
 
 
 def plain(turn: Turn) -> str:
-    """Return a text unchanged, or the contents of messages joined by line breaks."""
+    """Return a turn as plain text. The contents of messages are joined by line breaks."""
     return turn if isinstance(turn, str) else "\n".join(message["content"] for message in turn)
 
 

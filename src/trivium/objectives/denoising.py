@@ -57,7 +57,9 @@ class Denoising(EncoderDecoderObjective):
     probability: float = Field(0.3, gt=0, lt=1, description="fraction of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean length of replaced spans")
     permute_sentences: bool = Field(True, description="shuffle the sentences of each document")
-    mask_tokens: float = Field(0.0, ge=0, le=1, description="fraction of tokens masked one by one")
+    mask_tokens: float = Field(
+        0.0, ge=0, le=1, description="fraction of tokens masked individually"
+    )
     delete_tokens: float = Field(0.0, ge=0, lt=1, description="fraction of tokens deleted")
     rotate_documents: float = Field(
         0.0, ge=0, le=1, description="fraction of documents rotated to start at a random token"
@@ -76,7 +78,7 @@ class Denoising(EncoderDecoderObjective):
         return {"kind": "byte-bpe", "special_tokens": special}
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the end-of-text token id, with which the decoder input starts in BART."""
+        """Return the id of the end-of-text token, which is BART's decoder start token."""
         return vocabulary.end_id
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:

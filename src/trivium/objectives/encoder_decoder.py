@@ -33,12 +33,12 @@ class EncoderDecoderObjective(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the vocabulary's decoder start token id or, if it has none, the default."""
+        """Return the decoder start token id of the vocabulary, or else the objective's default."""
         start = vocabulary.decoder_start_id
         return self.default_start(vocabulary) if start is None else start
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the padding token id, with which the decoder input starts in T5."""
+        """Return the id of the padding token, which is T5's decoder start token."""
         return vocabulary.pad_id
 
     @abstractmethod
@@ -64,7 +64,7 @@ class EncoderDecoderObjective(Objective):
 
 
 def pack_with_eos(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
-    """Left-pack the tokens where `keep` is True, and append the end token to each row.
+    """Move the tokens where `keep` is True to the left of each row, and append the end token.
 
     Returns the rows, padded on the right, and their lengths.
     """

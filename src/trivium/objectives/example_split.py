@@ -13,7 +13,7 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 def hash_group(example: Any) -> int:
-    """Return a hash of the example's group, which determines the example's split.
+    """Return a hash of the example's `group`, which determines the split of the example.
 
     White space and the Unicode normalisation form do not change the hash.
     """

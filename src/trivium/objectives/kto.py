@@ -139,7 +139,7 @@ class KTO(ReferenceObjective):
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode two responses to each prompt: its own response and a mismatched response.
 
-        The mismatched response belongs to another example: the one half the data set further on.
+        The mismatched response of example i of N is the response of example (i + N // 2) % N.
         Returns the encoded pairs, and the truncation counts of the prompts' own responses.
         """
         half = len(examples) // 2
@@ -182,11 +182,11 @@ class KTO(ReferenceObjective):
         assert batch.sequence_labels is not None
 
         def compute_log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
-            """Return log p of both responses in a micro-batch slice, and the auxiliary losses."""
+            """Return log-probabilities of the responses in a slice, and auxiliary losses."""
             sums, _, terms = log_probabilities(model, part)
             return sums, terms
 
-        sums, terms = batch.compute_rows(compute_log_p, _split_by_slice(batch))
+        sums, terms = batch.compute_rows(compute_log_p, _split_into_slices(batch))
         reference, is_desirable = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
         ratio, other = (sums - reference).unbind(1)
         metric, other = ratio.detach(), other.detach()
@@ -244,7 +244,7 @@ class KTO(ReferenceObjective):
         return Metrics(values, notes=notes).with_examples(rows)
 
 
-def _split_by_slice(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
+def _split_into_slices(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
     """Yield each micro-batch slice with its pairs of responses, padded to the longest response."""
     name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
     columns = batch.inputs[name].shape[2]

@@ -214,7 +214,7 @@ class LabelledObjective(Objective):
     def compute_metrics(
         self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
     ) -> Metrics:
-        """Compute the metrics of the predictions for the examples."""
+        """Compute the metrics of the predictions for labelled examples."""
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Return the metrics with generated texts added to the predictions, by default unchanged.

@@ -101,7 +101,7 @@ class Objective(Choice, Config, ABC):
         return (self.require_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the objective can train this model, apart from its heads."""
+        """Return whether the objective can train this model. The heads are not checked."""
         return self.supported_family in (None, spec.family)
 
     def require_fit(self, spec: Spec) -> None:
@@ -138,16 +138,16 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The names in `special_tokens` without a role (such as mask) that are not T5 sentinels.
+        """The special tokens that have no role (such as mask) and are not T5 sentinels.
 
-        These special tokens are encoded as control tokens where they occur in training texts.
+        In training texts their names are always encoded as these tokens, never as plain text.
         """
         return [
             name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
         ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError if the objective does not support keys of `[data]`.
+        """Raise RecipeError for keys of `[data]` that the objective does not support.
 
         Args:
             packing: the recipe key `data.packing`.
