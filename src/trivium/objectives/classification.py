@@ -101,7 +101,7 @@ class LabelledText:
         return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
 
     @property
-    def joined(self) -> str:
+    def full_text(self) -> str:
         """The text or, for a text pair, both texts joined by a space."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
@@ -314,7 +314,7 @@ class TextClassification(SingleStackTask):
 
     def input_text(self, example: LabelledText) -> str:
         """Return the text of an example, or both texts of a pair joined by a space."""
-        return example.joined
+        return example.full_text
 
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
         """Return the labels of each example, or no labels for regression."""
@@ -384,7 +384,7 @@ class TextClassification(SingleStackTask):
             labels = ((labels - mean) / deviation).astype(np.float32)
         if lm.spec.family == "encoder-decoder":
             names = lm.settings.labels
-            pairs = [(self.prefix + one.joined, names[i]) for one, i in zip(examples, labels)]
+            pairs = [(self.prefix + one.full_text, names[i]) for one, i in zip(examples, labels)]
             return encode_pairs(lm, pairs)
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
@@ -437,7 +437,7 @@ class TextClassification(SingleStackTask):
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Return an iterator over the input texts, each after the task prefix."""
-        return (self.prefix + one.joined for one in examples)
+        return (self.prefix + one.full_text for one in examples)
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Return an iterator over the class names, which an encoder-decoder generates."""
@@ -484,7 +484,9 @@ class TextClassification(SingleStackTask):
             for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
-            Mistake(one.where, one.joined, _format_label(right), _format_label(label), answer.score)
+            Mistake(
+                one.where, one.full_text, _format_label(right), _format_label(label), answer.score
+            )
             for one, right, label, answer in zip(examples, expected, predicted, answers)
             if right != label
         )
@@ -561,7 +563,7 @@ def _compute_regression_metrics(
         zip(examples, rows), key=lambda pair: -abs(pair[1]["label"] - pair[1]["predicted"])
     )
     mistakes = [
-        Mistake(one.where, one.joined, f"{row['label']:g}", f"{row['predicted']:.3f}")
+        Mistake(one.where, one.full_text, f"{row['label']:g}", f"{row['predicted']:.3f}")
         for one, row in by_error
     ]
     return regression_metrics(references, np.array(predictions)).with_examples(rows, mistakes)
