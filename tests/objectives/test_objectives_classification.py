@@ -63,7 +63,7 @@ def test_reads_texts_pairs_and_labels_of_all_formats(tmp_path):
     assert [(one.text, one.label) for one in found] == [("so bad", "0"), ("good", "1")]
     assert found[1].where.endswith("a.jsonl, line 2")
     found = read(tmp_path, "b.csv", 'Premise,hypothesis,label\n"x, y",z,true\n')
-    assert (found[0].text, found[0].pair, found[0].full_text) == ("x, y", "z", "x, y z")
+    assert (found[0].text, found[0].pair, found[0].as_text) == ("x, y", "z", "x, y z")
     found = read(tmp_path, "c.tsv", "a\tb\tc\nu\tv\tw\n", text_field="b", label_field="c")
     assert (found[0].text, found[0].pair, found[0].label) == ("v", None, "w")
     for name in ("neg/1.txt", "pos/2.txt", "unsup/3.txt"):

@@ -101,7 +101,7 @@ class LabelledText:
         return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
 
     @property
-    def full_text(self) -> str:
+    def as_text(self) -> str:
         """The text or, for a text pair, both texts joined by a space."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
@@ -314,7 +314,7 @@ class TextClassification(SingleStackTask):
 
     def input_text(self, example: LabelledText) -> str:
         """Return the text of an example, or both texts of a pair joined by a space."""
-        return example.full_text
+        return example.as_text
 
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
         """Return the labels of each example, or no labels for regression."""
@@ -384,7 +384,7 @@ class TextClassification(SingleStackTask):
             labels = ((labels - mean) / deviation).astype(np.float32)
         if lm.spec.family == "encoder-decoder":
             names = lm.settings.labels
-            pairs = [(self.prefix + one.full_text, names[i]) for one, i in zip(examples, labels)]
+            pairs = [(self.prefix + one.as_text, names[i]) for one, i in zip(examples, labels)]
             return encode_pairs(lm, pairs)
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
@@ -437,7 +437,7 @@ class TextClassification(SingleStackTask):
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Return an iterator over the input texts, each after the task prefix."""
-        return (self.prefix + one.full_text for one in examples)
+        return (self.prefix + one.as_text for one in examples)
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Return an iterator over the class names, which an encoder-decoder generates."""
@@ -484,9 +484,7 @@ class TextClassification(SingleStackTask):
             for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
-            Mistake(
-                one.where, one.full_text, _format_label(right), _format_label(label), answer.score
-            )
+            Mistake(one.where, one.as_text, _join_labels(right), _join_labels(label), answer.score)
             for one, right, label, answer in zip(examples, expected, predicted, answers)
             if right != label
         )
@@ -546,7 +544,7 @@ class TextClassification(SingleStackTask):
         return array
 
 
-def _format_label(label: str | list[str]) -> str:
+def _join_labels(label: str | list[str]) -> str:
     """Return a label, or a list of labels separated by commas, as one string."""
     return label if isinstance(label, str) else ", ".join(label)
 
@@ -563,7 +561,7 @@ def _compute_regression_metrics(
         zip(examples, rows), key=lambda pair: -abs(pair[1]["label"] - pair[1]["predicted"])
     )
     mistakes = [
-        Mistake(one.where, one.full_text, f"{row['label']:g}", f"{row['predicted']:.3f}")
+        Mistake(one.where, one.as_text, f"{row['label']:g}", f"{row['predicted']:.3f}")
         for one, row in by_error
     ]
     return regression_metrics(references, np.array(predictions)).with_examples(rows, mistakes)
