@@ -52,8 +52,8 @@ def split_examples(
 ) -> tuple[list[Any], list[Any]]:
     """Split examples into training and validation examples. Both keep the order of the examples.
 
-    Examples with the same `group` are always in the same split. A group is a validation group if
-    its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
+    Examples with the same `group` are always in the same split. A group is a validation group
+    if its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
     depends only on the examples, and not on a seed.
 
     There are two exceptions, so that every label can be learned and evaluated. For each label, the
