@@ -194,7 +194,7 @@ def test_cached_gradients_are_those_of_the_whole_batch_for_any_micro_batch():
     vectors = []
     for cut, part in reversed([*tensors.parts()]):
         torch.manual_seed(derived_seed(3, cut.number))
-        vectors.insert(0, dropped._embed_texts(lm_dropped.module, part)[0])
+        vectors.insert(0, dropped._embed(lm_dropped.module, part)[0])
     loss = contrastive_loss(torch.cat(vectors), tensors.sequence_labels, dropped.temperature)
     loss.backward()
     own = [loss, *(p.grad for p in lm_dropped.module.parameters() if p.grad is not None)]

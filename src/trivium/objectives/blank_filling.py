@@ -148,27 +148,23 @@ class BlankFilling(LeftToRight):
             input_ids=input_ids, labels=labels, position_ids=positions, prefix_lengths=prefixes
         )
 
-    def _sample_spans(
-        self, num_tokens: int, length_noise: Floats, gap_noise: Floats
-    ) -> list[tuple[int, int]]:
+    def _sample_spans(self, length: int, lengths: Floats, gaps: Floats) -> list[tuple[int, int]]:
         """Return the start and stop positions of the spans to mask in a row, from left to right.
 
         At least one token remains between two spans.
 
         Args:
-            num_tokens: the number of tokens in the row.
-            length_noise: uniform random numbers in [0, 1) that determine the lengths of the spans.
-            gap_noise: uniform random numbers in [0, 1) that determine the positions of the spans.
+            length: the number of tokens in the row.
+            lengths: uniform random numbers in [0, 1) that determine the lengths of the spans.
+            gaps: uniform random numbers in [0, 1) that determine the positions of the spans.
         """
-        num_masked = max(round(num_tokens * self.probability), 1)
-        sizes = 1 + np.searchsorted(
-            self._span_length_cdf(), length_noise[:num_masked], side="right"
-        )
-        sizes = sizes[: 1 + np.searchsorted(sizes.cumsum(), num_masked)]
-        sizes = sizes[: num_tokens - num_masked + 1]
-        sizes[-1] = min(sizes[-1], num_masked - sizes[:-1].sum())
+        size = max(round(length * self.probability), 1)
+        sizes = 1 + np.searchsorted(self._span_length_cdf(), lengths[:size], side="right")
+        sizes = sizes[: 1 + np.searchsorted(sizes.cumsum(), size)]
+        sizes = sizes[: length - size + 1]
+        sizes[-1] = min(sizes[-1], size - sizes[:-1].sum())
         # The number of remaining tokens before each span. It is different for all spans.
-        before = np.sort(gap_noise[: num_tokens - sizes.sum() + 1].argsort()[: len(sizes)])
+        before = np.sort(gaps[: length - sizes.sum() + 1].argsort()[: len(sizes)])
         stops = before + sizes.cumsum()
         return [*zip((stops - sizes).tolist(), stops.tolist(), strict=True)]
 

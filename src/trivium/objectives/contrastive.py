@@ -88,9 +88,7 @@ class Contrastive(SingleStackTask, TextPairs):
         "cloze",
         description="pairs made from single texts: a sentence and its text, or the same text twice",
     )
-    temperature: float = Field(
-        0.05, gt=0, description="temperature T, by which cosines are divided"
-    )
+    temperature: float = Field(0.05, gt=0, description="temperature T that divides the cosines")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """Return no heads, because the embeddings are pooled hidden states.
@@ -146,7 +144,7 @@ class Contrastive(SingleStackTask, TextPairs):
         assert text_ids is not None
         is_token = padding_mask(rows)
         has_pair, has_negative = texts[:, _POSITIVE] != 0, texts[:, _NEGATIVE] != 0
-        anchor, positive = self._sample_pair_masks(text_ids, is_token, rng)
+        anchor, positive = self._sample_pairs(text_ids, is_token, rng)
         anchor = np.where(has_pair[:, None], text_ids == 1, anchor)
         positive = np.where(has_pair[:, None], text_ids == 2, positive)
         hashes = np.where(has_pair, texts[:, _POSITIVE], texts[:, _ANCHOR])
@@ -166,9 +164,7 @@ class Contrastive(SingleStackTask, TextPairs):
             sequence_labels=np.stack((example, role, text), axis=1)[order],
         )
 
-    def _sample_pair_masks(
-        self, sentence_ids: Any, is_token: Any, rng: RowRandom
-    ) -> tuple[Any, Any]:
+    def _sample_pairs(self, sentence_ids: Any, is_token: Any, rng: RowRandom) -> tuple[Any, Any]:
         """Sample an anchor and a positive from each row that is a single text.
 
         Returns the token masks of the anchors and the positives, bool [B, T] each. `sentence_ids`
@@ -192,13 +188,11 @@ class Contrastive(SingleStackTask, TextPairs):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the contrastive loss of the whole step in nats, summed over the examples."""
         assert batch.sequence_labels is not None
-        vectors, terms = batch.compute_rows(partial(self._embed_texts, model), batch.parts())
+        vectors, terms = batch.compute_rows(partial(self._embed, model), batch.parts())
         loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 
-    def _embed_texts(
-        self, model: LanguageModule, inputs: dict[str, Tensor]
-    ) -> tuple[Tensor, LossTerms]:
+    def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
         """Return normalised embeddings [B, D] of B texts, and the auxiliary losses of the model."""
         hidden, terms = forward_hidden(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.

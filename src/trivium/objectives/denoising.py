@@ -57,9 +57,7 @@ class Denoising(EncoderDecoderObjective):
     probability: float = Field(0.3, gt=0, lt=1, description="fraction of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean length of replaced spans")
     permute_sentences: bool = Field(True, description="shuffle the sentences of each document")
-    mask_tokens: float = Field(
-        0.0, ge=0, le=1, description="fraction of tokens masked individually"
-    )
+    mask_tokens: float = Field(0.0, ge=0, le=1, description="fraction of tokens for token masking")
     delete_tokens: float = Field(0.0, ge=0, lt=1, description="fraction of tokens deleted")
     rotate_documents: float = Field(
         0.0, ge=0, le=1, description="fraction of documents rotated to start at a random token"
@@ -94,7 +92,7 @@ class Denoising(EncoderDecoderObjective):
             ids = np.where(is_masked & is_token, vocabulary.mask_id, ids)
         if self.delete_tokens:
             ids, lengths = self._delete_tokens(ids, is_token, rng)
-        return self._infill_spans(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
+        return self._infill(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
 
     def _rotate_documents(
         self, ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
@@ -127,9 +125,7 @@ class Denoising(EncoderDecoderObjective):
         keep[:, :1] |= ~keep.any(axis=1, keepdims=True)
         return left_pack(ids, keep, 0)
 
-    def _infill_spans(
-        self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary
-    ) -> Padded:
+    def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
         """Replace random spans of each row with one mask token each (text infilling).
 
         Returns the padded rows and their lengths.
@@ -152,32 +148,30 @@ class Denoising(EncoderDecoderObjective):
         infilled[np.arange(columns) < new_lengths[:, None]] = np.concatenate(rows)
         return infilled, new_lengths
 
-    def _place_spans(
-        self, num_tokens: int, span_lengths: Ints, gap_noise: Floats
-    ) -> Iterator[tuple[int, int]]:
+    def _place_spans(self, length: int, sizes: Ints, position: Floats) -> Iterator[tuple[int, int]]:
         """Yield the start and stop of each span to replace in a row, from left to right.
 
         There is a gap before each token that is not replaced, and a gap after the last one. Each
         span is placed in a different gap, so that spans are never adjacent.
 
         Args:
-            num_tokens: the number of tokens in the row.
-            span_lengths: the sampled lengths of the spans, of which only the first few are used.
-            gap_noise: a random number for each gap. The gaps with the smallest numbers are used.
+            length: the number of tokens in the row.
+            sizes: the sampled lengths of the spans, of which only the first few are used.
+            position: a random number for each gap. The gaps with the smallest numbers are used.
         """
-        budget = round(num_tokens * self.probability)
-        gaps = num_tokens - budget + 1
+        budget = round(length * self.probability)
+        gaps = length - budget + 1
         # Use spans until the budget is used up. The last span is shortened.
-        before = np.cumsum(span_lengths) - span_lengths
+        before = np.cumsum(sizes) - sizes
         count = min(np.count_nonzero(before < budget), budget, gaps)
-        span_lengths = np.minimum(span_lengths, budget - before)[:count]
+        sizes = np.minimum(sizes, budget - before)[:count]
         # An inserted mask needs space, which other spans make by becoming one mask each.
-        is_insertion = span_lengths == 0
-        spare = span_lengths.sum() - np.count_nonzero(span_lengths)
+        is_insertion = sizes == 0
+        spare = sizes.sum() - np.count_nonzero(sizes)
         fits = ~is_insertion | (np.cumsum(is_insertion) <= spare)
-        chosen = np.argsort(gap_noise[:gaps], kind="stable")[:count]
+        chosen = np.argsort(position[:gaps], kind="stable")[:count]
         replaced = 0
-        for gap, size in sorted(zip(chosen[fits].tolist(), span_lengths[fits].tolist())):
+        for gap, size in sorted(zip(chosen[fits].tolist(), sizes[fits].tolist())):
             yield gap + replaced, gap + replaced + size
             replaced += size
 
