@@ -20,7 +20,7 @@ from trivium.objectives import to_device
 from trivium.objectives.classification import (
     LabelledText,
     TextClassification,
-    label_kind,
+    infer_label_kind,
     normalize_label,
     sort_naturally,
 )
@@ -63,7 +63,7 @@ def test_reads_texts_pairs_and_labels_of_all_formats(tmp_path):
     assert [(one.text, one.label) for one in found] == [("so bad", "0"), ("good", "1")]
     assert found[1].where.endswith("a.jsonl, line 2")
     found = read(tmp_path, "b.csv", 'Premise,hypothesis,label\n"x, y",z,true\n')
-    assert (found[0].text, found[0].pair, found[0].joined) == ("x, y", "z", "x, y z")
+    assert (found[0].text, found[0].pair, found[0].as_text) == ("x, y", "z", "x, y z")
     found = read(tmp_path, "c.tsv", "a\tb\tc\nu\tv\tw\n", text_field="b", label_field="c")
     assert (found[0].text, found[0].pair, found[0].label) == ("v", None, "w")
     for name in ("neg/1.txt", "pos/2.txt", "unsup/3.txt"):
@@ -119,13 +119,13 @@ def test_kinds_and_order_of_labels():
         (["beta", "2.1"], "classes"),
         ([["a"], []], "multi-label"),
     ):
-        assert label_kind(examples(labels)) == kind
+        assert infer_label_kind(examples(labels)) == kind
     for labels, message in (
         ([["a"], "b"], "line 3 has one label, .*line 2 has a list"),
         ([], "no labelled example"),
     ):
         with pytest.raises(DataError, match=message):
-            label_kind(examples(labels))
+            infer_label_kind(examples(labels))
     assert sort_naturally(["10", "9", "-1", "9"]) == ("-1", "9", "10")
     names = TextClassification().settings(Settings(), examples([3, 10, 3.0])).labels
     assert names == ("3", "10")
@@ -156,11 +156,11 @@ def test_a_label_that_is_not_finite_is_refused(tmp_path, value):
 )
 def test_what_is_no_number_among_numbers_is_refused(labels, refused):
     if refused is None:
-        assert label_kind(examples(labels)) == "classes"
+        assert infer_label_kind(examples(labels)) == "classes"
         return
     line = labels.index(refused) + 2
     with pytest.raises(DataError, match=rf'the label of x.csv, line {line} is "{refused}"'):
-        label_kind(examples(labels))
+        infer_label_kind(examples(labels))
 
 
 def test_one_value_is_one_class_in_all_formats(tmp_path):

@@ -317,7 +317,7 @@ def test_judgements_one_by_one(tmp_path):
     ratio = torch.tensor([1.3, -0.4, 0.2], dtype=torch.float64)
     for others, point in (([0.9, 0.5, 0.1], 0.5), ([-3.0, 1.0, 0.5], 0.0)):
         other, good = torch.tensor(others, dtype=torch.float64), torch.tensor([1, 0, 1]) > 0
-        losses = KTO(beta=0.3, desirable_weight=1.2, undesirable_weight=0.7).losses(
+        losses = KTO(beta=0.3, desirable_weight=1.2, undesirable_weight=0.7).compute_losses(
             ratio, other, good
         )
         gains = [0.3 * (r - point) * s for r, s in zip(ratio.tolist(), (1, -1, 1))]

@@ -22,15 +22,15 @@ import_submodules(__name__, __path__)
 
 
 def task_kinds() -> tuple[str, ...]:
-    """Return the `kind` of every fine-tuning task."""
+    """Return the `kind` of every fine-tuning task, such as "classification"."""
     return tuple(kind for kind, cls in Objective.kinds.items() if cls.labelled)
 
 
 def default_objective(spec: Spec) -> Objective:
-    """Return the pretraining objective with which models of this architecture were published.
+    """Return the objective that models of this architecture were originally pretrained with.
 
     Raises:
-        RecipeError: models of this architecture were published without pretraining, for a
+        RecipeError: models of this architecture were not pretrained, but trained directly for a
             supervised task such as translation.
     """
     for cls in Objective.kinds.values():

@@ -1,4 +1,4 @@
-"""Advantages of responses, and the clipped losses of PPO.
+"""Advantages of sampled responses for policy gradients, and the clipped losses of PPO.
 
 Shape letters: B responses, T positions, M sampled tokens of all responses.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trivium.data.batch import Bools, Floats
 
-# Added to the standard deviation of the rewards of a group, which may be 0.
+# Added to the standard deviation of the rewards in a group, because it may be 0.
 _STD_EPSILON = 1e-4
 # Added to the variance of advantages.
 _VARIANCE_EPSILON = 1e-8
@@ -20,10 +20,11 @@ _VARIANCE_EPSILON = 1e-8
 def compute_rloo_advantages(rewards: Floats, group_size: int) -> Floats:
     """Return the RLOO advantages [B]: each reward minus the mean of the other rewards in its group.
 
-    These advantages give an unbiased estimate of the policy gradient.
+    A group is the responses to the same prompt. The advantages give an unbiased estimate of the
+    policy gradient.
 
     Args:
-        rewards: the rewards of the responses, [B], group by group.
+        rewards: the rewards of the responses, [B]; the responses of a group are adjacent.
         group_size: the number of responses per prompt.
 
     Source: Ahmadian et al. 2024 (RLOO), equation 6.
@@ -35,10 +36,13 @@ def compute_rloo_advantages(rewards: Floats, group_size: int) -> Floats:
 
 
 def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
-    """Return the GRPO advantages [B]: rewards normalised to mean 0 and deviation 1 in each group.
+    """Return the GRPO advantages [B]: rewards standardised within each group.
+
+    A group is the responses to the same prompt. In each group the advantages have mean 0 and
+    standard deviation 1.
 
     Args:
-        rewards: the rewards of the responses, [B], group by group.
+        rewards: the rewards of the responses, [B]; the responses of a group are adjacent.
         group_size: the number of responses per prompt.
 
     Source: Shao et al. 2024 (GRPO), section 4.1.2.
@@ -50,11 +54,12 @@ def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
 
 
 def find_equal_reward_groups(rewards: Floats, group_size: int) -> Bools:
-    """Return for each response whether all rewards of its group are equal, bool [B].
+    """Return a mask of the responses whose group has only equal rewards, bool [B].
 
-    In such a group no response is better than another, so that normalised advantages should be 0.
-    They would otherwise amplify tiny differences of the KL penalty. The result is False for groups
-    of one response, since there is no other response to compare with.
+    A group is the responses to the same prompt. If all rewards are equal, no response is better
+    than another, and the advantages should be 0. Otherwise normalisation would amplify tiny
+    differences of the KL penalty. The mask is False for groups of one response, because there is no
+    other response to compare with.
     """
     equal = (np.ptp(rewards.reshape(-1, group_size), axis=1) < 1e-9) & (group_size > 1)
     return np.repeat(equal, group_size)
@@ -65,9 +70,8 @@ def compute_gae(rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 
     A_t = d_t + gamma lambda A_(t+1), where d_t = r_t + gamma V_(t+1) - V_t
 
-    Here r_t is the reward and V_t the value of position t, and d_t is the TD error. For
-    lambda = gamma = 1, A_t is the sum of the rewards from t on, minus V_t. For lambda = 0, A_t is
-    d_t.
+    r_t is the reward, V_t the value and d_t the TD error of position t. For lambda = gamma = 1, A_t
+    is the sum of the rewards from position t on, minus V_t. For lambda = 0, A_t equals d_t.
 
     Args:
         rewards: r, [B, T], 0 after the end of a response.
@@ -87,7 +91,7 @@ def compute_gae(rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 
 
 def whiten(advantages: Floats, mask: Bools) -> Floats:
-    """Scale advantages [B, T] to mean 0 and variance 1 over the positions where `mask` is True.
+    """Return advantages [B, T] standardised to mean 0 and variance 1 where `mask` is True.
 
     Returns 0 at all other positions, and everywhere if `mask` has fewer than two positions.
     """
@@ -99,13 +103,13 @@ def whiten(advantages: Floats, mask: Bools) -> Floats:
 
 
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return the clipped policy loss of PPO for every token, and where it is clipped: [M] each.
+    """Return the clipped policy loss of PPO for every token, and whether it is clipped: [M] each.
 
     loss = - min(r A, clamp(r, 1 - clip, 1 + clip) A)
 
     Args:
-        log_ratio: log r, [M]: the log-probability of each token now, minus its log-probability
-            when the token was sampled.
+        log_ratio: log r, [M]: the current log-probability of each token, minus its log-probability
+            when it was sampled.
         advantage: A, [M].
         clip: the maximum distance of r from 1.
 
@@ -120,15 +124,15 @@ def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Ten
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Return the clipped value loss of PPO for every token, [M].
 
-    loss = 1/2 max((V - R)^2, (V' - R)^2), where V' is V, limited to V_old - clip ... V_old + clip
+    loss = 1/2 max((V - R)^2, (V' - R)^2), where V' is V, clamped to V_old - clip ... V_old + clip
 
     Args:
-        values: V, [M], the values now.
+        values: V, [M], the current values.
         old_values: V_old, [M], the values when the tokens were sampled.
         returns: R, [M].
         clip: the maximum distance of V' from V_old.
 
-    Source: the code released with Schulman et al. 2017. The paper does not mention it.
+    Source: the code released with Schulman et al. 2017. The paper does not mention this loss.
     """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)

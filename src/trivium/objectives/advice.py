@@ -1,7 +1,7 @@
-"""Defaults and messages for each kind of objective.
+"""Defaults and error messages for each kind of objective.
 
-The defaults apply to recipe keys that are not set. An entry in `ADVICE` is optional: a kind without
-an entry uses the entry of its base class, or else the defaults of `Advice`.
+The defaults apply to recipe keys that are not set. A kind without an entry in `ADVICE` uses the
+entry of its base class, or else the defaults of `Advice`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _SEQ2SEQ = 'transformer-mini, t5-mini, bart-mini or a Marian model; "chat" is fo
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Defaults and messages for one kind of objective.
+    """Defaults and error messages for one kind of objective.
 
     Args:
         purpose: the part of the error message for unsupported models that follows the name of the
-            objective, such as "is for models that generate text". By default it is derived from
+            objective, such as "is for models that generate text". If empty, it is derived from
             `supported_family`.
-        suggested: the models that the same message recommends. It may also recommend another
-            objective.
-        mask: the mask token in the example command after training; only for objectives whose models
-            fill masks.
-        fast: objective keys whose defaults differ with `defaults = "fast"`, with these defaults.
+        suggested: the models (or another objective) that this error message recommends.
+        mask: the mask token in the example command after training; None for objectives that do not
+            train models to fill masks.
+        fast: the objective keys that have another default with `defaults = "fast"`, and these
+            defaults.
         multi_epoch_decay: whether small new models need stronger weight decay from the second
             epoch.
-        unigram_offset: nats added to the unigram baseline before it is compared with the loss;
-            None: the baseline and the loss cannot be compared.
-        steps_to_beat_unigram: the number of steps after the warm-up within which the loss should be
-            clearly below the unigram baseline. The default is about three times the number that
-            `benchmarks/loss_bands.py` measures for the slowest models, which are encoders and
+        unigram_offset: nats added to the unigram baseline before it is compared with the loss; None
+            if the baseline and the loss cannot be compared.
+        steps_to_beat_unigram: the number of steps after the warm-up within which the loss should
+            fall clearly below the unigram baseline. The default is about three times the number
+            that `benchmarks/loss_bands.py` measures for the slowest models, which are encoders and
             post-norm decoders.
         reads_case: whether the labels depend on upper and lower case.
         batch_examples: the number of examples per step if the recipe does not set
@@ -44,10 +44,10 @@ class Advice:
         lr_range: the minimum and the maximum of the default learning rate. Both are ten times as
             large for a LoRA adapter.
         dropout: the dropout of fine-tuning if the recipe does not set `model.dropout`.
-        epochs: the number of epochs if the recipe does not set a budget; None: it depends on the
+        epochs: the number of epochs if the recipe does not set a budget; None if it depends on the
             number of examples.
-        longest: the default of `data.length`, the maximum number of tokens per row. The model may
-            have fewer positions. On a CPU a row of this length is one micro-batch.
+        longest: the default of `data.length`, the maximum number of tokens per row. It is reduced
+            for models with fewer positions. On a CPU a micro-batch is one row of this length.
     """
 
     purpose: str = ""
@@ -126,4 +126,4 @@ ADVICE: Mapping[str, Advice] = {
     "translation": Advice(suggested=_SEQ2SEQ, batch_examples=128, multi_epoch_decay=True),
     "tsdae": Advice(batch_examples=64),
 }
-"""The advice for each kind whose values differ from the defaults of `Advice`."""
+"""The kinds of objectives for which some values differ from the defaults of `Advice`."""

@@ -1,4 +1,4 @@
-"""Bidirectional language modelling (ELMo): predict each token from the left and from the right."""
+"""Bidirectional language modelling (ELMo): predict tokens from their left and right contexts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BidirectionalLM(Objective):
         return spec.is_bilm
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the next and the previous token of each position as labels, int64 [B, 2, T]."""
+        """Return the batch with the next and previous tokens as labels, int64 [B, 2, T]."""
         forward = next_tokens(rows)
         backward = np.full_like(forward, IGNORE_INDEX)
         # If token t predicts token t + 1, then token t + 1 also predicts token t.
@@ -54,7 +54,7 @@ class BidirectionalLM(Objective):
         return Batch(input_ids=rows.input_ids, labels=labels, **attention_inputs(rows))
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the sum of the cross-entropy losses of both directions, in nats."""
+        """Return the cross-entropy loss in nats, summed over the labels of both directions."""
         assert isinstance(model, RecurrentModel)
         hidden = model.two_ways(**batch.inputs)
         hidden = hidden.flatten(0, 2).index_select(0, batch.label_positions)

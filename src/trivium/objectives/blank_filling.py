@@ -1,4 +1,4 @@
-"""Autoregressive blank filling (GLM): spans are removed from a text and generated after it."""
+"""Autoregressive blank filling (GLM): spans are cut out of a text and generated after it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class BlankFilledRow:
     Args:
         input_ids: the tokens of part A and part B, int64 [T].
         labels: the labels, int64 [T], -100 for part A.
-        positions: the position in the text and the position in the span of each token,
-            int64 [T, 2]; see `TwoDimensional`.
-        prefix_length: the number of tokens of part A.
+        positions: two positions per token, in the text and in the span, int64 [T, 2]; see
+            `TwoDimensional`.
+        prefix_length: the number of tokens in part A.
     """
 
     input_ids: Ints
@@ -60,7 +60,7 @@ class BlankFilling(LeftToRight):
 
     Each time a row is used, one of three kinds of spans is sampled for it:
 
-    - Several spans whose lengths have a Poisson distribution without 0. Together they contain a
+    - Several spans with lengths from a zero-truncated Poisson distribution. Together they contain a
       fraction `probability` of the tokens.
     - One span at the end of the row, with at least half of its tokens ("document-level"). It trains
       the model to continue a text. A fraction `document_share` of the rows is of this kind.
@@ -90,7 +90,7 @@ class BlankFilling(LeftToRight):
     )
 
     @model_validator(mode="after")
-    def _check_shares(self) -> Self:
+    def _check_fractions(self) -> Self:
         """Raise ValueError if `document_share` and `whole_share` add up to more than 1."""
         if self.document_share + self.whole_share > 1.0:
             raise ValueError("document_share and whole_share are fractions of all rows: at most 1")
@@ -103,7 +103,7 @@ class BlankFilling(LeftToRight):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return byte-level BPE, whose decoded text is exact, and the special tokens of GLM."""
+        """Return the tokenizer defaults of GLM: lossless byte-level BPE, and special tokens."""
         return {"kind": "byte-bpe", "special_tokens": ("<s>", "<pad>", "</s>", "<mask>")}
 
     def fits(self, spec: Spec) -> bool:
@@ -111,9 +111,10 @@ class BlankFilling(LeftToRight):
         return self.is_default_for(spec) and spec.attention_only
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Move spans to part B: rows [B, T] -> input_ids and labels [B, U], position_ids [B, U, 2].
+        """Return the batch of rows [B, T] with their spans moved to the end of the row (part B).
 
-        U is the number of tokens of the longest row, including its start and end tokens.
+        The batch has `input_ids` and `labels` [B, U], and `position_ids` [B, U, 2]. U is the number
+        of tokens in the longest new row, including the start and end tokens of the spans.
         """
         width = rows.input_ids.shape[1]
         kinds, lengths, gaps, orders = (
@@ -124,7 +125,7 @@ class BlankFilling(LeftToRight):
         for i, length in enumerate(rows.lengths.tolist()):
             ids, kind = rows.input_ids[i, :length], kinds[i, 0]
             if kind < self.whole_share or length < 2:
-                built.append(_as_single_span(ids))
+                built.append(_build_single_span_row(ids))
                 continue
             spans = self._sample_spans(length, lengths[i], gaps[i])
             if kind < self.whole_share + self.document_share:
@@ -148,12 +149,12 @@ class BlankFilling(LeftToRight):
         )
 
     def _sample_spans(self, length: int, lengths: Floats, gaps: Floats) -> list[tuple[int, int]]:
-        """Return the start and end positions of the spans of a row, from left to right.
+        """Return the start and stop positions of the spans to mask in a row, from left to right.
 
-        At least one token stays between two spans.
+        At least one token remains between two spans.
 
         Args:
-            length: the number of tokens of the row.
+            length: the number of tokens in the row.
             lengths: uniform random numbers in [0, 1) that determine the lengths of the spans.
             gaps: uniform random numbers in [0, 1) that determine the positions of the spans.
         """
@@ -168,7 +169,7 @@ class BlankFilling(LeftToRight):
         return [*zip((stops - sizes).tolist(), stops.tolist(), strict=True)]
 
     def _span_length_cdf(self) -> Floats:
-        """Return P(length <= n) for n = 1, 2, ... under a Poisson distribution without 0."""
+        """Return P(span length <= n) for n = 1, 2, ... (zero-truncated Poisson)."""
         chances = poisson_probabilities(self.mean_span, range(1, _MAX_SPAN))
         return np.cumsum(chances / chances.sum())[:-1]
 
@@ -176,11 +177,11 @@ class BlankFilling(LeftToRight):
 def blank_out_spans(
     ids: Ints, spans: Sequence[tuple[int, int]], order: Sequence[int], vocabulary: Vocabulary
 ) -> BlankFilledRow:
-    """Build the model input of a row whose spans are moved from the text to part B.
+    """Build a training row of GLM: replace spans with masks, and append the spans as part B.
 
     Args:
         ids: the tokens of the row, int64 [T].
-        spans: the start and end position of each span, from left to right.
+        spans: the start and stop position of each span, from left to right.
         order: the indices of the spans in the order of part B.
         vocabulary: a vocabulary with a mask token, a start token and an end token.
     """
@@ -203,8 +204,8 @@ def blank_out_spans(
     return BlankFilledRow(*map(np.array, (input_ids, labels, positions)), prefix_length=len(part_a))
 
 
-def _as_single_span(ids: Ints) -> BlankFilledRow:
-    """Return a row in which all tokens are predicted, as one span without a part A."""
+def _build_single_span_row(ids: Ints) -> BlankFilledRow:
+    """Build a training row of GLM without part A: all tokens are predicted, as a single span."""
     places = np.arange(1, len(ids) + 1)
     positions = np.stack((np.zeros_like(places), places), axis=1)
     return BlankFilledRow(ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, 0)

@@ -1,7 +1,7 @@
 """Calibration of a classifier: the calibration error, accuracy by coverage, and a threshold.
 
-A prediction is kept if its probability is at least a threshold. Coverage is the fraction of kept
-predictions.
+A prediction is accepted if its probability is at least the threshold. Coverage is the fraction of
+accepted predictions.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Calibration:
             between accuracy and probability over equal-width bins of the probability, weighted by
             the number of examples in each bin.
         points: at most 100 tuples (threshold, coverage, accuracy), from the highest threshold to
-            the lowest, which keeps all predictions.
-        threshold: the threshold that `rule` chooses; None if no threshold satisfies the rule.
+            the lowest, which accepts all predictions.
+        threshold: the suggested threshold; None if no threshold satisfies `rule`.
         coverage: the coverage at `threshold`.
-        accuracy: the accuracy of the predictions that are kept at `threshold`.
+        accuracy: the accuracy of the predictions that are accepted at `threshold`.
         bins: the number of bins of the calibration error.
         rule: a description of how the threshold is chosen.
     """
@@ -50,7 +50,7 @@ class Calibration:
     rule: str = _RULE
 
     def lines(self) -> list[str]:
-        """Return two or three lines of text about the calibration, in the user's language."""
+        """Return the calibration as two or three lines of text in the user's language."""
         targets = (1.0, 0.75, 0.5, 0.25)
         chosen = (next(point for point in self.points if point[1] >= target) for target in targets)
         known = {coverage: accuracy for _, coverage, accuracy in chosen}
@@ -61,7 +61,7 @@ class Calibration:
 
 
 def compute_calibration(is_correct: ArrayLike, probabilities: ArrayLike) -> Calibration:
-    """Compute the calibration of N >= 1 predictions.
+    """Compute the calibration error, accuracy by coverage and a threshold from N >= 1 predictions.
 
     Args:
         is_correct: whether each prediction is correct, bool [N].
@@ -91,9 +91,10 @@ def compute_calibration(is_correct: ArrayLike, probabilities: ArrayLike) -> Cali
 
 
 def _round_midpoint(low: float, high: float) -> float:
-    """Round the midpoint of `low` and `high` to as few decimals as possible within (low, high].
+    """Round the midpoint of `low` and `high` to as few decimals as possible.
 
-    The result has at least two decimals. Returns `high` if no rounded value is in the interval.
+    The result has at least two decimals and is in the interval (low, high]. Returns `high` if no
+    rounded value is in the interval.
     """
     rounded = (round((low + high) / 2, digits) for digits in range(2, 17))
     return next((value for value in rounded if low < value <= high), high)

@@ -25,24 +25,24 @@ class LeftToRight(Objective):
     """Base class of objectives for models that predict each token from the tokens before it."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model predicts each token only from the tokens before it."""
+        """Return whether the model is causal: it predicts each token from the tokens before it."""
         return is_causal(spec)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return the first words of the text, and a continuation that the model generates."""
+        """Return the first words of a text, and the continuation that the model generates."""
         return generate_continuation(lm, text, 10, temperature=0.8, top_k=40, seed=0)
 
 
 class StatefulObjective(Objective):
     """Mixin for objectives that can carry the model's state from one row to the next.
 
-    The key `carry_state` enables it; see `Causal`.
+    The recipe key `carry_state` enables it. `Causal` describes the order of the rows.
     """
 
     carry_state: bool = Field(
         False,
-        description="read the text in order and start each row with the final state of the row "
-        "before it; only for RNNs that read one way and other models with a state of fixed size",
+        description="read the text in order and start each row with the final state of the "
+        "previous row; only for unidirectional RNNs and other models with a fixed-size state",
     )
 
     @property
@@ -53,8 +53,8 @@ class StatefulObjective(Objective):
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """Return the heads of the model that are trained.
 
-        Raises RecipeError if the model does not fit, or if `carry_state` is set for a model that
-        cannot carry state between rows.
+        Raises RecipeError if the objective cannot train the model, or if `carry_state` is set for a
+        model that cannot carry state between rows.
         """
         heads = super().heads(spec, labels)
         if self.carry_state and not spec.carries_state:
@@ -66,7 +66,7 @@ class StatefulObjective(Objective):
         return heads
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError if keys of `[data]` do not fit the objective.
+        """Raise RecipeError for keys of `[data]` that the objective does not support.
 
         With `carry_state` the rows must be one continuous text: no `[[mix]]`, no separate
         documents, no truncated rows.
@@ -132,15 +132,15 @@ class Causal(StatefulObjective, LeftToRight):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is causal and has an LM head.
+        """Return whether the model is a causal language model with an LM head, except GLM.
 
-        False for GLM, which was published with "blank-filling".
+        GLM was pretrained with "blank-filling".
         """
         has_lm_head = any(head.kind == "lm" for head in spec.heads)
         return is_causal(spec) and has_lm_head and not spec.fills_blanks
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the rows with the next token of each position as its label, int64 [B, T]."""
+        """Return the batch with the next token of each position as its label, int64 [B, T]."""
         windows = rows if self.context is None else _split_into_windows(rows, self.context)
         return causal_batch(windows, next_tokens(rows))
 
@@ -151,9 +151,9 @@ def is_causal(spec: Spec) -> bool:
 
 
 def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
-    """Return the batch of rows with labels [B, T], for a causal model.
+    """Return the batch of rows with labels [B, T] for a causal model.
 
-    The batch has no padding mask: padding is on the right, so that the causal mask hides it.
+    The batch has no padding mask: padding is on the right, where the causal mask hides it.
     """
     inputs = attention_inputs(rows) | {"attention_mask": None}
     return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
@@ -162,7 +162,7 @@ def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
 def next_tokens(rows: RowBatch) -> np.ndarray:
     """Return the next token of each position as its label, int64 [B, T].
 
-    The label is -100 at padding, at the end of each row and at the end of each document.
+    The label is -100 for padding and for the last token of each row and each document.
     """
     labels = np.full_like(rows.input_ids, IGNORE_INDEX)
     labels[:, :-1] = rows.input_ids[:, 1:]
@@ -174,13 +174,13 @@ def next_tokens(rows: RowBatch) -> np.ndarray:
     return labels
 
 
-def _split_into_windows(rows: RowBatch, context: int) -> RowBatch:
-    """Return the rows with documents split into windows of `context` tokens.
+def _split_into_windows(rows: RowBatch, window_size: int) -> RowBatch:
+    """Return the rows with each document split into windows of `window_size` tokens.
 
     Each window gets its own document id, so that no token attends to another window.
     """
     is_token = padding_mask(rows)
     documents = is_token.astype(np.int64) if rows.document_ids is None else rows.document_ids
-    starts = is_token & (positions_in_documents(documents) % context == 0)
+    starts = is_token & (positions_in_documents(documents) % window_size == 0)
     windows = np.cumsum(starts, axis=1)
     return dataclasses.replace(rows, document_ids=np.where(is_token, windows, 0))

@@ -35,7 +35,7 @@ from trivium.objectives.task_metrics import Metrics, compute_perplexity
 from trivium.objectives.tensor_batch import to_device, token_losses
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
-# Usual columns of a prompt and its response; `input` and `context` belong to an instruction.
+# Usual column names of a prompt and its response. `input` and `context` belong to an instruction.
 PAIR = Fields(
     "prompt response input?",
     (("prompt", "response"), ("prompt", "completion")),
@@ -50,19 +50,19 @@ PAIR = Fields(
         *(("input", "output"), ("input", "target"), ("inputs", "targets")),
     ),
 )
-_NUM_GENERATIONS = 16  # validation conversations that are answered at the end of a run
+_NUM_GENERATIONS = 16  # validation conversations with a generated response at the end of a run
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A list of messages {"role", "content"}. At least one message is by the assistant."""
+    """A conversation: a list of messages {"role", "content"}, at least one by the assistant."""
 
     messages: tuple[Message, ...]
     where: str
 
     @property
     def group(self) -> str:
-        """The text before the first response, by which examples are grouped for the split.
+        """The text before the first response. It groups the examples for the validation split.
 
         Conversations of the same group are never in different splits (training and validation).
         """
@@ -93,18 +93,17 @@ class Chat(LabelledObjective):
         None, description="column of the prompt if there are no messages; default: usual names"
     )
     response_field: str | None = Field(None, description="column of the response")
-    responses_only: bool = Field(True, description="loss on messages of the assistant only")
+    responses_only: bool = Field(True, description="compute the loss only on assistant messages")
 
     def example(self, record: Record) -> Conversation:
-        """Read a conversation from a record with a list of messages, or a prompt and a response.
+        """Read a conversation from the messages, or the prompt and response, of a record.
 
         An `input` column that is not blank is appended to the instruction. A `system` column
-        becomes the first message. Messages of the assistant with `weight` 0 do not count for the
-        loss.
+        becomes the first message. Assistant messages with `weight` 0 are excluded from the loss.
 
         Raises:
-            DataError: a message is blank, a role is unknown, or there is no response. The message
-                contains the file and the line.
+            DataError: a message is blank, a role is unknown, or there is no response. The error
+                message contains the file and the line.
         """
         columns = record.columns
         if "messages" in columns:
@@ -122,26 +121,26 @@ class Chat(LabelledObjective):
         return Conversation(messages, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
-        """Return the settings with a chat template: that of the model, or else a plain template."""
+        """Add the task to the settings, and a plain chat template if the model has none."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
-        """Return one row per conversation, with labels for the tokens of the responses."""
+        """Encode each conversation as one row, with labels for the tokens of the responses."""
         template = chat_template(lm)
         _warn_about_names(template, examples)
         sequences, truncations = group_by_field(
-            [self._build_row(one, template, lm) for one in examples]
+            [self._encode_conversation(one, template, lm) for one in examples]
         )
         return EncodedExamples.with_targets(sequences, truncations, pad_id=lm.text_tokenizer.pad_id)
 
-    def _build_row(
+    def _encode_conversation(
         self, example: Conversation, template: ChatTemplate, lm: LanguageModel
     ) -> LabelledRow:
-        """Return the token ids of one conversation, with labels for the tokens of responses."""
+        """Encode a conversation with the chat template, with labels for the responses."""
         text, spans = template.responses(example.messages)
-        answers = [message for message in example.messages if message["role"] == "assistant"]
-        excluded = [span for span, message in zip(spans, answers) if message.get("weight") == 0]
+        responses = [message for message in example.messages if message["role"] == "assistant"]
+        excluded = [span for span, message in zip(spans, responses) if message.get("weight") == 0]
         if self.responses_only:
             spans = [span for span in spans if span not in excluded]
         else:
@@ -150,17 +149,14 @@ class Chat(LabelledObjective):
         return encode_spans(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
-        """Return the contents of all messages."""
+        """Return an iterator over the contents of all messages."""
         return (message["content"] for one in examples for message in one.messages)
 
     @torch.no_grad()
     def predict(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
-        """Return the loss in nats and the number of labelled tokens of each batch of examples.
-
-        Both are summed over the batch.
-        """
+        """Return the summed loss in nats and the number of labelled tokens of each batch."""
         sums = []
         for _, rows in batches_by_length(self.encode(examples, lm)):
             batch = rows.to_batch()
@@ -172,16 +168,16 @@ class Chat(LabelledObjective):
     def compute_metrics(
         self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
     ) -> Metrics:
-        """Return the perplexity of the responses: exp of the loss in nats per token."""
+        """Return the perplexity of the responses: exp of the mean loss in nats per token."""
         sums = [sum(column) for column in zip(*answers)] or [0.0, 0]
         values = {"perplexity": compute_perplexity(*sums)}
         return Metrics(values).with_examples({"messages": list(x.messages)} for x in examples)
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
-        """Return the metrics with a generated response in the first few examples.
+        """Generate a response to the first few validation conversations, for the report.
 
-        The response replies to the messages before the last response, and is stored as
-        `predicted`.
+        The response replies to the messages before the last response of the assistant. It is stored
+        as `predicted` in the predictions of the returned metrics.
         """
         requests: dict[int, GenerationRequest] = {}
         for index, row in enumerate(metrics.predictions[:_NUM_GENERATIONS]):
@@ -200,7 +196,7 @@ class Chat(LabelledObjective):
         return metrics.with_examples(rows)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return the command that starts a chat, without the leading `trivium`."""
+        """Return the command that starts a chat with the model, without the leading `trivium`."""
         return f"chat {run}"
 
 
@@ -222,19 +218,19 @@ def chat_template(lm: LanguageModel) -> ChatTemplate:
 
 
 LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
-"""The token ids of a text, its labels, and its three counts in `EncodedExamples.truncations`."""
+"""The token ids of a text, their labels, and the counts for `EncodedExamples.truncations`."""
 
 
 def encode_spans(
     lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
 ) -> LabelledRow:
-    """Encode a text with labels only for some spans of it.
+    """Encode a text as a training row with labels only for the tokens in `spans`.
 
     Args:
         lm: the model. The row is truncated at the end to `lm.max_length` tokens.
         text: the text.
-        spans: the start and stop character offsets of the spans whose tokens have labels.
-        end: token ids that are appended to the text. They have labels, too.
+        spans: the start and stop character offsets of the labelled spans.
+        end: token ids that are appended to the text. They also have labels.
     """
     tokenizer, limit = lm.text_tokenizer, lm.max_length
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -253,6 +249,6 @@ def encode_spans(
 
 
 def group_by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
-    """Return the ids and labels of rows as lists by field name, and their truncation counts."""
+    """Convert rows to lists of ids and labels by field name, and a list of truncation counts."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

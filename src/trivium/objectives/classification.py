@@ -1,4 +1,4 @@
-"""Classification of texts and text pairs: classes, multi-label classification, or regression."""
+"""Classification of texts and text pairs: single-label, multi-label, or regression."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LabelledText:
 
     @property
     def group(self) -> str:
-        """The (first) text, by which examples are grouped for the validation split.
+        """The text, or the first text of a pair. It groups the examples for the validation split.
 
         Examples of the same group are never in different splits.
         """
@@ -97,12 +97,12 @@ class LabelledText:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The text and, if there is one, the second text, by the names `text` and `pair`."""
+        """The text and, for a text pair, the second text, with the keys `text` and `pair`."""
         return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
 
     @property
-    def joined(self) -> str:
-        """The text and, if there is one, the second text, joined by a space."""
+    def as_text(self) -> str:
+        """The text or, for a text pair, both texts joined by a space."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
 
@@ -158,7 +158,7 @@ class TextClassification(SingleStackTask):
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
         """Yield the records of JSON Lines, CSV, TSV or Parquet files, or of folders of texts.
 
-        A folder of texts has one sub-folder of .txt files for each class.
+        A folder of texts has one subfolder of .txt files for each class.
         """
         folders = [path for path in paths if _is_class_folder(Path(path))]
         names = self.text_field or "text", self.label_field or "label"
@@ -170,27 +170,27 @@ class TextClassification(SingleStackTask):
             yield from read_records(files, options)
 
     def example(self, record: Record) -> LabelledText:
-        """Read the text or text pair and the label of a record.
+        """Read the text or text pair, and the label, of a record.
 
-        Raises DataError if one of them is missing or blank. A record may only lack labels if
-        `label_kind` is "multi-label".
+        Raises DataError if the text or the label is missing or blank. With the `label_kind`
+        "multi-label", a record may lack labels.
         """
         columns = record.columns
         is_number = self.label_kind == "regression"
         value = (record.value if is_number else record.named)(columns["label"])
-        unlabelled = self.label_kind == "multi-label" and value in (None, "")
+        has_no_label = self.label_kind == "multi-label" and value in (None, "")
         return LabelledText(
             record.text(columns["text"]),
             record.text(columns["pair"]) if "pair" in columns else None,
-            () if unlabelled else normalize_label(value, record.where),
+            () if has_no_label else normalize_label(value, record.where),
             record.where,
         )
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
-        """Read the text or text pair of a record without its label.
+        """Read only the text or text pair of a record, to classify it.
 
-        Raises DataError if a text is blank, or if the model was trained on pairs and the record is
-        one text (or the reverse).
+        Raises DataError if a text is blank, or if the model was trained on pairs and the record has
+        only one text (or the reverse).
         """
         columns, is_pair = record.columns, "pair" in record.columns
         if lm.settings.reads_pairs not in (None, is_pair):
@@ -202,21 +202,21 @@ class TextClassification(SingleStackTask):
         return LabelledText(record.text(columns["text"]), pair, "", record.where)
 
     def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
-        """Return the names of the columns that `trivium predict` adds.
+        """Return the names of the columns that `trivium predict` adds to the records.
 
-        They contain the two most probable labels with their probabilities. For regression and for
-        models with only one label there is only the column `prediction`.
+        The columns contain the two most probable labels with their probabilities. For regression,
+        and for models with only one label, the only column is `prediction`.
         """
         if lm.settings.label_kind == "regression" or label_count(lm.spec, "classifier") == 1:
             return ("prediction",)
         return "prediction", "score", "runner_up", "runner_up_score"
 
     def predicted(self, answer: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of `predicted_columns`.
+        """Return the values of `predicted_columns` for one prediction.
 
-        They are the label or labels, their probability, the most probable other label and its
-        probability; for regression, only the number. If `in_cell`, several labels are joined into
-        one string.
+        The values are the label or labels, their probability, the most probable other label and its
+        probability. For regression the only value is the predicted number. If `in_cell`, several
+        labels are joined into one string for a table cell.
         """
         if not answer.scores:
             return (answer.score,)
@@ -227,12 +227,12 @@ class TextClassification(SingleStackTask):
         return label, answer.score, *next(others, (None, None))
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
-        """Return the objective with `label_kind` and `lm_weight` set.
+        """Return the objective with `label_kind` and `lm_weight` inferred from examples and model.
 
-        Warns if the labels of the examples are probably not meant as classes. Raises RecipeError
-        if a key does not fit the model or the kind of labels.
+        Warns if the labels are probably not meant as classes. Raises RecipeError if a recipe key
+        does not suit the model or the kind of labels.
         """
-        kind = self.label_kind or label_kind(examples)
+        kind = self.label_kind or infer_label_kind(examples)
         if kind == "classes" and self.label_kind is None:
             for problem in find_label_problems(self.label_names(examples)):
                 warnings.warn(problem, stacklevel=2)
@@ -256,13 +256,13 @@ class TextClassification(SingleStackTask):
     def adapt_to_model(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
         """Return the objective with the label kind of a classifier that is fine-tuned further.
 
-        This applies if the labels of the examples look like classes, but also fit a multi-label or
-        a regression model. Otherwise the objective is returned unchanged.
+        The label kind changes only if the labels look like classes, but also suit the classifier,
+        which is multi-label or regression.
         """
         known, kind = settings.labels, settings.label_kind
         if not known or self.label_kind or settings.task not in (None, self.kind):
             return self
-        if kind == "classes" or label_kind(examples) != "classes":
+        if kind == "classes" or infer_label_kind(examples) != "classes":
             return self
         multi_label = self.replace(label_kind="multi-label")
         fits = all(_parse_number(one.label) is not None for one in examples)
@@ -273,8 +273,8 @@ class TextClassification(SingleStackTask):
     def with_labels(self, labels: Sequence[str], examples: Sequence[LabelledText]) -> Self:
         """Return the objective with `class_weights` as numbers, in the order of `labels`.
 
-        A class without examples has weight 1. Raises RecipeError if the number of weights is not
-        the number of classes.
+        With "balanced", classes without examples get weight 1. Raises RecipeError if the number of
+        weights differs from the number of classes.
         """
         weights = self.class_weights
         if weights == "balanced":
@@ -289,9 +289,10 @@ class TextClassification(SingleStackTask):
         return self.replace(class_weights=weights)
 
     def with_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
-        """Return the settings with the mean and the standard deviation of regression labels.
+        """Return the settings with the mean and standard deviation of the regression labels.
 
-        Labels are standardised with them. Other kinds of labels have no statistics.
+        The labels are standardised with these statistics. The settings are unchanged for other
+        kinds of labels.
         """
         if settings.label_kind != "regression":
             return settings
@@ -301,32 +302,32 @@ class TextClassification(SingleStackTask):
         return settings.with_label_scale(mean, deviation)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
-        """Return the names of all classes or labels in the examples; for regression, one name."""
-        kind = self.label_kind or label_kind(examples)
+        """Return the sorted names of all labels in the examples; for regression, one name."""
+        kind = self.label_kind or infer_label_kind(examples)
         if kind == "regression":
             return ("value",)
-        return sort_naturally(name for one in examples for name in self._labels_of(one, kind))
+        return sort_naturally(name for one in examples for name in self._split_labels(one, kind))
 
     def supports_class_weights(self, examples: Sequence[LabelledText]) -> bool:
-        """Return whether `class_weights` can be used: each example has exactly one class."""
-        return (self.label_kind or label_kind(examples)) == "classes"
+        """Return whether each example has exactly one class, as `class_weights` requires."""
+        return (self.label_kind or infer_label_kind(examples)) == "classes"
 
     def input_text(self, example: LabelledText) -> str:
-        """Return the text or, joined by a space, the texts of a pair."""
-        return example.joined
+        """Return the text of an example, or both texts of a pair joined by a space."""
+        return example.as_text
 
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
-        """Return the labels of each example; for regression, no labels."""
-        kind = self.label_kind or label_kind(examples)
-        return [() if kind == "regression" else self._labels_of(one, kind) for one in examples]
+        """Return the labels of each example, or no labels for regression."""
+        kind = self.label_kind or infer_label_kind(examples)
+        return [() if kind == "regression" else self._split_labels(one, kind) for one in examples]
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
-        """Return the settings with the names and the kind of labels, and the task options.
+        """Return the model's settings with the label names, the label kind and the task options.
 
         Raises DataError if there is only one class, or if there are implausibly many classes for
         the number of examples.
         """
-        kind, names = self.label_kind or label_kind(examples), self.label_names(examples)
+        kind, names = self.label_kind or infer_label_kind(examples), self.label_names(examples)
         if kind == "classes" and len(names) < 2:
             raise DataError(
                 f"all {len(examples)} examples have the label {quote_names(names)}: classification "
@@ -352,8 +353,8 @@ class TextClassification(SingleStackTask):
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """Return a classifier head with one output per label.
 
-        A decoder with the pooling "last" keeps its LM head. An encoder-decoder has only its LM
-        head. Raises RecipeError if a key does not fit the model.
+        A decoder with the pooling "last" also keeps its LM head. An encoder-decoder has only its LM
+        head. Raises RecipeError if a recipe key does not suit the model.
         """
         self.require_fit(spec)
         lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.is_bilm)
@@ -372,10 +373,10 @@ class TextClassification(SingleStackTask):
         return spec.supports_task_heads
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
-        """Return the token ids of the texts, with their labels.
+        """Encode the texts and their labels for training.
 
-        For a model with an LM head the next tokens are labels, too. For an encoder-decoder the
-        target is the name of the class.
+        For a decoder with an LM head, the next tokens are labels, too. For an encoder-decoder, the
+        target text is the name of the class.
         """
         labels = self._encode_labels(examples, lm.settings)
         if lm.settings.label_kind == "regression":
@@ -383,7 +384,7 @@ class TextClassification(SingleStackTask):
             labels = ((labels - mean) / deviation).astype(np.float32)
         if lm.spec.family == "encoder-decoder":
             names = lm.settings.labels
-            pairs = [(self.prefix + one.joined, names[i]) for one, i in zip(examples, labels)]
+            pairs = [(self.prefix + one.as_text, names[i]) for one, i in zip(examples, labels)]
             return encode_pairs(lm, pairs)
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
@@ -396,21 +397,21 @@ class TextClassification(SingleStackTask):
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of labels per loss term.
 
-        "task" counts texts and "lm" next tokens. Models with only one loss term, "loss", count
-        texts, or the tokens of class names (encoder-decoders).
+        "task" counts texts and "lm" counts next tokens. For models with the single loss term
+        "loss", this is the number of texts, or of tokens in the class names (encoder-decoders).
         """
         if batch.sequence_labels is None or batch.labels is None:
             return super().label_counts(batch)
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weight of the LM loss (lambda)."""
+        """Return the weight lambda of the LM loss."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the loss of the labels and, for a model with an LM head, the LM loss.
+        """Return the label loss and, for a model with an LM head, the LM loss, each as a sum.
 
-        Both are summed. Cross-entropies are in nats.
+        Cross-entropies are in nats.
         """
         labels = batch.sequence_labels
         if labels is None:
@@ -435,23 +436,23 @@ class TextClassification(SingleStackTask):
         return {"task": total, "lm": nats, **terms}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Return the texts and text pairs, each after the task prefix."""
-        return (self.prefix + one.joined for one in examples)
+        """Return an iterator over the input texts, each after the task prefix."""
+        return (self.prefix + one.as_text for one in examples)
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Return the names of the classes, which an encoder-decoder generates."""
+        """Return an iterator over the class names, which an encoder-decoder generates."""
         return (one.label for one in examples if isinstance(one.label, str))
 
     def predict(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
-        """Return the predictions of `lm.classify` for the texts."""
+        """Classify the text or text pair of each example with `lm.classify`."""
         return lm.classify([(one.text, one.pair) for one in examples])
 
     def compute_metrics(
         self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
-        """Return the metrics that suit the kind of labels, with predictions and worst mistakes.
+        """Compute the metrics that suit the kind of labels, with predictions and mistakes.
 
-        They are accuracy, F1 and Matthews correlation for classes, F1 scores for multi-label
+        The metrics are accuracy, F1 and Matthews correlation for classes, F1 scores for multi-label
         examples, and correlations for regression.
         """
         names, kind = lm.settings.labels, lm.settings.label_kind
@@ -459,7 +460,7 @@ class TextClassification(SingleStackTask):
             gold = self._encode_labels(examples, lm.settings)
             return _compute_regression_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
-        more, notes = unknown_labels([self._labels_of(one, kind) for one in examples], names)
+        more, notes = unknown_labels([self._split_labels(one, kind) for one in examples], names)
         names = (*names, *more)
         probabilities = np.pad(probabilities.reshape(len(answers), -1), ((0, 0), (0, len(more))))
         gold = self._encode_labels(examples, lm.settings.with_labels(names, kind))
@@ -483,7 +484,7 @@ class TextClassification(SingleStackTask):
             for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
-            Mistake(one.where, one.joined, _format_label(right), _format_label(label), answer.score)
+            Mistake(one.where, one.as_text, _join_labels(right), _join_labels(label), answer.score)
             for one, right, label, answer in zip(examples, expected, predicted, answers)
             if right != label
         )
@@ -495,11 +496,11 @@ class TextClassification(SingleStackTask):
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
         return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
 
-    def _labels_of(self, example: LabelledText, kind: str) -> Sequence[str]:
-        """Return the class or the labels of an example as a sequence.
+    def _split_labels(self, example: LabelledText, kind: str) -> Sequence[str]:
+        """Return the class or labels of an example as a sequence of label names.
 
-        Several labels in one string are split at `label_separator`. Raises DataError if a label
-        occurs twice, or if `kind` is "classes" and there are several labels.
+        Splits several labels in one string at `label_separator`. Raises DataError if a label occurs
+        twice, or if `kind` is "classes" and there are several labels.
         """
         if kind == "classes" and isinstance(example.label, str):
             return (example.label,)
@@ -515,13 +516,13 @@ class TextClassification(SingleStackTask):
         return names
 
     def _encode_labels(self, examples: Sequence[LabelledText], settings: Settings) -> NDArray[Any]:
-        """Return the labels of N examples as an array, for a model with L label names.
+        """Encode the labels of N examples as an array, for a model with L label names.
 
-        The array has class indices (int64 [N]), 0 or 1 for each label of multi-label examples
+        The array contains class indices (int64 [N]), 0 or 1 for each label of multi-label examples
         (float32 [N, L]), or numbers for regression (float64 [N]).
 
-        Raises DataError, with file and line, for a label that is not a label of the model or, for
-        regression, not a number.
+        Raises DataError, with file and line, for a label that the model does not know or, for
+        regression, a label that is not a number.
         """
         kind = settings.label_kind
         if kind == "regression":
@@ -532,7 +533,7 @@ class TextClassification(SingleStackTask):
             return np.array(values, dtype=np.float64)
         ids = {name: i for i, name in enumerate(settings.labels)}
         indices = [
-            [label_id(name, ids, one.where) for name in self._labels_of(one, kind)]
+            [label_id(name, ids, one.where) for name in self._split_labels(one, kind)]
             for one in examples
         ]
         if kind == "classes":
@@ -543,30 +544,30 @@ class TextClassification(SingleStackTask):
         return array
 
 
-def _format_label(label: str | list[str]) -> str:
+def _join_labels(label: str | list[str]) -> str:
     """Return a label, or a list of labels separated by commas, as one string."""
     return label if isinstance(label, str) else ", ".join(label)
 
 
 def _compute_regression_metrics(
-    examples: Sequence[LabelledText], gold: NDArray[np.float64], predicted: Sequence[float]
+    examples: Sequence[LabelledText], references: NDArray[np.float64], predictions: Sequence[float]
 ) -> Metrics:
-    """Compute the metrics of regression. The predictions with the largest errors are `mistakes`."""
+    """Compute the regression metrics. The mistakes are sorted by error, the largest first."""
     rows = [
         {**one.texts, "label": label, "predicted": number}
-        for one, label, number in zip(examples, gold.tolist(), predicted)
+        for one, label, number in zip(examples, references.tolist(), predictions)
     ]
     by_error = sorted(
         zip(examples, rows), key=lambda pair: -abs(pair[1]["label"] - pair[1]["predicted"])
     )
     mistakes = [
-        Mistake(one.where, one.joined, f"{row['label']:g}", f"{row['predicted']:.3f}")
+        Mistake(one.where, one.as_text, f"{row['label']:g}", f"{row['predicted']:.3f}")
         for one, row in by_error
     ]
-    return regression_metrics(gold, np.array(predicted)).with_examples(rows, mistakes)
+    return regression_metrics(references, np.array(predictions)).with_examples(rows, mistakes)
 
 
-def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
+def infer_label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     """Infer the kind of labels from the labels of the examples.
 
     Lists are "multi-label". Numbers are "regression" if at least one of them is not a whole number.
@@ -610,7 +611,7 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
 def find_label_problems(names: Sequence[str]) -> list[str]:
     """Return warnings about class names that are probably not classes.
 
-    Names such as "n/a" may mean a missing label. Whole numbers may be a rating or an amount.
+    A name such as "n/a" may be a missing label. Whole numbers may be a rating or an amount.
     """
     problems = []
     missing = [name for name in names if name.lower() in _MISSING]
@@ -633,7 +634,7 @@ def find_label_problems(names: Sequence[str]) -> list[str]:
 
 
 def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort names in natural order, so that "a9" precedes "a10". Duplicates are removed.
+    """Return the distinct names in natural order, so that "a9" precedes "a10".
 
     >>> sort_naturally(["a10", "b", "a9", "b"]), sort_naturally(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
@@ -648,26 +649,28 @@ def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=sort_key))
 
 
-def normalize_label(value: Any, where: str) -> str | tuple[str, ...]:
-    """Convert a label in a file to its normalised name, or a list of labels to a tuple of names.
+def normalize_label(value: Any, location: str) -> str | tuple[str, ...]:
+    """Convert a label from a file to its normalised name, or a list of labels to a tuple of names.
 
-    Raises DataError for values that cannot be labels, such as null or an object.
+    `location` is the file and the line, for error messages. Raises DataError for values that cannot
+    be labels, such as null or an object.
     """
     if isinstance(value, list):
-        return tuple(_normalize_label(item, where) for item in value)
-    return _normalize_label(value, where)
+        return tuple(_normalize_label(item, location) for item in value)
+    return _normalize_label(value, location)
 
 
-def _normalize_label(value: Any, where: str) -> str:
-    """Convert the value of a label in a file to its normalised name.
+def _normalize_label(value: Any, location: str) -> str:
+    """Convert a single label from a file to its normalised name.
 
-    Equal values have equal names: true and True are "true", and 1 and 1.0 are "1". Raises DataError
-    at the place `where` if the value is not a string, a number or a truth value.
+    Equal values have equal names: true and True are "true", and 1 and 1.0 are "1". Raises
+    DataError, with the file and line `location`, if the value is not a string, a number or a
+    boolean.
     """
     value = float(value) if isinstance(value, Decimal) else value
     kind = json_type(value)
     if kind not in ("a string", "a number", "true or false"):
-        raise DataError(f"the label of {where} is {kind}. Fill it in, or remove the example.")
+        raise DataError(f"the label of {location} is {kind}. Fill it in, or remove the example.")
     name = unicodedata.normalize("NFC", str(value).strip())
     if name.lower() in ("true", "false"):
         return name.lower()
@@ -678,7 +681,7 @@ def _normalize_label(value: Any, where: str) -> str:
 
 
 def _parse_number(label: object) -> float | None:
-    """Parse a label as a finite number. Returns None if it is not a finite number."""
+    """Parse a label as a finite number. Returns None if the label is not a finite number."""
     try:
         number = float(label) if isinstance(label, str) and "_" not in label else math.nan
     except ValueError:
@@ -687,16 +690,17 @@ def _parse_number(label: object) -> float | None:
 
 
 def _is_class_folder(folder: Path) -> bool:
-    """Return whether a folder or its sub-folders contain .txt files, but no files of records."""
+    """Return whether a folder (or its subfolders) contains .txt files, but no record files."""
     formats = {file_format(path.name) for path in (*folder.glob("*"), *folder.glob("*/*"))}
     return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
 def _read_class_folders(folder: Path, options: RecordOptions) -> Iterator[tuple[str, str, str]]:
-    """Yield path, text and label of each .txt file. The label is the name of the file's folder.
+    """Yield the path, text and label of each .txt file. The label is the name of the file's folder.
 
-    If there are sub-folders, files outside of them are skipped (such as `urls_pos.txt` of IMDB).
-    The folder `unsup` of IMDB is skipped, too. Raises DataError for deeper folders.
+    If there are subfolders, .txt files directly in `folder` are skipped (such as `urls_pos.txt` of
+    IMDB). The IMDB folder `unsup` of unlabelled texts is also skipped. Raises DataError for files
+    in deeper folders.
     """
     paths = [Path(path) for path in walk_files(folder) if path.endswith(".txt")]
     for path in [path for path in paths if path.parent != folder] or paths:

@@ -88,20 +88,20 @@ class Contrastive(SingleStackTask, TextPairs):
         "cloze",
         description="pairs made from single texts: a sentence and its text, or the same text twice",
     )
-    temperature: float = Field(0.05, gt=0, description="temperature T; cosines are divided by it")
+    temperature: float = Field(0.05, gt=0, description="temperature T that divides the cosines")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return no heads, since the embeddings are hidden states.
+        """Return no heads, because the embeddings are pooled hidden states.
 
-        Raises RecipeError for a model that does not fit.
+        Raises RecipeError if the objective cannot train the model.
         """
         self.require_fit(spec)
         return ()
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
-        """Return one row per example: its anchor, positive and hard negative, one after the other.
+        """Encode each example as one row: its anchor, positive and hard negative, concatenated.
 
-        `document_ids` are 1, 2 and 3 for these texts. If an example is a single text,
+        `document_ids` are 1, 2 and 3 for the tokens of these texts. If an example is a single text,
         `document_ids` number its sentences from 1 and are 0 for special tokens. `sequence_labels`
         [N, 3] are hashes of the three texts of each of the N examples, 0 for a missing text.
         """
@@ -136,7 +136,7 @@ class Contrastive(SingleStackTask, TextPairs):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return a batch with one text per row, the longest texts first.
 
-        `sequence_labels` [R, 3] contain for each of the R texts the index of its example, its role
+        For each of the R texts, `sequence_labels` [R, 3] contain the index of its example, its role
         (0: anchor, 1: positive, 2: hard negative) and the hash of the text.
         """
         texts, text_ids = rows.sequence_labels, rows.document_ids
@@ -165,9 +165,10 @@ class Contrastive(SingleStackTask, TextPairs):
         )
 
     def _sample_pairs(self, sentence_ids: Any, is_token: Any, rng: RowRandom) -> tuple[Any, Any]:
-        """Select the tokens of anchor and positive at random for rows that are single texts.
+        """Sample an anchor and a positive from each row that is a single text.
 
-        Returns two masks, bool [B, T]. `sentence_ids` [B, T] number the sentences of a text from 1.
+        Returns the token masks of the anchors and the positives, bool [B, T] each. `sentence_ids`
+        [B, T] number the sentences of each text from 1, and `is_token` [B, T] is the padding mask.
         """
         if self.pairs == "dropout":
             return is_token, is_token
@@ -180,19 +181,19 @@ class Contrastive(SingleStackTask, TextPairs):
         return anchor, np.where(several, is_token & (kept | ~sentence), is_token)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of loss terms L_i: one per example."""
+        """Return the number of loss terms L_i, which is the number of examples."""
         assert batch.sequence_labels is not None
         return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the contrastive loss of the step in nats, summed over the examples."""
+        """Return the contrastive loss of the whole step in nats, summed over the examples."""
         assert batch.sequence_labels is not None
         vectors, terms = batch.compute_rows(partial(self._embed, model), batch.parts())
         loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
-        """Return the normalised embeddings [B, D] of B texts, and auxiliary losses of the model."""
+        """Return normalised embeddings [B, D] of B texts, and the auxiliary losses of the model."""
         hidden, terms = forward_hidden(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
@@ -201,7 +202,7 @@ class Contrastive(SingleStackTask, TextPairs):
 
 
 def contrastive_loss(vectors: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the sum of the contrastive loss L_i over all examples; see `Contrastive`.
+    """Return the contrastive loss L_i (see `Contrastive`), summed over all examples.
 
     Args:
         vectors: the normalised embeddings of R texts, [R, D].

@@ -39,7 +39,7 @@ Turn = str | tuple[Message, ...]
 
 
 def read_messages(record: Record, column: str, *, weighted: bool = False) -> list[Message]:
-    """Read the list of messages in a column. Messages with only tool calls are left out.
+    """Read the list of messages in a column. Messages that contain only tool calls are skipped.
 
     The column may also contain a single message instead of a list.
 
@@ -47,7 +47,7 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
         record: the record.
         column: the name of the column.
         weighted: whether to keep "weight": 0 in messages. In OpenAI's format, messages with this
-            weight do not count for the loss.
+            weight are excluded from the loss.
 
     Raises:
         DataError: a message is blank, or its role is unknown.
@@ -83,7 +83,7 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
 
 
 def _read_role(message: Record, column: str) -> str:
-    """Return the role of a message. Raises DataError if the role is unknown."""
+    """Return the role of a message, such as "user". Raises DataError if the role is unknown."""
     name = message.text(column)
     known = _OTHER_ROLES.get(name, name)
     if known not in ROLES:
@@ -95,7 +95,7 @@ def _read_role(message: Record, column: str) -> str:
 
 
 def _read_weight(message: Record) -> float:
-    """Return the loss weight of a message, by default 1. Raises DataError if it is not 0 or 1."""
+    """Return the loss weight of a message, 1 by default. Raises DataError if it is not 0 or 1."""
     weight = message.get("weight")
     if weight is not None and weight not in (0, 1):
         raise DataError(f'"weight" of {message.where} is {weight!r}: give 0 or 1.')
@@ -103,7 +103,7 @@ def _read_weight(message: Record) -> float:
 
 
 def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
-    """Return the content of a field of a record: a text, or messages (see `read_messages`)."""
+    """Read a field of a record that contains a text or messages (see `read_messages`)."""
     column = record.columns[field]
     if isinstance(record.value(column), str):
         return record.text(column)
@@ -111,7 +111,7 @@ def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
 
 
 def read_prompt(record: Record) -> Turn | None:
-    """Return the prompt of a record, or None. `input` is appended to a prompt that is a text."""
+    """Read the prompt of a record and append its `input` column. Returns None without a prompt."""
     if "prompt" not in record.columns:
         return None
     turn = read_turn(record, "prompt")
@@ -119,13 +119,13 @@ def read_prompt(record: Record) -> Turn | None:
 
 
 def append_input(record: Record, text: str) -> str:
-    """Return an instruction, followed by the `input` column if it is not blank, as in Alpaca."""
+    """Append the `input` column of a record to an instruction, as in Alpaca, if it is not blank."""
     more = record.optional_text("input")
     return text if more is None else f"{text}\n\n{more}"
 
 
 def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
-    """Return the system message of a record, a prompt and a response as one list of messages."""
+    """Join the system message of a record, a prompt and a response into one list of messages."""
     messages = prepend_prompt(prompt, response)
     system = record.optional_text("system")
     if system is None or not messages:
@@ -137,7 +137,7 @@ def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tu
 
 
 def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
-    """Return a prompt and its response as one list of messages.
+    """Join a prompt and its response into one list of messages.
 
     If the response is a list of messages that does not begin with the assistant, it is already a
     whole conversation and is returned without the prompt.
@@ -152,12 +152,12 @@ def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
 
 
 def are_texts(record: Record, *turns: Turn | None) -> bool:
-    """Return whether a record has only texts: no lists of messages and no system message."""
+    """Return whether a record has no system message and all of the given `turns` are texts."""
     return "system" not in record.columns and not any(isinstance(turn, tuple) for turn in turns)
 
 
 def plain(turn: Turn) -> str:
-    """Return a text unchanged, or the contents of messages, separated by line breaks."""
+    """Return a turn as plain text. The contents of messages are joined by line breaks."""
     return turn if isinstance(turn, str) else "\n".join(message["content"] for message in turn)
 
 

@@ -57,7 +57,7 @@ class Denoising(EncoderDecoderObjective):
     probability: float = Field(0.3, gt=0, lt=1, description="fraction of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean length of replaced spans")
     permute_sentences: bool = Field(True, description="shuffle the sentences of each document")
-    mask_tokens: float = Field(0.0, ge=0, le=1, description="fraction of tokens masked one by one")
+    mask_tokens: float = Field(0.0, ge=0, le=1, description="fraction of tokens for token masking")
     delete_tokens: float = Field(0.0, ge=0, lt=1, description="fraction of tokens deleted")
     rotate_documents: float = Field(
         0.0, ge=0, le=1, description="fraction of documents rotated to start at a random token"
@@ -71,12 +71,12 @@ class Denoising(EncoderDecoderObjective):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the tokenizer of BART: byte-level BPE with these special tokens."""
+        """Return the tokenizer defaults of BART: byte-level BPE and its special tokens."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the end-of-text token as the first decoder input, as in BART."""
+        """Return the id of the end-of-text token, which is BART's decoder start token."""
         return vocabulary.end_id
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
@@ -97,10 +97,9 @@ class Denoising(EncoderDecoderObjective):
     def _rotate_documents(
         self, ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> Ints:
-        """Rotate some documents of each row, so that they start at a random token.
+        """Return rows [B, T] in which some documents are rotated to start at a random token.
 
-        The special tokens at the start and at the end of each document are not moved. Returns the
-        rows [B, T].
+        The special tokens at the start and at the end of each document are not moved.
         """
         is_end = ids == vocabulary.end_id
         document = np.cumsum(is_end, axis=1) - is_end
@@ -117,14 +116,20 @@ class Denoising(EncoderDecoderObjective):
         return rotated
 
     def _delete_tokens(self, ids: Ints, is_token: Bools, rng: RowRandom) -> tuple[Ints, Ints]:
-        """Delete random tokens of each row, but never all. Returns the rows and their lengths."""
+        """Delete random tokens of each row, but at least one token remains.
+
+        Returns the shortened rows and their lengths.
+        """
         keep = is_token & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         keep[:, :1] |= ~keep.any(axis=1, keepdims=True)
         return left_pack(ids, keep, 0)
 
     def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
-        """Replace random spans of each row with one mask. Returns padded rows and their lengths."""
+        """Replace random spans of each row with one mask token each (text infilling).
+
+        Returns the padded rows and their lengths.
+        """
         assert vocabulary.mask_id is not None
         width = ids.shape[1]
         cdf = np.cumsum(poisson_probabilities(self.mean_span, range(_MAX_SPAN)))
@@ -144,10 +149,10 @@ class Denoising(EncoderDecoderObjective):
         return infilled, new_lengths
 
     def _place_spans(self, length: int, sizes: Ints, position: Floats) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each span of a row, from left to right.
+        """Yield the start and stop of each span to replace in a row, from left to right.
 
-        There is a gap before each kept token and after the last kept token. Spans are placed in
-        different gaps, so that they are never adjacent.
+        There is a gap before each token that is not replaced, and a gap after the last one. Each
+        span is placed in a different gap, so that spans are never adjacent.
 
         Args:
             length: the number of tokens in the row.
@@ -172,7 +177,7 @@ class Denoising(EncoderDecoderObjective):
 
 
 def _permute_sentences(ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-    """Shuffle the sentences of each document in rows of token ids [B, T]. Returns the new rows."""
+    """Return rows [B, T] in which the sentences of each document are shuffled."""
     is_end = ids == vocabulary.end_id
     ends_sentence = vocabulary.ends_sentence[ids] | is_end
     sentence, document = (np.cumsum(ends, axis=1) - ends for ends in (ends_sentence, is_end))

@@ -33,23 +33,23 @@ class EncoderDecoderObjective(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the first decoder input: that of the vocabulary, or `default_start`."""
+        """Return the decoder start token id of the vocabulary, or else the objective's default."""
         start = vocabulary.decoder_start_id
         return self.default_start(vocabulary) if start is None else start
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the padding token as the first decoder input, as in T5."""
+        """Return the id of the padding token, which is T5's decoder start token."""
         return vocabulary.pad_id
 
     @abstractmethod
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Return the encoder inputs and the decoder targets of rows of text."""
+        """Return encoder inputs and decoder targets made from rows of text."""
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch of corrupted rows, for B rows of text.
+        """Return the batch of encoder inputs, decoder inputs and labels for B rows of text.
 
-        It contains `input_ids` [B, S] with S encoder positions, and `decoder_input_ids` and
-        `labels` [B, U] with U decoder positions.
+        `input_ids` are [B, S] with S encoder positions. `decoder_input_ids` and `labels` are [B, U]
+        with U decoder positions.
         """
         start = self.decoder_start(vocabulary)
         assert start is not None
@@ -64,9 +64,9 @@ class EncoderDecoderObjective(Objective):
 
 
 def pack_with_eos(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
-    """Return the ids of each row where `keep` is True, followed by the end token and padding.
+    """Move the tokens where `keep` is True to the left of each row, and append the end token.
 
-    The number of tokens in each row is returned, too.
+    Returns the rows, padded on the right, and their lengths.
     """
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None

@@ -1,4 +1,4 @@
-"""Checks that count common problems of labelled examples."""
+"""Checks that count common problems of labelled examples (`trivium check`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_examples(
     tokenizer: Tokenizer | None = None,
     report: ReadReport | None = None,
 ) -> list[Finding]:
-    """Check the examples of a task. Returns the finding of each check.
+    """Check the examples of a task for common problems. Returns one finding per check.
 
     The examples are read and split as for training.
 
@@ -36,7 +36,7 @@ def check_examples(
         validation: the fraction of the examples for validation, or the paths of validation files.
         encoding: the encoding of the files.
         errors: how encoding errors are handled, as in `open`.
-        tokenizer: the tokenizer for checks that count tokens; None: they count words.
+        tokenizer: the tokenizer for checks that count tokens. If None, these checks count words.
         report: the report to which the names of the columns that are read are added.
 
     Raises:
@@ -48,7 +48,7 @@ def check_examples(
     examples = [*train, *validation]
     inputs, wholes, words = Repeats(), Repeats(), Words(tokenizer)
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
-    answers: dict[str, dict[tuple[str, ...], str]] = {}
+    examples_by_text: dict[str, dict[tuple[str, ...], str]] = {}
     where: dict[str, str] = {}
     for index, labels in enumerate(objective.labels_of(examples)):
         one, names = examples[index], tuple(labels)
@@ -57,7 +57,7 @@ def check_examples(
         fields = {**dataclasses.asdict(one), "where": None, "id": None}
         wholes.add(hash(repr(fields)), split, text)
         counts[split].update(names)
-        answers.setdefault(text, {}).setdefault(names, one.where)
+        examples_by_text.setdefault(text, {}).setdefault(names, one.where)
         where.update((label, one.where) for label in names if label not in where)
     for text in objective.source_texts(examples):
         words.add(text)
@@ -69,7 +69,7 @@ def check_examples(
     ]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
-        findings.append(_find_disputed_labels(answers))
+        findings.append(_find_disputed_labels(examples_by_text))
         findings.append(_find_case_variants(known))
         for split in (TRAIN, VALIDATION) if validation else ():
             missing = Cases(label for label in known if not counts[split][label])
@@ -90,28 +90,28 @@ def check_examples(
     return [*findings, *words.findings("short_examples")]
 
 
-def _find_bad_records(bad: BadRecords, num_examples: int) -> Finding:
-    """Return the finding about records that cannot be read as examples, with sample messages."""
-    total = bad.count + num_examples
-    return Finding.of("bad_records", bad.count, total, 0, "skip_bad_records", bad.lines)
+def _find_bad_records(records: BadRecords, num_examples: int) -> Finding:
+    """Return a finding that counts the records that cannot be read as examples."""
+    total = records.count + num_examples
+    return Finding.of("bad_records", records.count, total, 0, "skip_bad_records", records.lines)
 
 
-def _find_disputed_labels(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
-    """Return the finding about texts that occur with different labels.
+def _find_disputed_labels(examples_by_text: dict[str, dict[tuple[str, ...], str]]) -> Finding:
+    """Return a finding that counts the texts that occur with different labels.
 
-    `answers` contains, for each text, the place (file and line) of the first example with each of
-    its labels.
+    `examples_by_text` contains, for each text and each of its label sets, the file and line of the
+    first example.
     """
     cases = Cases()
-    for text, place_by_labels in answers.items():
+    for text, place_by_labels in examples_by_text.items():
         if len(place_by_labels) > 1:
             labels = (f"{', '.join(names)} ({where})" for names, where in place_by_labels.items())
             cases.add(f"{shorten_sample(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
-    return cases.finding("disputed_labels", len(answers), 0, "correct")
+    return cases.finding("disputed_labels", len(examples_by_text), 0, "correct")
 
 
 def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
-    """Return the finding about rare labels, which a model may never predict."""
+    """Return a finding that counts labels so rare that a model might never predict them."""
     share = min(_RARE_FRACTION, 0.5 / max(1, len(counts)))
     limit = share * counts.total()
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
@@ -120,7 +120,7 @@ def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
 
 
 def _find_case_variants(labels: Sequence[str]) -> Finding:
-    """Return the finding about labels that differ only in upper and lower case."""
+    """Return a finding that counts the labels that differ only in upper and lower case."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(label.casefold(), []).append(label)

@@ -13,7 +13,7 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 def hash_group(example: Any) -> int:
-    """Return a hash of the group of an example, which decides its split.
+    """Return a hash of the example's `group`, which determines the split of the example.
 
     White space and the Unicode normalisation form do not change the hash.
     """
@@ -26,7 +26,7 @@ def read_examples(
     validation: float | Sequence[str],
     options: RecordOptions,
 ) -> tuple[list[Any], list[Any]]:
-    """Read the examples of files. Returns the training and the validation examples.
+    """Read labelled examples from files. Returns the training and the validation examples.
 
     Args:
         objective: the task.
@@ -52,14 +52,15 @@ def split_examples(
 ) -> tuple[list[Any], list[Any]]:
     """Split examples into training and validation examples. Both keep the order of the examples.
 
-    Examples with the same `group` are always in the same split. A group is a validation group if
-    its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
+    Examples with the same `group` are always in the same split. A group is a validation group
+    if its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
     depends only on the examples, and not on a seed.
 
-    Two exceptions make sure that every label can be learned and measured. For each label, the group
-    with the highest hash is always a training group. If a label has no validation group, its other
-    group with the lowest hash becomes one, if there is another group. An added example therefore
-    moves at most one other group of each of its labels to the other split.
+    There are two exceptions, so that every label can be learned and evaluated. For each label, the
+    group with the highest hash is always a training group. If a label has no validation group, its
+    other group with the lowest hash becomes a validation group, if there is another group.
+    Therefore adding an example moves at most one other group of each of its labels to the other
+    split.
 
     Args:
         examples: the examples of any task.

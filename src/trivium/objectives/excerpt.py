@@ -17,11 +17,11 @@ _CONTINUATION = 40  # tokens that are generated
 _SENTENCE = re.compile(
     rf"[^\n\u3002\uff01\uff1f]+?(?:[\u3002\uff01\uff1f]|(?<!{UNSPACED.pattern})[.!?](?=\s|$))"
 )
-_MIN_WORDS, _MAX_WORDS = 5, 30  # in a sentence that is shown
+_MIN_WORDS, _MAX_WORDS = 5, 30  # per excerpt
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words. Each Chinese or Japanese character is a word of its own.
+    """Split a text into words. Each Chinese or Japanese character is a separate word.
 
     >>> split_words("to be \u4f60\u597d!")
     ['to', 'be', '\u4f60', '\u597d', '!']
@@ -32,22 +32,22 @@ def split_words(text: str) -> list[str]:
 def beginning(text: str, count: int) -> str:
     """Return the first `count` words of the first sentence of a text."""
     text = _find_sentence(text)
-    return text[: max((word.end() for word in _match_words(text, count)), default=0)]
+    return text[: max((word.end() for word in _find_first_words(text, count)), default=0)]
 
 
 def mask_middle(
-    text: str, mask: str, *, words: int = _MAX_WORDS, span: int = 1
+    text: str, mask_token: str, *, words: int = _MAX_WORDS, span: int = 1
 ) -> tuple[str, str] | None:
-    """Mask the `span` words in the middle of the first sentence of a text.
+    """Replace the middle `span` words in the first sentence of a text with one mask token.
 
-    Returns the sentence with the mask, limited to its first `words` words, and the masked words.
+    Returns the sentence with the mask, truncated to its first `words` words, and the masked words.
     Returns None if the sentence has too few words.
 
     >>> mask_middle("it was a dark and stormy night", "[MASK]")
     ('it was a [MASK] and stormy night', 'dark')
     """
     text = _find_sentence(text)
-    matches = _match_words(text, words)
+    matches = _find_first_words(text, words)
     if len(matches) < span + 2:
         return None
     middle = (len(matches) + 1 - span) // 2
@@ -55,19 +55,19 @@ def mask_middle(
     not_marks = (i for i in range(middle, len(matches) - span) if matches[i][0][0].isalnum())
     first = next(not_marks, middle)
     start, stop = matches[first].start(), matches[first + span - 1].end()
-    return text[:start] + mask + text[stop : matches[-1].end()], text[start:stop]
+    return text[:start] + mask_token + text[stop : matches[-1].end()], text[start:stop]
 
 
 def generate_continuation(
-    lm: LanguageModel, text: str, words: int, **options: Any
+    lm: LanguageModel, text: str, num_words: int, **options: Any
 ) -> tuple[str, str] | None:
-    """Return the first `words` words of a text, and a continuation that the model generates.
+    """Return the first `num_words` words of a text, and a continuation that the model generates.
 
     The prompt and the continuation together are not longer than the sequences on which the model
     was trained. Returns None if the prompt alone is too long. `options` are passed to
     `lm.generate`.
     """
-    prompt = beginning(text, words)
+    prompt = beginning(text, num_words)
     limit = (lm.trained_length or 1 << 30) - len(prompt_ids(lm, prompt))
     if limit < 1:
         return None
@@ -75,9 +75,9 @@ def generate_continuation(
 
 
 def _find_sentence(text: str) -> str:
-    """Return the first sentence of ordinary length, which is neither a heading nor very long.
+    """Return the first sentence that is neither a short heading nor very long.
 
-    If there is none, returns the first longer sentence, or else the whole text.
+    If there is no such sentence, returns the first long sentence, or else the whole text.
 
     >>> _find_sentence("Spring\\nMeng Haoran\\nI slept and did not know it was dawn. Birds sang.")
     'I slept and did not know it was dawn.'
@@ -93,6 +93,6 @@ def _normalize_spaces(text: str) -> str:
     return join_words(text.split())[0]
 
 
-def _match_words(text: str, count: int) -> list[re.Match[str]]:
-    """Return the matches of the first `count` words of a text."""
+def _find_first_words(text: str, count: int) -> list[re.Match[str]]:
+    """Return the regex matches of the first `count` words of a text."""
     return list(itertools.islice(WORD.finditer(text), count))

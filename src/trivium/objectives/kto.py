@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization (KTO): learning from responses that are labelled one by one."""
+"""Kahneman-Tversky optimization (KTO): learning from responses that are labelled individually."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class UnpairedPreference:
 
     @property
     def group(self) -> str:
-        """The text of the prompt, by which examples are grouped for the validation split.
+        """The text of the prompt or, without a prompt, the text of the response.
 
-        Without a prompt, the text of the response. Examples of the same group are never in
+        It groups the examples for the validation split: examples of the same group are never in
         different splits.
         """
         return plain(self.prompt) or plain(self.response)
@@ -103,7 +103,7 @@ class KTO(ReferenceObjective):
     undesirable_weight: float = Field(1.0, ge=0, description="loss weight of undesirable responses")
 
     def example(self, record: Record) -> UnpairedPreference:
-        """Read a response, its label and, if there is one, its prompt from a record.
+        """Read a response, its label and, if present, its prompt from a record.
 
         Raises DataError if the label is not true or false.
         """
@@ -122,7 +122,10 @@ class KTO(ReferenceObjective):
         return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
 
     def resolve(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
-        """Return the objective. Raises DataError if all examples have the same label."""
+        """Return the objective unchanged, after checking that both labels occur in the examples.
+
+        Raises DataError if all responses are desirable, or all are undesirable.
+        """
         if len({one.is_desirable for one in examples}) == 1:
             kind = "desirable" if examples[0].is_desirable else "undesirable"
             raise DataError(
@@ -134,10 +137,10 @@ class KTO(ReferenceObjective):
     def rows(
         self, examples: Sequence[UnpairedPreference], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
-        """Return pairs of responses to each prompt: its own response and a mismatched response.
+        """Encode two responses to each prompt: its own response and a mismatched response.
 
-        The mismatched response is the response of the example that is half the data set further
-        on. The truncation counts are those of the own response.
+        The mismatched response of example i of N is the response of example (i + N // 2) % N.
+        Returns the encoded pairs, and the truncation counts of the prompts' own responses.
         """
         half = len(examples) // 2
         others = [*examples[half:], *examples[:half]]
@@ -150,56 +153,60 @@ class KTO(ReferenceObjective):
         return stack_pairs(rows), truncations[::2]
 
     def build_labels(self, examples: Sequence[UnpairedPreference], logq: np.ndarray) -> np.ndarray:
-        """Return the log q of both responses, and 1 if the first response is desirable: [N, 3]."""
+        """Return the labels of N examples, float [N, 3].
+
+        The columns are the reference log-probabilities of both responses (log q), and 1 if the
+        prompt's own response is desirable, otherwise 0.
+        """
         return np.column_stack((logq, [one.is_desirable for one in examples]))
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch with both responses of each row, [B, 2, U], the longest rows first."""
+        """Return the batch with both responses of each row, [B, 2, U], longest rows first."""
         batch = super().prepare(rows, rng, vocabulary)
         order = np.argsort(-rows.lengths.reshape(rows.num_rows, -1).sum(axis=1), kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of labels per loss term: all, desirable or undesirable responses."""
+        """Return the number of responses per loss term: all, desirable, or undesirable."""
         assert batch.sequence_labels is not None
         is_desirable = int(batch.sequence_labels[:, 2].sum())
         both = dict.fromkeys(("kto", "divergence"), batch.num_rows)
         return {**both, "desirable": is_desirable, "undesirable": batch.num_rows - is_desirable}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return weight 0 for the terms that are metrics and not part of the loss."""
+        """Return weight 0 for the terms that are only logged as metrics."""
         return dict.fromkeys(("divergence", "desirable", "undesirable"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the KTO loss of the step and the terms that are metrics, summed over responses."""
+        """Return the KTO loss of the step and the logged metrics, summed over responses."""
         assert batch.sequence_labels is not None
 
         def compute_log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
-            """Return log p of both responses of a micro-batch slice, and auxiliary losses."""
+            """Return log-probabilities of the responses in a slice, and auxiliary losses."""
             sums, _, terms = log_probabilities(model, part)
             return sums, terms
 
-        sums, terms = batch.compute_rows(compute_log_p, _split_by_slice(batch))
+        sums, terms = batch.compute_rows(compute_log_p, _split_into_slices(batch))
         reference, is_desirable = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
         ratio, other = (sums - reference).unbind(1)
         metric, other = ratio.detach(), other.detach()
         return {
-            "kto": self.losses(ratio, other, is_desirable).sum(),
+            "kto": self.compute_losses(ratio, other, is_desirable).sum(),
             "divergence": other.sum(),
             "desirable": metric[is_desirable].sum(),
             "undesirable": metric[~is_desirable].sum(),
             **terms,
         }
 
-    def losses(self, ratio: Tensor, other: Tensor, is_desirable: Tensor) -> Tensor:
-        """Return the loss of each response, [B].
+    def compute_losses(self, log_ratio: Tensor, mismatched: Tensor, is_desirable: Tensor) -> Tensor:
+        """Return the KTO loss of each response, [B].
 
         Args:
-            ratio: r of the responses, [B].
-            other: log(p / q) of mismatched responses, whose mean is z before the clamp, [B].
+            log_ratio: r = log(p / q) of the responses, [B].
+            mismatched: log(p / q) of the mismatched responses, [B]. Their mean, clamped at 0, is z.
             is_desirable: whether each response is desirable, bool [B].
         """
-        reward = self.beta * (ratio - other.mean().clamp(min=0))
+        reward = self.beta * (log_ratio - mismatched.mean().clamp(min=0))
         return torch.where(
             is_desirable,
             self.desirable_weight * (1 - reward.sigmoid()),
@@ -212,9 +219,10 @@ class KTO(ReferenceObjective):
         examples: Sequence[UnpairedPreference],
         lm: LanguageModel,
     ) -> Metrics:
-        """Return the AUC and the perplexity of desirable responses.
+        """Return the AUC of the responses, and the perplexity of the desirable responses.
 
-        The AUC ranks responses by mean log p per token, without the reference.
+        For the AUC, responses are ranked by the model's mean log-probability per token. The
+        reference is not used.
         """
         sums, counts = (np.array(column, dtype=float)[:, 0] for column in zip(*answers))
         is_desirable = np.array([one.is_desirable for one in examples])
@@ -236,8 +244,8 @@ class KTO(ReferenceObjective):
         return Metrics(values, notes=notes).with_examples(rows)
 
 
-def _split_by_slice(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
-    """Yield the pairs of responses in each micro-batch slice, padded to the longest of them."""
+def _split_into_slices(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
+    """Yield each micro-batch slice with its pairs of responses, padded to the longest response."""
     name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
     columns = batch.inputs[name].shape[2]
     row, column = batch.label_positions // columns, batch.label_positions % columns

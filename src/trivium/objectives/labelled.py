@@ -1,4 +1,4 @@
-"""The base class of fine-tuning tasks, which are objectives on labelled examples."""
+"""The base class of fine-tuning tasks, which are objectives for labelled examples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BATCH = 16  # examples per batch when metrics are computed
 
 
 class LabelledObjective(Objective):
-    """A fine-tuning task: an objective on labelled examples, with the usual metrics of the task.
+    """A fine-tuning task: an objective for labelled examples, with the usual metrics of the task.
 
     Each task defines a small dataclass for its examples.
     """
@@ -41,19 +41,19 @@ class LabelledObjective(Objective):
     """The names of optional Python modules that are needed for the metrics."""
     generates: ClassVar[bool] = False
     """Whether metrics need generated text. Since generation is slow, evaluations during training
-    use fewer examples."""
+    then use fewer examples."""
     measures_cut_answers: ClassVar[bool] = False
     """Whether metrics count an example as wrong if truncation has removed its whole target."""
     fields: ClassVar[Sequence[Slot]] = ()
-    """The fields of a record. The recipe key `NAME_field` sets the column of the field NAME."""
+    """The fields of a labelled record. The recipe key `NAME_field` sets the column of a field."""
 
     inputs: ClassVar[Sequence[Fields]] = ()
-    """The fields of a record except labels. Empty for tasks that `trivium predict` does not
+    """The fields of a record without its labels. Empty for tasks that `trivium predict` does not
     support."""
 
     @property
     def record_schema(self) -> Schema:
-        """The fields of labelled records, with the columns that recipe keys set."""
+        """The fields of labelled records, with the column names set in the recipe."""
         keys = {
             name.removesuffix("_field"): getattr(self, name)
             for name in type(self).model_fields
@@ -64,16 +64,16 @@ class LabelledObjective(Objective):
 
     @property
     def input_schema(self) -> Schema:
-        """The fields of records without labels, with the columns that recipe keys set."""
+        """The fields of records without labels, with the column names set in the recipe."""
         schema, names = self.record_schema, {name for each in self.inputs for name in each.names}
         chosen = {name: column for name, column in schema.chosen.items() if name in names}
         return replace(schema, slots=self.inputs, chosen=chosen)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> Any:
-        """Read an example without labels from a record, to make a prediction for it.
+        """Read an example without labels from a record, so that the model can predict the labels.
 
-        `record.columns` contains the columns of the fields in `inputs`. Raises DataError, with file
-        and line, if the record does not fit the model.
+        `record.columns` has one column for each field in `inputs`. Raises DataError, with file and
+        line, if the model cannot process the record.
         """
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class LabelledObjective(Objective):
     def predicted(self, answer: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
         """Return the values of `predicted_columns` for one prediction of the model.
 
-        `in_cell`: whether to join several labels into one string for a table cell.
+        If `in_cell`, several labels are joined into one string for a table cell.
         """
         raise NotImplementedError
 
@@ -97,7 +97,7 @@ class LabelledObjective(Objective):
         return self.examples(self.records(paths, options), options)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Yield the examples of records. The record schema defines which columns are read.
+        """Yield the example of each record. The record schema defines which columns are read.
 
         Items that are not records are already examples and are yielded unchanged.
         """
@@ -110,141 +110,142 @@ class LabelledObjective(Objective):
                 yield record
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
-        """Return an iterator over the records in files. A task may also yield finished examples."""
+        """Return an iterator over the records (or finished examples) in files."""
         return read_records(paths, options)
 
     @abstractmethod
     def example(self, record: Record) -> Any:
-        """Read an example from a record. `record.columns` contains the column of each field.
+        """Read an example from a record. `record.columns` maps each field to its column.
 
         Raises DataError, with file and line, for a bad record.
         """
 
     def input_text(self, example: Any) -> str:
-        """Return the input text of an example. Examples with equal inputs are duplicates."""
+        """Return the input text of an example. Examples with equal input texts are duplicates."""
         return example.group
 
     def findings(self, examples: Sequence[Any]) -> list[Finding]:
-        """Return the findings of additional checks for this task (`trivium check`)."""
+        """Return the findings of checks that are specific to this task, for `trivium check`."""
         return []
 
     def supports_class_weights(self, examples: Sequence[Any]) -> bool:
-        """Return whether `objective.class_weights` can be set to give rare labels more weight."""
+        """Return whether rare labels can get more weight with `objective.class_weights`."""
         return False
 
     def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
         """Return the labels of each example, by default none.
 
-        They stratify the split into training and validation examples.
+        The labels are used to stratify the split into training and validation examples.
         """
         return [() for _ in examples]
 
     def adapt_to_model(self, settings: Settings, examples: Sequence[Any]) -> Self:
         """Return the objective adapted to a model that was already fine-tuned for the same task.
 
-        `settings` are the settings of the model. By default the objective is unchanged.
+        `settings` are the settings of this model. By default the objective is unchanged.
         """
         return self
 
     def with_labels(self, labels: Sequence[str], examples: Sequence[Any]) -> Self:
-        """Return the objective with the keys that depend on the labels of the model.
+        """Return the objective with keys that depend on the model's labels, such as class weights.
 
         By default the objective is unchanged.
         """
         return self
 
     def with_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
-        """Return the settings with statistics of the training examples, by default unchanged."""
+        """Add statistics of the training examples to the settings. By default none are added."""
         return settings
 
     def resolve(self, spec: Spec, examples: Sequence[Any]) -> Self:
-        """Return the objective with keys that depend on the examples, such as the kind of labels.
+        """Return the objective with keys inferred from the examples, such as the kind of labels.
 
-        By default the objective is unchanged.
+        Tasks also check the examples here. By default the objective is unchanged.
         """
         return self
 
     def label_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return the label names of examples, in the order of the outputs of the head.
+        """Return the label names in the examples, in the order of the outputs of the head.
 
         Returns an empty tuple for tasks without labels.
         """
         return ()
 
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
-        """Return the settings that are saved with the model, such as label names and task options.
+        """Add what the model needs for this task to its settings, such as label names and options.
 
-        By default only the name of the task is added.
+        The settings are saved with the model. By default only the name of the task is added.
         """
         return settings.with_task(self.kind)
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Return the token ids and labels of examples, truncated to the maximum length of `lm`.
+        """Encode examples as token ids and labels, truncated to the maximum length of `lm`.
 
-        `EncodedExamples.truncations` contains the number of removed tokens.
+        `EncodedExamples.truncations` contains the number of tokens removed from each example.
         """
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Return the texts that the encoder reads. For other models, returns all texts."""
+        """Return an iterator over the encoder's input texts, or all texts for other models."""
         return map(self.input_text, examples)
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield the target texts of the decoder of an encoder-decoder, by default none."""
+        """Yield the texts that an encoder-decoder should generate, by default none."""
         yield from ()
 
     def texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield all texts of the examples, on which a tokenizer can be trained."""
+        """Yield all input and target texts of the examples, for example to train a tokenizer."""
         yield from self.source_texts(examples)
         yield from self.target_texts(examples)
 
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
-        """Predict all examples and return the metrics of the predictions."""
+        """Predict all examples and compute the metrics of the predictions."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm)
 
     @abstractmethod
     def predict(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
-        """Return the prediction for each example, in order, as users would see it.
+        """Return one prediction per example, in order, as users would see it.
 
-        Distributed processes predict different examples. Their lists are concatenated afterwards.
+        In distributed evaluation each process predicts different examples, and the lists of all
+        processes are concatenated.
         """
 
     @abstractmethod
     def compute_metrics(
         self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
     ) -> Metrics:
-        """Return the metrics of the predictions (`answers`) for examples."""
+        """Compute the metrics of the predictions for labelled examples."""
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Return the metrics with generated texts added to the predictions, by default unchanged.
 
-        This is called once, at the end of a run. The generated texts are shown in the report.
+        This method is called once, at the end of a run. The report shows the generated texts.
         """
         return metrics
 
     def check_metrics(self) -> None:
         """Raise MissingExtraError if a library in `metric_libraries` is not installed.
 
-        This is called before training.
+        This method is called before training.
         """
         missing = [name for name in self.metric_libraries if not importlib.util.find_spec(name)]
         if missing:
             raise MissingExtraError(f"measuring {self.kind} ({', '.join(missing)})", "metrics")
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch of encoded examples, which already contain labels."""
+        """Return the rows as a batch. Encoded examples already contain labels."""
         return rows.to_batch()
 
 
 def column_key(description: str, fields: Fields, name: str = "") -> Any:
     """Return the pydantic field of a recipe key that sets the column of a record field.
 
-    The description of the key lists the usual names of the column, which are used by default.
+    The description of the key lists the default column names.
 
     Args:
-        description: the beginning of the description, such as "column of the text".
-        fields: the group of record fields to which the field belongs.
-        name: the name of the record field; empty: the first of `fields`.
+        description: the first part of the description, such as "column of the text".
+        fields: the group of record fields to which the record field belongs.
+        name: the name of the record field. If empty, the first of `fields`.
     """
     name = name or fields.names[0]
     usual = ", ".join(fields.usual_of(name))
@@ -253,9 +254,9 @@ def column_key(description: str, fields: Fields, name: str = "") -> Any:
 
 
 def field_option(name: str) -> str:
-    """Return the command-line option that sets the column of a field, for messages.
+    """Return the command-line option that sets the column of a record field, for error messages.
 
-    The name may be the placeholder "{}".
+    `name` may be the placeholder "{}".
     """
     return f"--set objective.{name}_field=NAME"
 
@@ -263,7 +264,7 @@ def field_option(name: str) -> str:
 def batches_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
     """Yield batches of encoded examples, the longest examples first.
 
-    Each batch consists of the indices of its B examples, int64 [B], and their rows.
+    Each item contains the indices of the B examples in the batch, int64 [B], and their rows.
     """
     order = np.argsort(-encoded.lengths, kind="stable")
     for start in range(0, len(order), _BATCH):
@@ -276,7 +277,7 @@ def encode_texts(
 ) -> tuple[list[TextInput], dict[str, list[list[int]]]]:
     """Encode texts or text pairs in the same way as `LanguageModel.classify`.
 
-    Returns the encoded texts, and lists of their token ids (and token type ids) by the field name
+    Returns the encoded texts, and their token ids (and token type ids) as lists by the field name
     in `RowBatch`.
     """
     inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
@@ -287,7 +288,7 @@ def encode_texts(
 
 
 def next_tokens(encoded: TextInput) -> list[int]:
-    """Return the next token of each position as its label.
+    """Return the next token of each position as its label, for the LM loss.
 
     If the text is truncated, special tokens are not labels. Otherwise the model would learn to stop
     in the middle of a text.
@@ -298,6 +299,6 @@ def next_tokens(encoded: TextInput) -> list[int]:
 
 
 def check_example_ids(examples: EncodedExamples, spec: Spec) -> None:
-    """Raise SpecError if examples contain a token id outside the vocabulary of the model."""
+    """Raise SpecError if an example contains a token id outside the model's vocabulary."""
     check_ids([examples.largest_id("input_ids")], spec.input_vocab_size, "an example")
     check_ids([examples.largest_id("decoder_input_ids")], spec.vocab_size, "an example")

@@ -4,7 +4,7 @@ On the host, `prepare` makes a `Batch` of inputs and labels from rows of tokens.
 `loss` computes the loss terms of the batch.
 
 An objective is a configuration class whose fields are its recipe keys. To add an objective, write a
-module with one class that has a `kind`.
+module with a subclass of `Objective` that has a `kind`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Objective(Choice, Config, ABC):
     """A training objective for one kind of data.
 
     A subclass has a field `kind: Literal["name"] = "name"`, which is the name of the objective in
-    recipes and commands. It also has one field with a description for each recipe key.
+    recipes and commands. For each recipe key it has a field with a description.
     """
 
     labelled: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ()
     """The names of the special tokens that the objective needs. New tokenizers contain them.
 
-    A name such as `[MASK]` stands for a role, so that a tokenizer with `<mask>` also has this
-    token. `vocabulary.id_of` returns the ids. See `control_tokens` for names without a role.
+    A name such as `[MASK]` stands for a role: a tokenizer with `<mask>` also has the mask token.
+    `vocabulary.id_of` returns the ids. `control_tokens` lists the names without a role.
     """
     separates_documents: ClassVar[bool] = True
-    """Whether `data.separate_documents` has an effect."""
+    """Whether `data.separate_documents` is supported."""
     needs_documents: ClassVar[bool] = False
     """Whether `prepare` needs rows with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
@@ -57,30 +57,33 @@ class Objective(Choice, Config, ABC):
     needs_whole_step: ClassVar[bool] = False
     """Whether `loss` compares all rows of a step, as with in-batch negatives.
 
-    The rows still pass through the model in micro-batch slices, which are distributed over the
+    The model still processes the rows in micro-batch slices, which are distributed over the
     processes (`TensorBatch.compute_rows`). The longest rows must come first.
     """
     rolls_out: ClassVar[bool] = False
-    """Whether each step trains on samples of the model itself (`PolicyGradient`)."""
+    """Whether each step trains on texts that the model generates (`PolicyGradient`)."""
     builds_single_model: ClassVar[bool] = True
-    """Whether `build` returns a single model, and not several models in one module."""
+    """Whether `build` returns a single model instead of several models in one module."""
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` supports tensor parallelism, in which the LM head is sharded."""
     supported_family: ClassVar[str | None] = None
     """The only model family that the objective can train; None: several families."""
     head: ClassVar[str] = "lm"
-    """The kind of head that is trained. The model must have a head of this kind."""
+    """The kind of head that is trained. The model must have such a head."""
 
     @classmethod
     def advice(cls) -> Advice:
-        """Return the defaults and messages for this kind of objective, or for its base class."""
+        """Return the defaults and error messages for this objective or for its base class."""
         bases = (base for base in cls.__mro__ if issubclass(base, Objective))
         kinds = (base.model_fields["kind"].default for base in bases)
         return next((ADVICE[kind] for kind in kinds if kind in ADVICE), Advice())
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether models of this architecture were published with this objective."""
+        """Return whether this is the default objective for models of this architecture.
+
+        The default is the objective that they were originally pretrained with.
+        """
         return False
 
     @property
@@ -89,7 +92,7 @@ class Objective(Choice, Config, ABC):
         return False
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the heads that the model must have. This is called before any data is read.
+        """Return the heads that the model must have. This method is called before any data is read.
 
         Raises:
             RecipeError: the model cannot be trained with this objective.
@@ -98,7 +101,7 @@ class Objective(Choice, Config, ABC):
         return (self.require_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the objective can train this model, without regard to its heads."""
+        """Return whether the objective can train this model. The heads are not checked."""
         return self.supported_family in (None, spec.family)
 
     def require_fit(self, spec: Spec) -> None:
@@ -112,7 +115,7 @@ class Objective(Choice, Config, ABC):
             )
 
     def require_head(self, spec: Spec) -> Head:
-        """Return the head of the model that is trained. Raises RecipeError if there is none."""
+        """Return the model's head of kind `head`. Raises RecipeError if it is missing."""
         for head in spec.heads:
             if head.kind == self.head:
                 return head
@@ -123,7 +126,7 @@ class Objective(Choice, Config, ABC):
         )
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
-        """Raise RecipeError if the vocabulary lacks one of `special_tokens`."""
+        """Raise RecipeError if one of the `special_tokens` is missing from the vocabulary."""
         missing = [name for name in self.special_tokens if vocabulary.find(name) is None]
         if missing:
             raise RecipeError(
@@ -135,16 +138,16 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The names in `special_tokens` that are neither a role, such as mask, nor a T5 sentinel.
+        """The special tokens that have no role (such as mask) and are not T5 sentinels.
 
-        In training texts these names are control tokens.
+        In training texts their names are always encoded as these tokens, never as plain text.
         """
         return [
             name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
         ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError if the objective does not support how the rows are made.
+        """Raise RecipeError for keys of `[data]` that the objective does not support.
 
         Args:
             packing: the recipe key `data.packing`.
@@ -160,7 +163,7 @@ class Objective(Choice, Config, ABC):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the defaults of `[tokenizer]` for this objective, such as special tokens."""
+        """Return the defaults of `[tokenizer]` keys for this objective, such as special tokens."""
         return {}
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
@@ -168,7 +171,7 @@ class Objective(Choice, Config, ABC):
         return (spec,)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return the module to train, with random weights."""
+        """Build the module to train, with random weights."""
         return build(spec, seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
@@ -182,16 +185,17 @@ class Objective(Choice, Config, ABC):
         """Give each of `models` its own copy of shared weights, before loading or saving."""
 
     def tie_weights(self, module: nn.Module) -> None:
-        """Share weights between `models` again, before training."""
+        """Share the weights between `models` again, before training."""
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the first decoder input of an encoder-decoder; None for other models."""
+        """Return the decoder start token id of an encoder-decoder; None for other models."""
         return None
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
         """Return the objective fitted to the training text, by default unchanged.
 
-        This is called before the first step, for objectives that need statistics of the text.
+        This method is called before the first step. It computes the statistics of the text that
+        some objectives need.
         """
         return self
 
@@ -200,27 +204,28 @@ class Objective(Choice, Config, ABC):
         """Return the model inputs and labels for rows of a step. This is a pure function."""
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of labels per loss term. The sum of each term is divided by it."""
+        """Return the number of labels per loss term, by which the summed loss is divided."""
         return {"loss": batch.num_labels}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of each loss term in the total loss; 1 for terms that are left out."""
+        """Return the weight of each loss term in the total loss. Missing terms have weight 1."""
         return {}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the loss terms in nats, each summed over the labels of the batch.
 
-        `label_counts` returns the number of labels. Auxiliary losses of layers are a term of their
-        own; see `read`. Label smoothing is not applied in evaluation mode (`model.training` is
-        False).
+        The trainer divides each sum by the number of labels in the step. The auxiliary losses of
+        layers are a separate term, `AUX_LOSS`. Label smoothing is not applied in evaluation mode
+        (`model.training` is False).
         """
         return token_losses(model, batch)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return a prompt made from a validation text and the output of the model, for the report.
+        """Return a prompt made from a validation text, and the model's output, for the report.
 
-        By default the prompt is the first sentence with a masked word, and the output is the most
-        probable words. Returns None if the model cannot fill masks or the text is too short.
+        By default the prompt is the first sentence of the text with a masked word, and the output
+        is the list of the most probable words. Returns None if the model cannot fill masks or the
+        text is too short.
         """
         fills_masks = self.advice().mask and "fill_mask" in lm.capabilities
         tokenizer = lm.tokenizer if fills_masks else None
@@ -234,9 +239,9 @@ class Objective(Choice, Config, ABC):
         return f"{masked[0]} (hidden: {masked[1]})", ", ".join(words)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return the command that is suggested at the end of a run, without the leading `trivium`.
+        """Return the command suggested at the end of a run, without the leading `trivium`.
 
-        `text` is a validation text from which the command takes its input.
+        `text` is a validation text that is used for the input of the command.
         """
         mask = self.advice().mask
         if mask is None:
