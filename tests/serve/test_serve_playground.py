@@ -19,13 +19,13 @@ from serving import check_error, running
 gr = pytest.importorskip("gradio")
 
 from trivium.data.prepare import prepare  # noqa: E402
-from trivium.explain import explain, topic_summary  # noqa: E402
+from trivium.explain import explain, get_topic_summary  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
-from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
-from trivium.serve.playground.attention_tab import compute_attention_pictures  # noqa: E402
+from trivium.serve.playground import _THEME, _describe_model, build_page  # noqa: E402
+from trivium.serve.playground.attention_tab import compute_batch_attention_maps  # noqa: E402
 from trivium.serve.playground.examples import Examples, find_validation_texts  # noqa: E402
 from trivium.serve.playground.tabs import _make_sampling_controls, escape_token, format_percent  # noqa: E402
 from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
@@ -127,7 +127,7 @@ def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
     registry = registry_of(paths)
     try:
         named = {
-            model.name: "source tokenizer" in _describe(model, ENGLISH)  # type: ignore[arg-type]
+            model.name: "source tokenizer" in _describe_model(model, ENGLISH)  # type: ignore[arg-type]
             for model in registry
         }
     finally:
@@ -285,7 +285,7 @@ def test_a_run_has_examples_of_its_own(tmp_path):
 
 def test_attention_of_every_kind(functions, models):
     lm = models["translator"]
-    (found,) = compute_attention_pictures(lm, [(SENTENCE, "it")])
+    (found,) = compute_batch_attention_maps(lm, [(SENTENCE, "it")])
     assert {*found} == {"encoder", "decoder", "cross"}
     source = list(lm.source_tokenizer.encode(SENTENCE).ids)
     target = [0, *lm.text_tokenizer.encode("it").ids]
@@ -295,7 +295,7 @@ def test_attention_of_every_kind(functions, models):
     table = functions("look", "translator", SENTENCE, "it", "cross", 2, 1, ENGLISH)
     assert table.data.shape == (len(target), len(source) + 1)
     assert float(table.data.iloc[1, 2]) == pytest.approx(float(cross[1, 0, 1, 1]))
-    (generated,) = compute_attention_pictures(lm, [("today", "")])
+    (generated,) = compute_batch_attention_maps(lm, [("today", "")])
     assert {*generated} == {*found}
     table = functions("look", "encoder", SENTENCE, "", "cross", 1, 0, ENGLISH)
     ids = models["encoder"].tokenizer.encode(SENTENCE).ids
@@ -315,7 +315,7 @@ def test_a_topic_explains_a_text_in_the_language_of_the_page(functions):
     assert page == explain("norm").html("en", whole=False)
     assert functions("choose", "bytes", ENGLISH)[0].visible
     names = dict(functions("begin", CHINESE).choices)
-    assert f"bpe: {topic_summary('bpe').zh}" in names
+    assert f"bpe: {get_topic_summary('bpe').zh}" in names
     with pytest.raises(gr.Error, match="at most 1,000"):
         functions("learn", "bytes", "a" * 1001, ENGLISH)
 

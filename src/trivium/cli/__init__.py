@@ -174,18 +174,18 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            if not _is_first_error():
+            if not _should_print_error():
                 raise typer.Exit(error.exit_code) from None
             error.message = _format_usage_error(error)
             raise
         except TriviumError as error:
-            _fail(str(error), debug)
+            _print_error_and_exit(str(error), debug)
         except BrokenPipeError:
             _discard_output()
             raise typer.Exit(OUTPUT_CLOSED) from None
         except OSError as error:
             file = f"{error.filename}: " if error.filename else ""
-            _fail(f"{file}{error.strerror or error}.", debug)
+            _print_error_and_exit(f"{file}{error.strerror or error}.", debug)
         except KeyboardInterrupt as interrupt:
             if os.environ.get("RANK", "0") == "0":  # only the first of several processes prints
                 print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
@@ -326,16 +326,16 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, debug: bool) -> None:
+def _print_error_and_exit(message: str, debug: bool) -> None:
     """Print an error message and exit with code 1; with `debug`, re-raise the current exception."""
     if debug:
         raise
-    if _is_first_error():
+    if _should_print_error():
         print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(1) from None
 
 
-def _is_first_error() -> bool:
+def _should_print_error() -> bool:
     """Return whether this process should print its error.
 
     Of the processes that `torchrun` started on this machine, only the first that fails prints.

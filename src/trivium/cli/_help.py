@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from trivium.messages import catalog, chinese_help, terminal_language, translated
+from trivium.messages import catalog, load_chinese_help, terminal_language, translated
 
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
@@ -41,18 +41,20 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
 
     def write_heading(self, heading: str) -> None:
         """Write the heading of a section, such as "Options"."""
-        self.write(f"{'':>{self.current_indent}}{_translate_words(f'{heading}:')}\n")
+        self.write(f"{'':>{self.current_indent}}{_translate_click_texts(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
         """Write paragraphs. Examples are not wrapped, so that users can copy them."""
         first, *others = text.split("\n\n")
         if first.strip() == "Examples:":
             others = [one if one[:1] == "`" else f"\b\n{one}" for one in others]
-        super().write_text(_space_wide("\n\n".join([first, *others])))
+        super().write_text(_translate_and_space("\n\n".join([first, *others])))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
         """Write a definition list, such as the options and their help."""
-        super().write_dl([(name, _space_wide(text)) for name, text in rows], *args, **options)
+        super().write_dl(
+            [(name, _translate_and_space(text)) for name, text in rows], *args, **options
+        )
 
     def getvalue(self) -> str:
         """Return the formatted text, without the spaces that were added for wrapping."""
@@ -65,13 +67,13 @@ class HelpContext(TyperCommand.context_class):
     formatter_class = HelpFormatter
 
 
-def _space_wide(text: str) -> str:
+def _translate_and_space(text: str) -> str:
     """Translate the words of click, then add a space after every wide (Chinese) character."""
-    text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", _translate_words(text))
+    text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", _translate_click_texts(text))
     return re.sub(f"({_WIDE})(?!\xa0)", r"\1 ", text)
 
 
-def _translate_words(text: str) -> str:
+def _translate_click_texts(text: str) -> str:
     """Translate the words that click adds to the help of commands, such as "Options:"."""
     for identifier, words in catalog("en").items():
         if identifier.startswith("click."):
@@ -95,21 +97,23 @@ def translate_help(command: Any, *names: str) -> Any:
     if terminal_language() == "en":
         return command
     own, *groups = [" ".join(names[:count]) for count in range(len(names), 0, -1)] or ["trivium"]
-    _translate(command, "help", "about", own)
-    _translate(command, "short_help", "summary", own)
+    _translate_attribute(command, "help", "about", own)
+    _translate_attribute(command, "short_help", "summary", own)
     for param in command.params:
-        _translate(param, "help", param.name, own, *groups, "options")
-        _translate(param, "show_default", f"{param.name}_default", own, *groups, "options")
+        _translate_attribute(param, "help", param.name, own, *groups, "options")
+        _translate_attribute(
+            param, "show_default", f"{param.name}_default", own, *groups, "options"
+        )
     return command
 
 
-def _translate(owner: Any, attribute: str, name: str, *tables: str) -> None:
+def _translate_attribute(owner: Any, attribute: str, name: str, *tables: str) -> None:
     """Replace the English help text in an attribute of `owner` with its Chinese translation.
 
     `tables` are tables of `help_zh.toml`; the first that contains `name` is used. If none does, the
     text remains English.
     """
-    text, known = getattr(owner, attribute, None), chinese_help()
+    text, known = getattr(owner, attribute, None), load_chinese_help()
     chinese = next((known[table][name] for table in tables if name in known.get(table, ())), None)
     if isinstance(text, str) and chinese is not None:
         names = _NAMES.search(text)

@@ -88,7 +88,7 @@ def drop_unset(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, [])}
 
 
-def greater_than(bound: float | None) -> Callable[[Any], Any] | None:
+def check_greater_than(bound: float | None) -> Callable[[Any], Any] | None:
     """Return a callback that accepts only numbers greater than `bound`; None if `bound` is None.
 
     The `min` and `max` of Typer are inclusive.
@@ -138,7 +138,7 @@ def with_options(
                 show_default=shown,
                 min=field.metadata.get("min", field.metadata.get("ge")),
                 max=field.metadata.get("max", field.metadata.get("le")),
-                callback=greater_than(field.metadata.get("gt")),
+                callback=check_greater_than(field.metadata.get("gt")),
             )
             named.append(
                 inspect.Parameter(

@@ -67,14 +67,14 @@ def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str
 
 
 def read_texts(
-    texts: Sequence[str] | None, *, keep_blank: bool = False, for_files: str = ""
+    texts: Sequence[str] | None, *, keep_blank: bool = False, file_command: str = ""
 ) -> Iterator[str]:
     """Yield the texts, or the lines of standard input if no texts are given.
 
     Args:
         texts: the texts from the command line.
         keep_blank: whether to yield blank lines of standard input, too.
-        for_files: a command that reads files, with FILE in place of the file name. An error
+        file_command: a command that reads files, with FILE in place of the file name. An error
             suggests this command if a text is the name of a file.
 
     Raises:
@@ -83,7 +83,7 @@ def read_texts(
     for text in texts or ():
         if os.path.isfile(text):
             name = shlex.quote(text)
-            command = for_files.replace("FILE", name)
+            command = file_command.replace("FILE", name)
             other = f", or for a table with all its columns: `{command}`" if command else ""
             raise DataError(
                 f"{shorten(text)} is the name of a file, not a text. To read its lines: "
@@ -115,13 +115,13 @@ def batch_items(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def read_text_batches(
-    texts: Sequence[str] | None, tokenizer: Tokenizer, *, for_files: str = ""
+    texts: Sequence[str] | None, tokenizer: Tokenizer, *, file_command: str = ""
 ) -> Iterator[list[str]]:
     """Yield batches of the texts, or of the lines of standard input if no texts are given.
 
-    Warns of characters that are unknown to the tokenizer. `for_files`: see `read_texts`.
+    Warns of characters that are unknown to the tokenizer. `file_command`: see `read_texts`.
     """
-    given = read_texts(texts, keep_blank=True, for_files=for_files)
+    given = read_texts(texts, keep_blank=True, file_command=file_command)
     return batch_items(check_characters(given, tokenizer))
 
 
@@ -149,18 +149,18 @@ def parse_validation(values: list[str]) -> float | PathList:
         return PathList(values)
 
 
-def format_changes(
-    reading: Mapping[str, Any], changes: Sequence[str] | None, *, no_verify: bool
+def format_overrides(
+    data_options: Mapping[str, Any], overrides: Sequence[str] | None, *, no_verify: bool
 ) -> list[str]:
     """Return the options of a run that change its recipe, in the KEY=VALUE form of `--set`.
 
     Args:
-        reading: values of keys in `[data]`; None: the user did not set the key.
-        changes: the values of `--set`, which override `reading`.
+        data_options: values of keys in `[data]`; None: the user did not set the key.
+        overrides: the values of `--set`, which override `data_options`.
         no_verify: whether to skip the verification of checksums.
     """
-    keys = [f"data.{key}={json.dumps(value)}" for key, value in drop_unset(reading).items()]
-    return [*keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
+    keys = [f"data.{key}={json.dumps(value)}" for key, value in drop_unset(data_options).items()]
+    return [*keys, *(overrides or ()), *(["train.verify=false"] if no_verify else [])]
 
 
 def choose_run_folder(

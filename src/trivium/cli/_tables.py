@@ -25,12 +25,12 @@ class Column:
     Args:
         heading: the text in the first row.
         is_text: whether the cells are texts, which may be truncated.
-        most: the maximum width of a column of texts; None: no limit.
+        max_width: the maximum width of a column of texts; None: no limit.
     """
 
     heading: str
     is_text: bool = False
-    most: int | None = None
+    max_width: int | None = None
 
 
 @dataclass
@@ -48,7 +48,7 @@ class TextTable:
         """Add a row. Missing cells at the end of the row are empty."""
         self.rows.append([*cells, *[""] * (len(self.columns) - len(cells))])
 
-    def lines(self, width: int | None) -> list[str]:
+    def format_lines(self, max_width: int | None) -> list[str]:
         """Return the lines of the table. `width` is the maximum width of a line; None: no limit.
 
         Columns that do not fit follow below in further blocks, each of which repeats the first
@@ -60,15 +60,15 @@ class TextTable:
         for index, column in enumerate(self.columns):
             right[index] &= index > 0 and not column.is_text
             if column.is_text:
-                widths[index] = min(widths[index], column.most or widths[index])
+                widths[index] = min(widths[index], column.max_width or widths[index])
         blocks, used = [[0]], widths[0]
         for index, column in list(enumerate(self.columns))[1:]:
             needed = min(widths[index], _MIN_TEXT_WIDTH) if column.is_text else widths[index]
-            if width is not None and len(blocks[-1]) > 1 and used + _GAP + needed > width:
+            if max_width is not None and len(blocks[-1]) > 1 and used + _GAP + needed > max_width:
                 blocks.append([0])
                 used = widths[0]
-            room = needed if width is None else max(needed, width - used - _GAP)
-            if column.is_text and width is not None:
+            room = needed if max_width is None else max(needed, max_width - used - _GAP)
+            if column.is_text and max_width is not None:
                 widths[index] = min(widths[index], room)
             blocks[-1].append(index)
             used += _GAP + widths[index]
@@ -76,12 +76,12 @@ class TextTable:
         for block in blocks:
             lines += [""] if lines else []
             for row in zip(*cells):
-                shown = [self._truncate(row[index], index, widths[index]) for index in block]
+                shown = [self._truncate_cell(row[index], index, widths[index]) for index in block]
                 aligned = [padded(cell, widths[i], right=right[i]) for i, cell in zip(block, shown)]
                 lines.append((" " * _GAP).join(aligned).rstrip())
         return lines
 
-    def _truncate(self, text: str, index: int, width: int) -> str:
+    def _truncate_cell(self, text: str, index: int, width: int) -> str:
         """Return a cell of column `index` as one line, truncated to `width` if it is a text."""
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:
@@ -91,17 +91,19 @@ class TextTable:
         return text
 
 
-def new_table(*columns: str) -> TextTable:
+def make_table(*heading_keys: str) -> TextTable:
     """Return an empty table. `columns` are names of headings in `[heading]` of `texts.toml`."""
-    return TextTable([Column(translated(f"heading.{name}")) for name in columns])
+    return TextTable([Column(translated(f"heading.{name}")) for name in heading_keys])
 
 
-def add_texts(table: TextTable, heading: str, width: int | None = None) -> None:
+def add_text_column(table: TextTable, heading_key: str, max_width: int | None = None) -> None:
     """Add a column of texts, truncated to `width` and to the width of the terminal."""
-    table.columns.append(Column(translated(f"heading.{heading}"), is_text=True, most=width))
+    table.columns.append(
+        Column(translated(f"heading.{heading_key}"), is_text=True, max_width=max_width)
+    )
 
 
 def print_table(table: TextTable) -> None:
     """Print a table within the width of the terminal. Output to a file or a pipe is not limited."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo("\n".join(table.lines(width)))
+    typer.echo("\n".join(table.format_lines(width)))

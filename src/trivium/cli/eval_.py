@@ -90,7 +90,7 @@ def eval_(
     log = ProgressLine()
     text = TextOptions(**options)
 
-    def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    def evaluate_files(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
             part = translated("eval.long_file") if is_long and not limit else ""
@@ -109,15 +109,15 @@ def eval_(
                         translated("eval.tokens_scored", count=count)
                     ),
                 )
-            yield file, _to_dict(metrics)
+            yield file, _metrics_to_dict(metrics)
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
             results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)
             yield from results.items()
 
     results: list[dict[str, Any]] = []
-    quantized = evaluate_all(quantize) if quantize else None
-    for file, values in evaluate_all(None):
+    quantized = evaluate_files(quantize) if quantize else None
+    for file, values in evaluate_files(None):
         result: dict[str, Any] = {"file": file, **values}
         if quantized is not None:
             result[str(quantize)] = next(quantized)[1]
@@ -127,7 +127,7 @@ def eval_(
         write_json(out, results)
 
 
-def _to_dict(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
+def _metrics_to_dict(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
     """Return the values of metrics, with the examples, notes and mistakes that they contain."""
     details = metrics.to_dict()
     kept = ("num_examples", "notes", "mistakes", "calibration")

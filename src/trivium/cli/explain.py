@@ -22,8 +22,8 @@ from typer.core import TyperGroup
 
 from trivium.cli import add_parameter_help, stored
 from trivium.cli._shared import print_json
-from trivium.explain import load_topic, topic_names, topic_summary
-from trivium.explain.page import say
+from trivium.explain import get_topic_summary, load_topic, topic_names
+from trivium.explain.page import render
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, terminal_language
 
@@ -42,7 +42,7 @@ class _TopicGroup(TyperGroup):
         super().__init__(**options)
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
         for name, outline in stored("topics").items():
-            summary = say(topic_summary(name), terminal_language())
+            summary = render(get_topic_summary(name), terminal_language())
             topics.command(name, short_help=summary)(_build_command(name, **outline))
         group: Any = typer.main.get_command(topics)
         self.commands |= group.commands
@@ -73,7 +73,7 @@ def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
     if context.invoked_subcommand is None:
         width = max(map(len, topic_names()))
         for name in topic_names():
-            summary = say(topic_summary(name), language or terminal_language())
+            summary = render(get_topic_summary(name), language or terminal_language())
             typer.echo(f"{name:<{width}}  {summary}")
 
 
@@ -86,7 +86,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
         parameters: The annotation and the default of each parameter, by its name.
     """
 
-    def command(
+    def run_topic(
         *,
         language: _LANGUAGE = None,
         html: _HTML = None,
@@ -117,7 +117,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
         )
         for key, (_, default) in parameters.items()
     ]
-    *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    command.__doc__ = help
-    return add_parameter_help(command)
+    *shared, _ = inspect.signature(run_topic, eval_str=True).parameters.values()
+    run_topic.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    run_topic.__doc__ = help
+    return add_parameter_help(run_topic)

@@ -43,7 +43,7 @@ from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
 from trivium.cli import stored
-from trivium.cli._shared import choose_run_folder, format_changes, parse_validation
+from trivium.cli._shared import choose_run_folder, format_overrides, parse_validation
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
@@ -86,7 +86,7 @@ def finetune(
     auto_resume: opt.AutoResume = False,
     overwrite: opt.Overwrite = False,
     no_verify: opt.NoVerify = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Fine-tune a model on labelled data, then evaluate the best weights.
 
@@ -119,7 +119,7 @@ def finetune(
         data=PathList(data or ()),
         validation=None if validation is None else parse_validation(validation),
         out=out,
-        changes=format_changes(reading, changes, no_verify=no_verify),
+        changes=format_overrides(data_options, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
     )

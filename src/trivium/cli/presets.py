@@ -24,7 +24,7 @@ import typer
 
 from trivium.cli import stored
 from trivium.cli._shared import print_json, shorten_count
-from trivium.cli._tables import add_texts, new_table, print_table
+from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.errors import SpecError, did_you_mean_model
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
@@ -53,10 +53,10 @@ def presets(
             value.
     """
     if recipe:
-        _show_recipe(part, as_json=as_json)
+        _print_published_recipe(part, as_json=as_json)
         return
     if spec:
-        _show_spec(part)
+        _print_spec(part)
         return
     rows, words = stored("presets"), part.lower()
     selected = [
@@ -78,7 +78,7 @@ def presets(
         typer.echo(translated("presets.small_ones"), err=True)
 
 
-def _show_spec(name: str) -> None:
+def _print_spec(name: str) -> None:
     """Print the complete spec of a preset as TOML. This imports torch."""
     with exit_on_interrupt():
         from trivium.models import num_parameters
@@ -89,7 +89,7 @@ def _show_spec(name: str) -> None:
     typer.echo(tomli_w.dumps({"model": {"spec": preset.spec.to_dict()}}).rstrip())
 
 
-def _show_recipe(name: str, *, as_json: bool) -> None:
+def _print_published_recipe(name: str, *, as_json: bool) -> None:
     """Print the published training settings of a preset."""
     from trivium.presets.published import published_recipes
 
@@ -102,7 +102,7 @@ def _show_recipe(name: str, *, as_json: bool) -> None:
         return
     known = translated("presets.complete" if recipe.is_complete else "presets.incomplete")
     typer.echo(f"{name}: {recipe.paper}. {known}\n")
-    table = new_table("key", "value", "source")
+    table = make_table("key", "value", "source")
     for index, phase in enumerate(recipe.phases, start=1):
         for key, one in phase.items():
             table.add_row(
@@ -136,13 +136,13 @@ def _format_value(value: Any) -> str:
 
 def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of presets."""
-    table = new_table(
+    table = make_table(
         "preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff", "context",
         "tokens",
     )  # fmt: skip
-    add_texts(table, "paper")
+    add_text_column(table, "paper")
     for row in rows:
-        d_model, heads, layers, d_ff = format_shape(row)
+        d_model, heads, layers, d_ff = format_model_size(row)
         table.add_row(
             row["name"],
             _format_parameters(row["parameters"], row["active_parameters"]),
@@ -166,22 +166,22 @@ def _format_parameters(total: int, active: int) -> str:
     return shorten_count(total) + part
 
 
-def format_shape(shape: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def format_model_size(summary: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return the width, heads, layers and feed-forward width of a model as cells of a table.
 
     Heads are "32/8" if there are fewer key-value heads, and layers are "6+6" for an encoder and a
     decoder. "-" means that the model has no such part.
 
     Args:
-        shape: the result of `presets.facts.shape_summary`.
+        summary: the result of `presets.facts.shape_summary`.
     """
-    heads, kv_heads = shape.get("num_heads"), shape.get("num_kv_heads")
+    heads, kv_heads = summary.get("num_heads"), summary.get("num_kv_heads")
     shown = f"{heads}/{kv_heads}" if heads != kv_heads else str(heads or "-")
-    layers = [shape.get(f"{name}_layers") for name in ("encoder", "decoder")]
-    layers.append(shape.get("num_layers"))
+    layers = [summary.get(f"{name}_layers") for name in ("encoder", "decoder")]
+    layers.append(summary.get("num_layers"))
     return (
-        str(shape["d_model"]),
+        str(summary["d_model"]),
         shown,
         "+".join(str(count) for count in layers if count),
-        str(shape.get("d_ff") or shape.get("d_hidden") or "-"),
+        str(summary.get("d_ff") or summary.get("d_hidden") or "-"),
     )

@@ -45,7 +45,7 @@ def prompt(
     device: opt.Device = "auto",
     show: bool = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     r"""Measure the accuracy on questions, with solved examples in the prompt and without training.
 
@@ -74,7 +74,7 @@ def prompt(
     with exit_on_interrupt():
         from trivium.evaluate.prompting import few_shot, fill_prompts
 
-    how = RecordOptions(**reading)
+    how = RecordOptions(**data_options)
     prompts = fill_prompts(
         read_records(data, how),
         shots=shots,

@@ -76,7 +76,7 @@ def serve(
     with exit_on_interrupt():
         from trivium.serve import create_app
         from trivium.serve.models import parse_model_arguments
-        from trivium.serve.server import find_allowed_hosts, format_address, listen, run
+        from trivium.serve.server import find_allowed_hosts, format_address, listen, run_server
 
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: give a key, or leave it out.")
@@ -88,7 +88,7 @@ def serve(
     _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
     paths = {name: _find_model_folder(path) for name, path in parse_model_arguments(models).items()}
-    _warn_of_missing(paths)
+    _warn_about_missing_models(paths)
     _LOG.info("starting ...")  # Importing Gradio takes seconds.
     with exit_on_interrupt():  # `create_app` imports Gradio.
         server_app = create_app(
@@ -116,7 +116,7 @@ def serve(
             f"{format_address(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, "
             "its documentation at /docs"
         )
-        run(server_app, listening, ready=lambda: _LOG.info(line))
+        run_server(server_app, listening, ready=lambda: _LOG.info(line))
     _LOG.info("stopped")
 
 
@@ -131,7 +131,7 @@ def _find_model_folder(path: str) -> str:
     return str(folder)
 
 
-def _warn_of_missing(paths: dict[str, str]) -> None:
+def _warn_about_missing_models(paths: dict[str, str]) -> None:
     """Log a warning for each folder that does not contain a model yet.
 
     Raises:

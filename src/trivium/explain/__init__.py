@@ -28,7 +28,7 @@ from trivium.explain.page import Table as Table
 from trivium.explain.page import Token as Token
 from trivium.explain.page import TokenRow as TokenRow
 from trivium.explain.page import Tree as Tree
-from trivium.explain.page import bilingual
+from trivium.explain.page import get_text
 
 
 def topic_names() -> list[str]:
@@ -37,9 +37,9 @@ def topic_names() -> list[str]:
     return sorted(file.stem.replace("_", "-") for file in files)
 
 
-def topic_summary(name: str) -> Bilingual:
+def get_topic_summary(name: str) -> Bilingual:
     """Return the one-line summary of a topic."""
-    return bilingual(f"{name.replace('-', '_')}.summary")
+    return get_text(f"{name.replace('-', '_')}.summary")
 
 
 def load_topic(name: str) -> Any:

@@ -16,7 +16,7 @@ MAX_TOKENS = 64
 _TARGET_TOKENS = 32
 
 
-class AttentionPicture(NamedTuple):
+class AttentionMap(NamedTuple):
     """The query tokens, the key tokens and the attention weights [layers, heads, queries, keys]."""
 
     queries: list[str]
@@ -24,7 +24,9 @@ class AttentionPicture(NamedTuple):
     weights: np.ndarray
 
 
-def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str, AttentionPicture]:
+def compute_attention_maps(
+    lm: LanguageModel, source: str, target: str = ""
+) -> dict[str, AttentionMap]:
     """Return the attention weights of a model for a text, by kind: "encoder", "decoder", "cross".
 
     An encoder-decoder also reads `target`. If the target is blank, the model generates it.
@@ -49,9 +51,9 @@ def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str,
     keys = [reader.readable_tokens[index] for index in ids]
     queries = [tokenizer.readable_tokens[index] for index in targets] if has_both else keys
     axes = {"encoder": (keys, keys), "decoder": (queries, queries), "cross": (queries, keys)}
-    pictures: dict[str, AttentionPicture] = {}
+    pictures: dict[str, AttentionMap] = {}
     for kind, tokens in axes.items():
         if layers := getattr(attention, kind):
             weights = torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
-            pictures[kind] = AttentionPicture(*tokens, weights)
+            pictures[kind] = AttentionMap(*tokens, weights)
     return pictures

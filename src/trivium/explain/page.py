@@ -37,7 +37,7 @@ class Bilingual(NamedTuple):
     zh: str
 
 
-def bilingual(identifier: str, /, **values: object) -> Bilingual:
+def get_text(identifier: str, /, **values: object) -> Bilingual:
     """Return the text of an identifier in `texts.toml`, such as "norm.mean", with fields filled."""
     table, name = identifier.split(".")
     texts = _load_texts()[table][name]
@@ -55,7 +55,7 @@ Label: TypeAlias = Bilingual | str
 """A label of a part. A plain string, such as a token or a symbol, is not translated."""
 
 
-def say(label: Any, language: Language) -> str:
+def render(label: Any, language: Language) -> str:
     """Return a label as text in a language.
 
     Numbers have four significant digits. A list is formatted as "(a, b, ...)".
@@ -65,7 +65,7 @@ def say(label: Any, language: Language) -> str:
     if isinstance(label, float):
         return f"{label + 0.0:.4g}"  # no -0
     if isinstance(label, list):
-        return f"({', '.join(say(item, language) for item in label)})"
+        return f"({', '.join(render(item, language) for item in label)})"
     return str(label)
 
 
@@ -77,7 +77,7 @@ class Heading:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return underline(say(self.words, language), "-")
+        return underline(render(self.words, language), "-")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Formula:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return "\n".join(f"    {line}" for line in say(self.lines, language).splitlines())
+        return "\n".join(f"    {line}" for line in render(self.lines, language).splitlines())
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,17 @@ class Table:
     rows: Sequence[Sequence[Any]]
     caption: Label = ""
 
-    def cells(self, language: Language) -> list[list[str]]:
+    def format_cells(self, language: Language) -> list[list[str]]:
         """Return all cells as text in a language. The first row contains the column names."""
-        return [[say(cell, language) for cell in row] for row in (self.columns, *self.rows)]
+        return [[render(cell, language) for cell in row] for row in (self.columns, *self.rows)]
 
-    def numeric(self, language: Language) -> list[bool]:
+    def find_numeric_columns(self, language: Language) -> list[bool]:
         """Return whether each column contains only numbers."""
-        return find_numeric_columns(self.cells(language))
+        return find_numeric_columns(self.format_cells(language))
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return format_table(say(self.caption, language), self.cells(language))
+        return format_table(render(self.caption, language), self.format_cells(language))
 
 
 @dataclass(frozen=True)
@@ -134,22 +134,24 @@ class Grid:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        cells = self.numbers() if self.digits else draw_squares(self.values)
-        return format_grid(say(self.caption, language), cells, *self.labels(language))
+        cells = self.format_numbers() if self.digits else draw_squares(self.values)
+        return format_grid(render(self.caption, language), cells, *self.format_labels(language))
 
-    def labels(self, language: Language) -> tuple[list[str], list[str]]:
+    def format_labels(self, language: Language) -> tuple[list[str], list[str]]:
         """Return the names of the rows and of the columns as text."""
         rows = self.rows or range(1, len(self.values) + 1)
         columns = self.columns or range(1, len(self.values[0]) + 1)
-        return [say(row, language) for row in rows], [say(column, language) for column in columns]
+        return [render(row, language) for row in rows], [
+            render(column, language) for column in columns
+        ]
 
-    def svg(self, language: Language, title: Label = "") -> str:
+    def draw_svg(self, language: Language, title: Label = "") -> str:
         """Return the grid as an SVG image. If it has no caption, `title` is its accessible name."""
-        cells = self.numbers() if self.digits else [[""] * len(row) for row in self.values]
-        name = say(self.caption or title, language)
-        return draw_grid(name, self.values, *self.labels(language), cells)
+        cells = self.format_numbers() if self.digits else [[""] * len(row) for row in self.values]
+        name = render(self.caption or title, language)
+        return draw_grid(name, self.values, *self.format_labels(language), cells)
 
-    def numbers(self) -> list[list[str]]:
+    def format_numbers(self) -> list[list[str]]:
         """Format the values: as integers if all are integers, otherwise with two decimals."""
         whole = all(value == round(value) for row in self.values for value in row)
         decimals = 0 if whole else 2
@@ -165,19 +167,21 @@ class Curves:
     x_label: Label
     caption: Label = ""
 
-    def named(self, language: Language) -> dict[str, Sequence[float]]:
+    def format_series(self, language: Language) -> dict[str, Sequence[float]]:
         """Return the series, with their names as text in a language."""
-        return {say(name, language): values for name, values in self.series.items()}
+        return {render(name, language): values for name, values in self.series.items()}
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        caption, x_label = say(self.caption, language), say(self.x_label, language)
-        return format_curves(caption, x_label, self.x, self.named(language))
+        caption, x_label = render(self.caption, language), render(self.x_label, language)
+        return format_curves(caption, x_label, self.x, self.format_series(language))
 
-    def svg(self, language: Language, title: Label = "") -> str:
+    def draw_svg(self, language: Language, title: Label = "") -> str:
         """Return the curves as an SVG image. Without a caption, `title` is the accessible name."""
-        name = say(self.caption or title, language)
-        return draw_curves(name, self.x, self.named(language), say(self.x_label, language))
+        name = render(self.caption or title, language)
+        return draw_curves(
+            name, self.x, self.format_series(language), render(self.x_label, language)
+        )
 
 
 class Token(NamedTuple):
@@ -199,13 +203,13 @@ class TokenRow:
     tokens: Sequence[Token]
     caption: Label = ""
 
-    def cells(self, language: Language) -> list[tuple[str, str, str]]:
+    def format_cells(self, language: Language) -> list[tuple[str, str, str]]:
         """Return the text, the note and the tone of each token in a language."""
-        return [(token.text, say(token.note, language), token.tone) for token in self.tokens]
+        return [(token.text, render(token.note, language), token.tone) for token in self.tokens]
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return format_tokens(say(self.caption, language), self.cells(language))
+        return format_tokens(render(self.caption, language), self.format_cells(language))
 
 
 @dataclass(frozen=True)
@@ -217,11 +221,13 @@ class Tree:
 
     def text(self, language: Language) -> str:
         """Return this part as text for a terminal."""
-        return format_tree(self.shape(language))
+        return format_tree(self.to_tuples(language))
 
-    def shape(self, language: Language) -> tuple[str, list[Any]]:
+    def to_tuples(self, language: Language) -> tuple[str, list[Any]]:
         """Return the tree as nested tuples of a label and a list of subtrees."""
-        return say(self.label, language), [branch.shape(language) for branch in self.branches]
+        return render(self.label, language), [
+            branch.to_tuples(language) for branch in self.branches
+        ]
 
 
 Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow | Tree
@@ -238,18 +244,18 @@ class Page:
     def text(self, language: Language = "en") -> str:
         """Return the page as text for a terminal."""
         parts = [
-            wrap_paragraph(say(part, language))
+            wrap_paragraph(render(part, language))
             if isinstance(part, str | Bilingual)
             else part.text(language)
             for part in self.parts
         ]
-        return "\n\n".join([underline(say(self.title, language), "="), *parts])
+        return "\n\n".join([underline(render(self.title, language), "="), *parts])
 
     def html(self, language: Language = "en", *, whole: bool = True) -> str:
         """Return the page as a self-contained HTML document, or an HTML fragment if not `whole`."""
         loader = PackageLoader("trivium", "explain")
         environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
-        environment.filters["say"] = lambda label: say(label, language)
+        environment.filters["render"] = lambda label: render(label, language)
         template = environment.get_template("page.html.j2")
         return template.render(
             page=self,

@@ -11,9 +11,9 @@ from trivium.messages import display_width, padded
 _WIDTH, _CURVE_ROWS = 79, 9
 
 
-def underline(title: str, line: str) -> str:
-    """Return a title, underlined with the character `line`."""
-    return f"{title}\n{line * display_width(title)}"
+def underline(title: str, character: str) -> str:
+    """Return a title, underlined with `character`."""
+    return f"{title}\n{character * display_width(title)}"
 
 
 def wrap_paragraph(text: str) -> str:
@@ -41,11 +41,14 @@ def format_table(caption: str, cells: Sequence[Sequence[str]]) -> str:
 
 
 def format_grid(
-    caption: str, cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
+    caption: str,
+    cells: Sequence[Sequence[str]],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
 ) -> str:
     """Return a matrix as a table with names of rows and columns."""
     return format_table(
-        caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))]
+        caption, [["", *column_labels], *([row, *line] for row, line in zip(row_labels, cells))]
     )
 
 
@@ -85,7 +88,7 @@ def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(line for line in [*lines, above.rstrip(), below.rstrip()] if line)
 
 
-def format_tree(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
+def format_tree(tree: tuple[str, list[Any]], indent: str = "    ") -> str:
     """Return a tree with one line per node; subtrees are indented below their parent."""
-    label, branches = shape
+    label, branches = tree
     return "\n".join([indent + label, *(format_tree(branch, indent + "  ") for branch in branches)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Heading, Page, Part, Token, TokenRow, bilingual
+from trivium.explain.page import Heading, Page, Part, Token, TokenRow, get_text
 from trivium.text import Tokenizer
 from trivium.text.loading import convert_library_errors
 
@@ -40,7 +40,7 @@ def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
     return tokenizer
 
 
-def encoding_page(
+def build_encoding_page(
     tokenizer: Tokenizer, texts: Iterable[str], explain_word: Callable[[str], Word]
 ) -> Page:
     """Return a page that shows how each word is encoded, then all tokens of a text with their ids.
@@ -55,7 +55,7 @@ def encoding_page(
             Token(token, str(index), "changed" if index == tokenizer.unk_id else "")
             for token, index in zip(encoding.tokens, encoding.ids)
         ]
-        caption = bilingual("page.tokens_their_ids")
+        caption = get_text("page.tokens_their_ids")
         parts += [Heading(text), *(part for part, _ in words), TokenRow(tokens, caption)]
         data.append(
             {
@@ -64,5 +64,5 @@ def encoding_page(
                 "tokens": encoding.tokens,
             }
         )
-    title = bilingual("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
+    title = get_text("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
     return Page(title, parts, {"texts": data})

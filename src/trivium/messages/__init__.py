@@ -51,7 +51,7 @@ def catalog(language: Language) -> Mapping[str, str]:
 
 
 @functools.cache
-def chinese_help() -> Mapping[str, Mapping[str, str]]:
+def load_chinese_help() -> Mapping[str, Mapping[str, str]]:
     """Return the Chinese texts of `--help` by command and by name of the parameter."""
     return _read_toml("help_zh.toml")
 

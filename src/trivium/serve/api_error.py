@@ -48,16 +48,16 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
-    def body(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the JSON body: `{"error": {"message", "type", "param", "code"}}`."""
         default = "invalid_request_error" if self.status_code < 500 else "server_error"
         kind = _TYPES.get(self.status_code, default)
         detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail).model_dump()
 
-    def response(self) -> JSONResponse:
+    def to_response(self) -> JSONResponse:
         """Return the error as an HTTP response."""
-        return JSONResponse(self.body(), self.status_code, headers=self.headers)
+        return JSONResponse(self.to_dict(), self.status_code, headers=self.headers)
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -69,7 +69,7 @@ def to_api_error(error: BaseException) -> ApiError:
         case ApiError():
             return error
         case RequestValidationError() | ValidationError():
-            return _body_error(error.errors())
+            return _make_body_error(error.errors())
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case TriviumError():
@@ -86,17 +86,19 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
     """Return the HTTP response for an exception. FastAPI calls this exception handler."""
     if isinstance(error, RequestValidationError):
         body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
-        return _body_error(error.errors(), getattr(body, "model_fields", None)).response()
-    return to_api_error(error).response()
+        return _make_body_error(error.errors(), getattr(body, "model_fields", None)).to_response()
+    return to_api_error(error).to_response()
 
 
-def add_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Make the app send every exception as an error in the format of OpenAI's API."""
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, handle_error)
 
 
-def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = None) -> ApiError:
+def _make_body_error(
+    errors: Sequence[Any], known_fields: Mapping[str, Any] | None = None
+) -> ApiError:
     """Return the error (400) for a body that is not JSON or does not match the schema.
 
     The message names only the first field that is wrong.
@@ -109,12 +111,12 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
-    field = _field_path(first)[:1]
+    field = _get_field_path(first)[:1]
     # pydantic reports errors for every member of a union. The error with the longest path belongs
     # to the member that the client meant.
-    same_field = [error for error in errors if _field_path(error)[:1] == field]
-    deepest = max(same_field, key=lambda error: len(_field_path(error)))
-    path = _field_path(deepest)
+    same_field = [error for error in errors if _get_field_path(error)[:1] == field]
+    deepest = max(same_field, key=lambda error: len(_get_field_path(error)))
+    path = _get_field_path(deepest)
     if not path:
         return ApiError(400, "the body must be a JSON object; /docs has one for every endpoint.")
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
@@ -132,7 +134,7 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
             message = f"{name} is empty, but must have at least one entry."
         case "missing":
             message = f"{name} is missing; "
-            unknown = [_field_path(e) for e in errors if e["type"] == "extra_forbidden"]
+            unknown = [_get_field_path(e) for e in errors if e["type"] == "extra_forbidden"]
             if siblings := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
                 other_name = _shorten_printable(siblings[0], _MAX_NAME)
                 message += f"there is no field {other_name}, did you mean {path[-1]}? "
@@ -144,7 +146,7 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
         case "none_required":
             message = f"{name} is not supported: leave it out."
         case _:
-            same = [error for error in errors if _field_path(error) == path]
+            same = [error for error in errors if _get_field_path(error) == path]
             allowed = " or ".join(dict.fromkeys(map(expected, same)))
             allowed = allowed.replace("a table of keys", "an object")  # as JSON calls it
             value = _shorten_printable(json.dumps(deepest["input"], default=str), _MAX_VALUE)
@@ -152,7 +154,7 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
     return ApiError(400, message, param=param)
 
 
-def _field_path(error: Any) -> list[str | int]:
+def _get_field_path(error: Any) -> list[str | int]:
     """Return the path to the wrong field: its keys and indices in the JSON body.
 
     Names of types, which pydantic adds for unions, are left out.

@@ -18,9 +18,9 @@ from starlette.routing import Match
 
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
-from trivium.serve.api_error import ApiError, add_handlers
+from trivium.serve.api_error import ApiError, add_error_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
-from trivium.serve.generation import longest_prompt
+from trivium.serve.generation import find_prompt_limit
 from trivium.serve.limits import Limits
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.replies import EventStream, run_until
@@ -77,7 +77,7 @@ def create_app(
     app = FastAPI(
         lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    add_handlers(app)
+    add_error_handlers(app)
     for endpoint in ENDPOINTS.values():
         _add_endpoint_route(app, endpoint, registry)
     _add_status_routes(app, registry)
@@ -103,26 +103,26 @@ def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistr
     """Add the route of an endpoint to the app."""
     timeout = registry.limits.timeout
 
-    async def handle(http: Request, body: ModelRequest) -> Response:
+    async def handle_request(request: Request, body: ModelRequest) -> Response:
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def make_response() -> Response:
-            http.state.model = registry.find(body.model).name
+            request.state.model = registry.find(body.model).name
             reply = await endpoint.respond(registry, body)
-            http.state.usage = reply.usage
+            request.state.usage = reply.usage
             if isinstance(reply.content, dict):
                 return JSONResponse(reply.content)
             # An error before the first event can still set the status code of the response.
-            first = await anext(reply.content)
-            return EventStream(first, reply.content, deadline)
+            first_event = await anext(reply.content)
+            return EventStream(first_event, reply.content, deadline)
 
-        return await run_until(make_response(), _wait_for_disconnect(http), timeout=timeout)
+        return await run_until(make_response(), _wait_for_disconnect(request), timeout=timeout)
 
-    handle.__annotations__["body"] = endpoint.schema
+    handle_request.__annotations__["body"] = endpoint.schema
     streams = "stream" in endpoint.schema.model_fields
     app.add_api_route(
         endpoint.path,
-        handle,
+        handle_request,
         methods=["POST"],
         name=endpoint.path,
         summary=endpoint.summary,
@@ -150,8 +150,8 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
 
     @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:
-        loaded = [model for model in registry if model.loaded]
-        failed = [model.name for model in loaded if not model.thread.alive]
+        loaded = [model for model in registry if model.is_loaded]
+        failed = [model.name for model in loaded if not model.thread.is_alive]
         body = {
             "status": "failed" if failed else "ok",
             "models": registry.names,
@@ -177,11 +177,11 @@ async def _make_model_card(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "trivium",
-        "loaded": model.loaded,
+        "loaded": model.is_loaded,
         "endpoints": able,
         "task": None if lm is None else lm.settings.task,
         "max_length": None if lm is None else lm.max_length,
-        "max_prompt": None if lm is None else longest_prompt(lm, model.limits)[0],
+        "max_prompt": None if lm is None else find_prompt_limit(lm, model.limits)[0],
     }
 
 
@@ -193,24 +193,26 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
     app.add_api_route("/docs", _send_docs_page, include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def send_openapi(http: Request) -> JSONResponse:
+    async def send_openapi(request: Request) -> JSONResponse:
         document = await _make_openapi(app, registry, has_key=has_key)
-        return JSONResponse(document | {"servers": [{"url": http.scope["root_path"] or "/"}]})
+        return JSONResponse(document | {"servers": [{"url": request.scope["root_path"] or "/"}]})
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
-    async def refuse_unknown_path(http: Request, rest: str) -> Response:
+    async def refuse_unknown_path(request: Request, rest: str) -> Response:
         """Refuse unknown paths and methods with an error in the format of OpenAI's API."""
-        matching = [each for each in app.routes if each.matches(http.scope)[0] is Match.PARTIAL]
+        matching = [each for each in app.routes if each.matches(request.scope)[0] is Match.PARTIAL]
         allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
         if allowed:
-            message = f"{http.url.path} does not allow {http.method}, only {', '.join(allowed)}."
+            message = (
+                f"{request.url.path} does not allow {request.method}, only {', '.join(allowed)}."
+            )
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
-    async def refuse_without_v1(http: Request) -> Response:
+    async def refuse_without_v1(request: Request) -> Response:
         """Refuse a path of the API without the prefix /v1, and name the path with the prefix."""
-        path = http.scope["route"].path
-        url = f"{http.base_url}v1"
+        path = request.scope["route"].path
+        url = f"{request.base_url}v1"
         raise ApiError(404, f"there is no {path}, but /v1{path}: a client's base URL is {url}.")
 
     # These routes come before Gradio's, whose errors have another format.

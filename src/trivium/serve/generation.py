@@ -88,7 +88,7 @@ async def _generate_reply(
             texts = {index: text async for index, text in deltas}
     usage.completion_tokens = sum(text.num_tokens for text in texts.values())
     choices = [make_choice(index, texts[index], True) for index in range(len(copies))]
-    return Reply({**common, "choices": choices, "usage": usage.body()}, usage)
+    return Reply({**common, "choices": choices, "usage": usage.to_dict()}, usage)
 
 
 async def _stream_chunks(
@@ -116,7 +116,7 @@ async def _stream_chunks(
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
-        yield {**common, "choices": [], "usage": usage.body()}
+        yield {**common, "choices": [], "usage": usage.to_dict()}
 
 
 def _check_limits(
@@ -135,11 +135,11 @@ def _check_limits(
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
     check_num_texts(len(prompts) * (request.n or 1), limits)
-    most, name = longest_prompt(model.lm, limits)
+    most, name = find_prompt_limit(model.lm, limits)
     check_num_tokens(prompt_field, max(map(len, prompts)), most, f"that is {name}")
 
 
-def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
+def find_prompt_limit(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
     """Return the maximum number of tokens of a prompt, and the name of the limit for messages.
 
     The context length of an encoder is not a limit, because encoders read long texts in windows.
@@ -212,7 +212,7 @@ class _Prompt:
     num_text_tokens: int
 
 
-async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
+async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
     """Generate continuations of prompts."""
     wanted = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     max_tokens = min(wanted, model.limits.max_tokens)
@@ -235,7 +235,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
                 param="echo",
             )
         tokens = await model.thread.call(
-            _score_prompts, prompts, sum(map(len, ids)), top=request.logprobs
+            _score_prompts, prompts, sum(map(len, ids)), num_top=request.logprobs
         )
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
@@ -257,7 +257,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         finish_reason = delta.finish_reason
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
+    options = request.get_sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
     return await _generate_reply(model, request, ids, options, make_choice)
 
 
@@ -282,11 +282,11 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 
 @torch.inference_mode()
 def _score_prompts(
-    lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int
+    lm: LanguageModel, prompts: Sequence[_Prompt], *, num_top: int
 ) -> list[list[_Token]]:
     """Return the log-probability of every token of each prompt, given the tokens before it.
 
-    Special tokens that the tokenizer adds at the start are left out. `top` is the number of most
+    Special tokens that the tokenizer adds at the start are left out. `num_top` is the number of most
     probable tokens to return alongside each token. Each prompt has its own forward pass.
     """
     tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
@@ -299,7 +299,9 @@ def _score_prompts(
             states = hidden[start : start + _CHUNK_SIZE]
             logprobs = vocabulary_log_probabilities(lm.module, states, tokenizer.vocab_size)
             for row, (previous, token_id) in zip(logprobs, pairwise(ids[start:])):
-                tokens.append(_format_token(token_logprob(tokenizer, previous, token_id, row, top)))
+                tokens.append(
+                    _format_token(token_logprob(tokenizer, previous, token_id, row, num_top))
+                )
         scored.append(tokens[len(ids) - prompt.num_text_tokens :])
     return scored
 
@@ -324,14 +326,14 @@ def _clamp_logprob(logprob: float) -> float:
 # /v1/chat/completions
 
 
-async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
+async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
     """Generate the next message of a conversation, using the model's chat template."""
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs needs logprobs: set both, or neither."
         raise ApiError(400, message, param="top_logprobs")
     most = model.limits.max_tokens
     max_tokens = min(request.max_completion_tokens or request.max_tokens or most, most)
-    ids = await asyncio.to_thread(_conversation_ids, model.lm, request.messages)
+    ids = await asyncio.to_thread(_encode_conversation, model.lm, request.messages)
     tokenizer = model.lm.text_tokenizer
     _check_limits(model, request, [ids], prompt_field="messages")
 
@@ -352,11 +354,11 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
         }
 
     top = (request.top_logprobs or 0) if request.logprobs else None
-    options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
+    options = request.get_sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
     return await _generate_reply(model, request, [ids], options, make_choice, chat=True)
 
 
-def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
+def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
     """Return the token ids of a conversation, formatted with the model's chat template.
 
     Raises ApiError (400) for messages that the template refuses.

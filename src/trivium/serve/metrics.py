@@ -44,7 +44,7 @@ class ServerMetrics:
         self._running = gauge("running", "Texts in a slot or batch.", ["model"])
         self._waiting = gauge("waiting", "Texts in the queue.", ["model"])
 
-    def watch_load(
+    def set_load_gauges(
         self, model: str, running: Callable[[], int], waiting: Callable[[], int]
     ) -> None:
         """Set the functions that return the load of a model whenever /metrics is requested.

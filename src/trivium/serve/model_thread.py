@@ -139,24 +139,24 @@ class ModelThread:
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the thread is running. After its end, new jobs are refused."""
         return not self._ended
 
     @property
-    def running(self) -> int:
+    def num_running(self) -> int:
         """The number of texts in a slot and of items in a batch."""
         return (self._engine.num_active if self._engine else 0) + sum(map(len, self._batches))
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether any job is unfinished."""
         return bool(self._open)
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """The number of texts and items in the queue."""
-        return max(0, len(self._open) - self.running)
+        return max(0, len(self._open) - self.num_running)
 
     def stop(self) -> None:
         """Cancel all jobs and end the thread.
@@ -175,13 +175,13 @@ class ModelThread:
 
         Raises ApiError: 429 if the queue is full, 503 if the thread has ended.
         """
-        if not self.alive:
-            raise self._stopped_error()
+        if not self.is_alive:
+            raise self._make_stopped_error()
         if len(self._open) + num_jobs > self._limits.slots + self._limits.max_queue:
             raise ApiError(
                 429,
-                f"the model {self.name!r} has {self.waiting} texts waiting, and the queue holds "
-                f"{self._limits.max_queue}: send the request again later.",
+                f"the model {self.name!r} has {self.num_waiting} texts waiting, and the queue "
+                f"holds {self._limits.max_queue}: send the request again later.",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
@@ -205,7 +205,7 @@ class ModelThread:
         """
         size = max(num_tokens, _MIN_SIZE)
         jobs = [_Call(function=function, options=options, item=item, size=size) for item in items]
-        async with contextlib.aclosing(self._submit(jobs)) as results:
+        async with contextlib.aclosing(self._submit_jobs(jobs)) as results:
             by_index = {index: result async for index, result in results}
         return [by_index[index] for index in range(len(jobs))]
 
@@ -218,9 +218,9 @@ class ModelThread:
         the generator cancels unfinished texts. Raises the errors of `Engine.add`, and ApiError for
         a full queue.
         """
-        return self._submit([_Generation(request=each, stream=stream) for each in requests])
+        return self._submit_jobs([_Generation(request=each, stream=stream) for each in requests])
 
-    async def _submit(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
+    async def _submit_jobs(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
         """Submit jobs to the thread. Yields the index of a job and its next event.
 
         When the generator is closed, unfinished jobs are cancelled.
@@ -255,9 +255,9 @@ class ModelThread:
 
     def _fail_open_jobs(self) -> None:
         """End all open jobs with the error that the model has stopped."""
-        self._deliver_events([(job, self._stopped_error()) for job in self._open])
+        self._deliver_events([(job, self._make_stopped_error()) for job in self._open])
 
-    def _stopped_error(self) -> ApiError:
+    def _make_stopped_error(self) -> ApiError:
         """Return the error (503) for requests after the thread has ended."""
         message = f"the model {self.name!r} has stopped: restart the server."
         return ApiError(503, message, code="model_stopped")

@@ -66,21 +66,21 @@ class ServedModel:
         self._thread: ModelThread | None = None
         self._unloading = False
         self._outline: LanguageModel | None = None
-        metrics.watch_load(
+        metrics.set_load_gauges(
             name,
-            lambda: self._thread.running if self._thread else 0,
-            lambda: self._thread.waiting if self._thread else 0,
+            lambda: self._thread.num_running if self._thread else 0,
+            lambda: self._thread.num_waiting if self._thread else 0,
         )
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the model is in memory and is not being unloaded."""
         return self._thread is not None and not self._unloading
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request is using the model."""
-        return self.num_users > 0 or self.thread.busy
+        return self.num_users > 0 or self.thread.is_busy
 
     @contextlib.contextmanager
     def keep_loaded(self) -> Iterator[None]:
@@ -138,7 +138,7 @@ class ServedModel:
         """
         await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
         self._unloading = True
-        while self.busy:
+        while self.is_busy:
             await asyncio.sleep(_POLL_SECONDS)
         self.thread.stop()  # returns at once, because the thread is idle
         self._thread, self._unloading = None, False
@@ -190,7 +190,7 @@ class ModelRegistry:
     @property
     def _evictable(self) -> list[ServedModel]:
         """The loaded models that can be unloaded, because their folders are known."""
-        return [model for model in self if model.loaded and model.path is not None]
+        return [model for model in self if model.is_loaded and model.path is not None]
 
     def find(self, name: str) -> ServedModel:
         """Return a model by its id. The model may not be loaded yet.
@@ -215,7 +215,7 @@ class ModelRegistry:
         Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
         model = self.find(name)
-        while not model.loaded:
+        while not model.is_loaded:
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))
             # If one client disconnects, the others still need the model.
@@ -233,7 +233,7 @@ class ModelRegistry:
         async with self._load_lock:
             most = self.limits.max_loaded
             while most is not None and len(self._evictable) >= most:
-                await min(self._evictable, key=lambda each: (each.busy, each.last_used)).unload()
+                await min(self._evictable, key=lambda each: (each.is_busy, each.last_used)).unload()
             start = time.perf_counter()
             assert model.path is not None
             try:
@@ -259,5 +259,5 @@ class ModelRegistry:
     def close(self) -> None:
         """Stop the threads of all models and cancel their work."""
         for model in self:
-            if model.loaded:
+            if model.is_loaded:
                 model.thread.stop()

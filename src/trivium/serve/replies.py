@@ -29,7 +29,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
 
-    def body(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         """Return the counts in the format of OpenAI's API."""
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -77,14 +77,14 @@ class EventStream(StreamingResponse):
     has already been sent.
 
     Args:
-        first: the first event.
+        first_event: the first event.
         events: the other events. The generator is closed at the end or if the client disconnects.
         deadline: the time at which the stream ends with an error, on the clock of the event loop.
     """
 
-    def __init__(self, first: Json, events: AsyncGenerator[Json], deadline: float) -> None:
+    def __init__(self, first_event: Json, events: AsyncGenerator[Json], deadline: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._events, self._lines = events, _format_events(first, events, deadline)
+        self._events, self._lines = events, _stream_sse(first_event, events, deadline)
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
@@ -96,22 +96,22 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def _format_events(
-    first: Json, events: AsyncGenerator[Json], deadline: float
+async def _stream_sse(
+    first_event: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
     """Yield the lines of the event stream, including a final error or `[DONE]`."""
-    event = first
+    event = first_event
     try:
         while event is not None:
-            yield _format_event(event)
+            yield _format_sse(event)
             async with asyncio.timeout_at(deadline):
                 event = await anext(events, None)
     except Exception as error:
-        yield _format_event(to_api_error(error).body())
+        yield _format_sse(to_api_error(error).to_dict())
     else:
         yield b"data: [DONE]\n\n"
 
 
-def _format_event(event: Json) -> bytes:
+def _format_sse(event: Json) -> bytes:
     """Return an event as a line of the event stream."""
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

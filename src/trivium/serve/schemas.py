@@ -107,7 +107,9 @@ class GenerateRequest(_Sampling):
     safety_identifier: str | None = Field(None, description=NO_EFFECT)
     prompt_cache_key: str | None = Field(None, description=NO_EFFECT)
 
-    def sampling_options(self, *, max_new_tokens: int, top_logprobs: int | None) -> dict[str, Any]:
+    def get_sampling_options(
+        self, *, max_new_tokens: int, top_logprobs: int | None
+    ) -> dict[str, Any]:
         """Return the sampling options that the request sets, with the names of `SamplingParams`.
 
         `max_new_tokens` and `top_logprobs` are added to the result.

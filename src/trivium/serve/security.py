@@ -147,13 +147,13 @@ class Security:
             headers = Headers(scope=scope)
             self._check_source(scope, headers)
             self._check_key(scope, headers)
-            if scope["method"] == "POST" and self._relative_path(scope).startswith("/v1/"):
+            if scope["method"] == "POST" and self._get_relative_path(scope).startswith("/v1/"):
                 _check_content_type(headers)
             await self._app(scope, self._limit_body(headers, receive), send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.to_response()(scope, receive, send)
 
-    def _relative_path(self, scope: Scope) -> str:
+    def _get_relative_path(self, scope: Scope) -> str:
         """Return the path of a request without the prefix `root_path`."""
         return scope["path"].removeprefix(self._root_path)
 
@@ -193,7 +193,7 @@ class Security:
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError (401) if the API key is missing or wrong."""
-        path = self._relative_path(scope)
+        path = self._get_relative_path(scope)
         if self._key is None or path == PUBLIC:
             return
         key = _parse_key(headers.get("authorization", ""))
@@ -215,7 +215,7 @@ class Security:
         """
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body:
-            raise self._too_large_error()
+            raise self._make_too_large_error()
         size = 0
 
         async def receive_limited() -> Message:
@@ -223,12 +223,12 @@ class Security:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_body:
-                raise self._too_large_error()
+                raise self._make_too_large_error()
             return message
 
         return receive_limited
 
-    def _too_large_error(self) -> ApiError:
+    def _make_too_large_error(self) -> ApiError:
         """Return the error (413) for a request body that exceeds the size limit."""
         return ApiError(
             413,
@@ -242,7 +242,7 @@ class Security:
         model = scope["state"].get("model", "")
         self._metrics.requests.labels(route, model, str(status)).inc()
         self._metrics.request_seconds.labels(route, model).observe(seconds)
-        own_path = self._relative_path(scope)
+        own_path = self._get_relative_path(scope)
         if own_path == PUBLIC or (status < 400 and own_path.startswith(_ASSETS)):
             return
         usage = scope["state"].get("usage")

@@ -64,13 +64,13 @@ class ApiServer(uvicorn.Server):
         self.should_exit = True
 
 
-def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -> None:
+def run_server(app: Security, sock: socket.socket, *, ready: Callable[[], None]) -> None:
     """Run the server until SIGINT or SIGTERM; requests then have `Limits.grace` seconds to finish.
 
     Raises TriviumError if a model cannot be preloaded.
     """
     try:
-        ApiServer(app, ready=ready).run(sockets=[listening])
+        ApiServer(app, ready=ready).run(sockets=[sock])
     except ApiError as error:
         raise TriviumError(error.detail) from None
 
@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
 
 
-def format_address(listening: socket.socket) -> str:
+def format_address(sock: socket.socket) -> str:
     """Return the URL of a listening socket: `http://HOST:PORT`."""
-    host, port = listening.getsockname()[:2]
+    host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

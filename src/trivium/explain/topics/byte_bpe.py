@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tokenizers import pre_tokenizers
 
-from trivium.explain.merges import Ties, merging_page, training_page
-from trivium.explain.page import Page, bilingual
+from trivium.explain.merges import Ties, build_merging_page, build_training_page
+from trivium.explain.page import Page, get_text
 from trivium.explain.tokens import check_texts
 
-_NOTE = bilingual("byte_bpe.words_note")
+_NOTE = get_text("byte_bpe.words_note")
 
 
 def explain(
@@ -31,7 +31,7 @@ def explain(
     """
     texts = check_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
-        return merging_page(tokenizer, texts)
+        return build_merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(text))
-    return training_page(words, merges, ties, byte_level=True, notes=[_NOTE])
+    return build_training_page(words, merges, ties, byte_level=True, notes=[_NOTE])

@@ -22,7 +22,7 @@ from trivium.serve.playground.chat_tab import build_chat_tab
 from trivium.serve.playground.learn_tab import build_learn_tab
 from trivium.serve.playground.runs import build_runs_tab
 from trivium.serve.playground.tabs import EVENT, TABS, BuildTab
-from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
+from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, make_label, translate
 from trivium.serve.replies import run_until
 
 __all__ = ["mount_playground"]
@@ -124,17 +124,19 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
-        with gr.Accordion(label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
+        with gr.Accordion(make_label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
             described = gr.Markdown()
 
         def describe(request: gr.Request) -> str:
-            return "\n".join(f"- `{model.name}`: {_describe(model, request)}" for model in registry)
+            return "\n".join(
+                f"- `{model.name}`: {_describe_model(model, request)}" for model in registry
+            )
 
         page.load(describe, None, described, **EVENT)
         with gr.Tabs(elem_id="tabs"):
             for name, build_tab, able in tabs:
                 if able:
-                    with gr.Tab(label(name), id=name) as tab:
+                    with gr.Tab(make_label(name), id=name) as tab:
                         opened = gr.State(False)
                         build_tab(registry, {each: outlines[each] for each in able}, opened.change)
                     # The first tab is open when the page loads. Later events have no effect.
@@ -142,35 +144,35 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
                     event(lambda: True, None, opened, api_visibility="private")
                     first = False
             if runs is not None:
-                with gr.Tab(label("runs"), id="runs"):
+                with gr.Tab(make_label("runs"), id="runs"):
                     build_runs_tab(runs)
     page.queue(default_concurrency_limit=_MAX_RUNNING, max_size=_MAX_WAITING, api_open=False)
     return page
 
 
-def _describe(model: ServedModel, request: gr.Request) -> str:
+def _describe_model(model: ServedModel, request: gr.Request) -> str:
     """Return a description of a model: its architecture, size, task and tokenizers."""
     lm = model.load_outline()
     if lm is None:
-        return text("models.damaged", request)
+        return translate("models.damaged", request)
     if isinstance(lm.module, LogitsModel):
         count = sum(weight.numel() for weight in lm.module.parameters())
     else:  # Packed weights are not parameters of the module.
         count = num_parameters(lm.spec)
     facts = [
-        text(f"models.{lm.spec.family}", request),
-        text("models.parameters", request, count=f"{count:,}"),
+        translate(f"models.{lm.spec.family}", request),
+        translate("models.parameters", request, count=f"{count:,}"),
     ]
     if lm.settings.task is not None:
         key = f"task.{lm.settings.task}"
-        task = text(key, request) if key in LANGUAGES[0] else lm.settings.task
-        facts.append(text("models.task", request, task=task))
+        task = translate(key, request) if key in LANGUAGES[0] else lm.settings.task
+        facts.append(translate("models.task", request, task=task))
     if (targets := lm.tokenizer) is not None:
         size = f"{targets.vocab_size:,}"
-        facts.append(text("models.tokenizer", request, kind=targets.kind, count=size))
+        facts.append(translate("models.tokenizer", request, kind=targets.kind, count=size))
         if (sources := lm.source_tokenizer) is not lm.text_tokenizer:
-            facts.append(text("models.sources", request, count=f"{sources.vocab_size:,}"))
-    return text("models.comma", request).join(facts)
+            facts.append(translate("models.sources", request, count=f"{sources.vocab_size:,}"))
+    return translate("models.comma", request).join(facts)
 
 
 class _Page(gr.Blocks):
@@ -201,7 +203,7 @@ class _GradioGuard:
             return
         _, inside, path = scope["path"].partition(_API)
         if inside and not path.startswith(_OPEN):
-            await ApiError(404, "closed").response()(scope, receive, send)
+            await ApiError(404, "closed").to_response()(scope, receive, send)
             return
 
         with contextlib.suppress(ApiError):  # Some responses never end by themselves.

@@ -10,12 +10,12 @@ import gradio as gr
 import pandas as pd
 
 from trivium.errors import TriviumError
-from trivium.explain.attended_text import MAX_TOKENS, AttentionPicture, attended_text
+from trivium.explain.attended_text import MAX_TOKENS, AttentionMap, compute_attention_maps
 from trivium.language_model import LanguageModel
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.texts import label
+from trivium.serve.playground.texts import make_label
 
 _KINDS = ("encoder", "decoder", "cross")
 
@@ -27,11 +27,11 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     """
     first = next(iter(models))
 
-    def has_both(name: str) -> bool:
+    def is_encoder_decoder(name: str) -> bool:
         """Return whether a model has several kinds of attention and reads a target text."""
         return models[name].spec.family == "encoder-decoder"
 
-    def choices(name: str) -> list[dict[str, Any]]:
+    def make_menu_options(name: str) -> list[dict[str, Any]]:
         """Return the options of the menus for the layer and the head (0: the mean of all heads)."""
         stacks = models[name].spec.stacks
         layers = max(stack.num_layers for stack in stacks)
@@ -42,18 +42,20 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     with gr.Row():
         model = tabs.make_model_menu(models, "attention")
         layer, head = (
-            gr.Dropdown(**options, label=label(f"attention.{part}"), elem_id=f"attention-{part}")
-            for part, options in zip(("layer", "head"), choices(first))
+            gr.Dropdown(
+                **options, label=make_label(f"attention.{part}"), elem_id=f"attention-{part}"
+            )
+            for part, options in zip(("layer", "head"), make_menu_options(first))
         )
     source = tabs.make_text_box("attention", "text", Examples(registry, models)("text"))
-    with gr.Row(visible=has_both(first)) as of_both:
+    with gr.Row(visible=is_encoder_decoder(first)) as of_both:
         target = tabs.make_text_box("attention", "target", key="attention.target", lines=1)
-        kinds = [(label(f"attention.{kind}"), kind) for kind in _KINDS]
-        kind = gr.Radio(kinds, value="cross", label=label("attention.kind"))
+        kinds = [(make_label(f"attention.{kind}"), kind) for kind in _KINDS]
+        kind = gr.Radio(kinds, value="cross", label=make_label("attention.kind"))
     run = tabs.make_run_button("attention")
     shown = tabs.make_output_table("attention", "attention.weights")
 
-    async def look(
+    async def show_weights(
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
     ) -> Any:
         if not source:
@@ -63,7 +65,7 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
                 served = await registry.get_loaded(name)
                 with served.keep_loaded():
                     (pictures,) = await served.thread.call(
-                        compute_attention_pictures, [(source, target)], MAX_TOKENS
+                        compute_batch_attention_maps, [(source, target)], MAX_TOKENS
                     )
             picture = pictures.get(kind) or next(iter(pictures.values()))
             return _make_shaded_table(picture, layer, head)
@@ -72,11 +74,11 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     inputs = [model, source, target, kind, layer, head]
-    looking = gr.on(events, look, inputs, shown, **tabs.EVENT)
+    looking = gr.on(events, show_weights, inputs, shown, **tabs.EVENT)
     model.input(
         lambda name: (
-            gr.Row(visible=has_both(name)),
-            *(gr.Dropdown(**options) for options in choices(name)),
+            gr.Row(visible=is_encoder_decoder(name)),
+            *(gr.Dropdown(**options) for options in make_menu_options(name)),
         ),
         model,
         [of_both, layer, head],
@@ -86,7 +88,7 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     tabs.clear_on_failure([shown], looking)
 
 
-def _make_shaded_table(picture: AttentionPicture, layer: int, head: int) -> Any:
+def _make_shaded_table(picture: AttentionMap, layer: int, head: int) -> Any:
     """Return the attention weights of a head as a table. The larger a weight, the darker its cell.
 
     `layer` counts from 1. `head` counts from 1; 0 is the mean of all heads.
@@ -110,9 +112,9 @@ def _make_shaded_table(picture: AttentionPicture, layer: int, head: int) -> Any:
     return frame.style.map(shade, subset=columns).format("{:.2f}", subset=columns)
 
 
-def compute_attention_pictures(
+def compute_batch_attention_maps(
     lm: LanguageModel, items: Sequence[tuple[str, str]]
-) -> list[dict[str, AttentionPicture]]:
+) -> list[dict[str, AttentionMap]]:
     """Compute the attention weights for pairs of a text and a target text.
 
     Only an encoder-decoder reads the target. If the target is empty, the text that the model
@@ -124,4 +126,4 @@ def compute_attention_pictures(
     Raises:
         TriviumError: a text has more tokens than a picture can show.
     """
-    return [attended_text(lm, *item) for item in items]
+    return [compute_attention_maps(lm, *item) for item in items]

@@ -10,7 +10,7 @@ import gradio as gr
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.texts import label
+from trivium.serve.playground.texts import make_label
 from trivium.serve.replies import Json
 
 _MAX_TOKENS = 512
@@ -27,10 +27,10 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
             example = Examples(registry, models)("chat")
             message = tabs.make_text_box("chat", "text", example, "chat.message", lines=1)
             with gr.Row():
-                run, clear = tabs.make_run_button("chat"), gr.Button(label("chat.clear"))
+                run, clear = tabs.make_run_button("chat"), gr.Button(make_label("chat.clear"))
         with gr.Column(scale=3):
             shown = gr.Chatbot(
-                label=label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
+                label=make_label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
             )
 
     async def chat(

@@ -8,11 +8,11 @@ from typing import Any
 import gradio as gr
 
 from trivium.errors import TriviumError
-from trivium.explain import explain, load_topic, topic_names, topic_summary
-from trivium.explain.page import say
+from trivium.explain import explain, get_topic_summary, load_topic, topic_names
+from trivium.explain.page import render
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
-from trivium.serve.playground.texts import label, request_language
+from trivium.serve.playground.texts import make_label, request_language
 
 _MAX_CHARACTERS = 1000
 _LINE_TYPES = (list[str], list[str] | None)
@@ -23,7 +23,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
 
     See `TABS` for the arguments.
     """
-    topic = gr.Dropdown(topic_names(), label=label("learn.topic"), elem_id="learn-topic")
+    topic = gr.Dropdown(topic_names(), label=make_label("learn.topic"), elem_id="learn-topic")
     with gr.Row(visible=False) as of_text:
         words = tabs.make_text_box("learn", "text", key="learn.text", lines=2)
         run = tabs.make_run_button("learn")
@@ -47,7 +47,9 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
         return gr.Row(visible=takes_text), "", learn(name, "", request)
 
     def begin(request: gr.Request) -> Any:
-        summaries = {name: say(topic_summary(name), request_language(request)) for name in topics}
+        summaries = {
+            name: render(get_topic_summary(name), request_language(request)) for name in topics
+        }
         return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
 
     topics = topic_names()
@@ -56,10 +58,10 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
     gr.on([run.click, words.submit], learn, [topic, words], shown, **tabs.EVENT)
 
 
-def _first_parameter_type(name: str) -> Any:
+def _first_parameter_type(topic: str) -> Any:
     """Return the type of the first parameter of a topic, which says whether it uses a text.
 
     Returns None for a topic without parameters.
     """
-    parameters = inspect.signature(load_topic(name).explain, eval_str=True).parameters.values()
+    parameters = inspect.signature(load_topic(topic).explain, eval_str=True).parameters.values()
     return next((one.annotation for one in parameters), None)

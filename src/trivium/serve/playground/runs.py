@@ -12,7 +12,7 @@ from trivium.files import read_json_lines
 from trivium.report.html_report import thin_curve
 from trivium.report.run_files import METRICS, extract_curve
 from trivium.serve.playground.tabs import EVENT
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import make_label, translate
 
 _AXES, _LOSSES = ("step", "tokens", "seconds"), ("valid_loss", "train_loss")
 _EVERY_SECONDS = 2.0
@@ -25,11 +25,13 @@ def build_runs_tab(folder: Path) -> None:
     `folder` contains the runs.
     """
     with gr.Row():
-        chosen = gr.Dropdown([], multiselect=True, label=label("runs.shown"), elem_id="runs-runs")
+        chosen = gr.Dropdown(
+            [], multiselect=True, label=make_label("runs.shown"), elem_id="runs-runs"
+        )
         axis = gr.Radio(
-            [(label(f"runs.{axis}"), axis) for axis in _AXES],
+            [(make_label(f"runs.{axis}"), axis) for axis in _AXES],
             value="step",
-            label=label("runs.axis"),
+            label=make_label("runs.axis"),
         )
     plots = [
         gr.LinePlot(
@@ -40,7 +42,7 @@ def build_runs_tab(folder: Path) -> None:
             x_title=" ",
             y_title=" ",
             color_title=" ",
-            label=label(f"runs.{loss}"),
+            label=make_label(f"runs.{loss}"),
             elem_id=f"runs-{loss}",
         )
         for loss in _LOSSES
@@ -68,15 +70,15 @@ def build_runs_tab(folder: Path) -> None:
         **hidden,
     )
 
-    def legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
+    def update_legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
         """Return plots in which each run has the same color, and with a translated x axis."""
         colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
-        title = text(f"runs.{axis}", request)
+        title = translate(f"runs.{axis}", request)
         plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
         return [plot] * len(plots)
 
     # The legends are set after the points, because new points reset the legends.
-    drawn.change(legends, [chosen, axis], plots, **hidden)
+    drawn.change(update_legends, [chosen, axis], plots, **hidden)
 
 
 def list_runs(folder: Path) -> list[str]:

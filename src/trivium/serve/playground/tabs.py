@@ -24,7 +24,7 @@ from trivium.serve.api_error import to_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import make_label, translate
 from trivium.serve.replies import Json
 from trivium.text import Tokenizer
 from trivium.text.symbols import readable
@@ -89,19 +89,19 @@ def make_error(error: Exception, request: gr.Request) -> gr.Error:
 
 def make_empty_error(request: gr.Request) -> gr.Error:
     """Return the error for a request without a text."""
-    return _make_brief_error(text("empty", request), request)
+    return _make_brief_error(translate("empty", request), request)
 
 
 def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
     """Return an error that is shown for a few seconds, so that it does not cover later results."""
-    title = text("error", request)
+    title = translate("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
 def make_model_menu(models: Models, tab: str) -> gr.Dropdown:
     """Return a dropdown menu of the tab's models."""
     return gr.Dropdown(
-        list(models), value=next(iter(models)), label=label("model"), elem_id=f"{tab}-model"
+        list(models), value=next(iter(models)), label=make_label("model"), elem_id=f"{tab}-model"
     )
 
 
@@ -130,7 +130,7 @@ def _make_clear_fn(outputs: Sequence[Any]) -> Callable[[], Any]:
 
 def make_run_button(tab: str) -> gr.Button:
     """Return the button that sends the request of a tab."""
-    return gr.Button(label("run"), variant="primary", elem_id=f"{tab}-run")
+    return gr.Button(make_label("run"), variant="primary", elem_id=f"{tab}-run")
 
 
 def make_text_box(
@@ -145,7 +145,9 @@ def make_text_box(
         key: the key of the label in texts.toml.
         lines: the minimum number of visible lines.
     """
-    return gr.Textbox(value, label=label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}")
+    return gr.Textbox(
+        value, label=make_label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}"
+    )
 
 
 def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
@@ -158,7 +160,7 @@ def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Data
     """
     return gr.Dataframe(
         headers=[" "],  # Without a header, Gradio numbers the columns of an empty table.
-        label=label(key),
+        label=make_label(key),
         interactive=False,
         wrap=True,
         max_height=1000,
@@ -167,13 +169,13 @@ def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Data
     )
 
 
-def format_percent(share: float) -> str:
+def format_percent(probability: float) -> str:
     """Format a probability as a percentage.
 
     >>> format_percent(0.4213), format_percent(0.00421)
     ('42.1%', '0.42%')
     """
-    return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
+    return f"{probability:.2%}" if probability < 0.01 else f"{probability:.1%}"
 
 
 def escape_token(token: str) -> str:
@@ -185,17 +187,17 @@ def escape_token(token: str) -> str:
     return readable(token.encode())
 
 
-def make_rows(
-    request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]
+def make_table(
+    request: gr.Request, column_keys: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> pd.DataFrame:
     """Return a table with translated names of columns.
 
     Args:
         request: the request of the browser, for the language.
-        keys: the keys of the names in texts.toml.
-        values: the rows of the table.
+        column_keys: the keys of the column names in texts.toml.
+        rows: the rows of the table.
     """
-    return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
+    return pd.DataFrame(list(rows), columns=[translate(key, request) for key in column_keys])
 
 
 def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
@@ -209,17 +211,17 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
             model = make_model_menu(models, "completions")
             prompt = make_text_box("completions", "text", example("completions"))
             with gr.Row():
-                run, stop = make_run_button("completions"), gr.Button(label("stop"))
-            with gr.Accordion(label("settings"), open=False):
+                run, stop = make_run_button("completions"), gr.Button(make_label("stop"))
+            with gr.Accordion(make_label("settings"), open=False):
                 most = min(_MAX_TOKENS, registry.limits.max_tokens)
                 length = gr.Slider(1, most, min(64, most), step=1, label="max_tokens")
                 options = _make_sampling_controls()
         with gr.Column(scale=3):
             shown = gr.HighlightedText(
-                label=label("completions.result"), elem_id="completions-shown"
+                label=make_label("completions.result"), elem_id="completions-shown"
             )
             plain = gr.Textbox(
-                label=label("completions.plain"), buttons=["copy"], elem_id="completions-plain"
+                label=make_label("completions.plain"), buttons=["copy"], elem_id="completions-plain"
             )
             alternatives = make_output_table("completions", "completions.tokens", (22, 33, 45))
 
@@ -264,7 +266,7 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
                 if new := event["choices"][0]["text"]:
                     pieces.append((escape_token(new), max(0.0, 1 - of_text / log(_WHITE))))
                     whole, of_text = whole + new, 0.0
-                yield pieces, whole, make_rows(request, columns, cells)
+                yield pieces, whole, make_table(request, columns, cells)
 
     generating = gr.on(
         [opened, run.click, prompt.submit],
@@ -291,7 +293,7 @@ def _make_sampling_controls() -> dict[str, gr.Textbox]:
             controls[option.name] = gr.Textbox(
                 "" if option.default is None else f"{option.default:g}",
                 label=option.name,
-                info=label(f"option.{option.name}"),
+                info=make_label(f"option.{option.name}"),
                 elem_id=f"completions-{option.name}",
             )
     return controls
@@ -333,7 +335,7 @@ class EndpointTab:
     prepare: Callable[[Json], Json] = dict
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
-    def add(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
+    def build(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
         """Build the tab. See `TABS` for the arguments."""
         unused = {name: self.unused(lm) for name, lm in models.items()}
         with gr.Row():
@@ -369,7 +371,7 @@ class EndpointTab:
 
 def _make_count_slider(value: int) -> gr.Slider:
     """Return a slider for the number of results, which starts at `value`."""
-    return gr.Slider(1, 20, value, step=1, label=label("count"))
+    return gr.Slider(1, 20, value, step=1, label=make_label("count"))
 
 
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
@@ -378,14 +380,14 @@ def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFram
     cells = [
         (
             number,
-            fill["token"] or text("nothing", request),
+            fill["token"] or translate("nothing", request),
             format_percent(fill["score"]),
             fill["sequence"],
         )
         for number, fills in enumerate(data[0]["masks"], 1)
         for fill in fills
     ]
-    return make_rows(request, columns, cells)
+    return make_table(request, columns, cells)
 
 
 def _split_source(sent: Json) -> Json:
@@ -407,7 +409,7 @@ def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, p
         (one["start"], one["end"], one["tag"]) for one in words if one["tag"] != "O"
     ]
     columns = ("tag.word", "tag.result", "probability")
-    return split_spans(sent["text"], marked), make_rows(request, columns, cells)
+    return split_spans(sent["text"], marked), make_table(request, columns, cells)
 
 
 def split_spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
@@ -432,10 +434,10 @@ def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any
     start, end = answers[0]["start"], answers[0]["end"]
     marked = split_spans(context, [(start, end, "1")])
     cells = [
-        (each["text"] or text("answer.none", request), format_percent(each["score"]))
+        (each["text"] or translate("answer.none", request), format_percent(each["score"]))
         for each in answers
     ]
-    return marked, make_rows(request, ("answer", "probability"), cells)
+    return marked, make_table(request, ("answer", "probability"), cells)
 
 
 _FILL_MASK = EndpointTab(
@@ -451,7 +453,7 @@ _TRANSLATE = EndpointTab(
     "translate",
     fields=lambda example: {
         "text": make_text_box("translate", "text", example("text"), "translate.source", lines=5),
-        "num_beams": gr.Slider(0, 16, 0, step=1, label=label("translate.beams")),
+        "num_beams": gr.Slider(0, 16, 0, step=1, label=make_label("translate.beams")),
     },
     outputs=lambda: [make_text_box("translate", "shown", key="translate.target", lines=5)],
     show=lambda data, sent, request: "\n".join(each["text"] for each in data),
@@ -463,7 +465,7 @@ _CLASSIFY = EndpointTab(
         "text": make_text_box("classify", "text", example("text")),
         "pair": make_text_box("classify", "pair", example("pair"), "classify.pair", lines=1),
     },
-    outputs=lambda: [gr.Label(label=label("classify.result"), elem_id="classify-shown")],
+    outputs=lambda: [gr.Label(label=make_label("classify.result"), elem_id="classify-shown")],
     show=_show_label,
     prepare=lambda sent: {**sent, "truncate": True},
     unused=lambda lm: ("pair",) if lm.settings.reads_pairs is False else (),
@@ -472,7 +474,7 @@ _TAG = EndpointTab(
     "tag",
     fields=lambda example: {"text": make_text_box("tag", "text", example("tag"), "tag.text")},
     outputs=lambda: [
-        gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown"),
+        gr.HighlightedText(label=make_label("tag.result"), elem_id="tag-shown"),
         make_output_table("tag", "tag.words"),
     ],
     show=_show_tags,
@@ -490,7 +492,7 @@ _ANSWER = EndpointTab(
     },
     outputs=lambda: [
         gr.HighlightedText(
-            label=label("answer.result"), show_inline_category=False, elem_id="answer-shown"
+            label=make_label("answer.result"), show_inline_category=False, elem_id="answer-shown"
         ),
         make_output_table("answer", "answer.answers"),
     ],
@@ -538,7 +540,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
             )
         parts = ("vocabulary", "tokens", "bytes", "characters", "unknown")
         columns = ("model", *(f"tokenize.{part}" for part in parts))
-        return [make_rows(request, columns, cells), *highlighted]
+        return [make_table(request, columns, cells), *highlighted]
 
     gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
 
@@ -558,7 +560,7 @@ BuildTab = Callable[[ModelRegistry, Models, Any], None]
 TABS: dict[str, tuple[str, BuildTab]] = {
     "/v1/completions": ("completions", build_completions_tab),
     **{
-        f"/v1/{tab.name}": (tab.name, tab.add)
+        f"/v1/{tab.name}": (tab.name, tab.build)
         for tab in (_FILL_MASK, _TRANSLATE, _CLASSIFY, _TAG, _ANSWER)
     },
     "/v1/tokenize": ("tokenize", build_tokenize_tab),

@@ -35,7 +35,7 @@ TRANSLATIONS = gr.I18n(
 """The texts that the browser translates."""
 
 
-def label(key: str) -> Any:
+def make_label(key: str) -> Any:
     """Return a label that the browser shows in its language."""
     return TRANSLATIONS(f"trivium.{key}")
 
@@ -45,6 +45,6 @@ def request_language(request: gr.Request) -> Language:
     return "zh" if request.headers.get("accept-language", "").startswith("zh") else "en"
 
 
-def text(key: str, request: gr.Request, **values: object) -> str:
+def translate(key: str, request: gr.Request, **values: object) -> str:
     """Return a text in the language of the browser, with values for its placeholders."""
     return (_ZH if request_language(request) == "zh" else _EN)[key].format(**values)
