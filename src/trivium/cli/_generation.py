@@ -1,4 +1,4 @@
-"""Sampling, ranking and draft tokens for `trivium generate`. Importing this module loads torch."""
+"""Sampling, ranking and speculative decoding for `trivium generate`. Importing this loads torch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
 
 
 class _Ranking(Config):
+    """The value of `--rank`, parsed like a reward in a recipe."""
+
     reward: RewardFunction
 
 
 def load_reward(rank_option: str) -> RewardFunction:
-    """Return the reward function that the value of `--rank` describes.
+    """Load the reward function given by the option `--rank`.
 
-    `rank_option` is the name or folder of a reward model, or a reward in the TOML syntax of a recipe.
+    `rank_option` is the name or folder of a reward model, or a reward in the TOML syntax of a
+    recipe, such as '{kind="length", target=80}'.
     """
     tree: Any = {"kind": "model", "model": rank_option}
     if rank_option.startswith("{"):
@@ -50,7 +53,10 @@ def load_reward(rank_option: str) -> RewardFunction:
 
 
 def sample_to_dict(prompt: str, request: GenerationRequest, **extra: float) -> dict[str, Any]:
-    """Return a generated sample as a dictionary for JSON, with the entries `extra` added."""
+    """Convert a generated sample to a dict for JSON output.
+
+    `extra` entries, such as a reward, are added.
+    """
     record = {"prompt": prompt, "text": request.text, "seed": request.seed}
     return {**record, "finish_reason": request.finish_reason, **extra}
 
@@ -63,9 +69,16 @@ def print_ranked_samples(
     pairs_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the samples of every prompt, ordered by reward, highest first.
+    """Print the samples of every prompt in order of their reward, highest first.
 
-    If `pairs` is a path, the best and the worst sample of each prompt are written to this file.
+    Args:
+        lm: the model that generated the samples.
+        reward_function: computes the reward of each sample.
+        generated: the samples, with `num_samples` consecutive samples per prompt.
+        num_samples: the number of samples per prompt.
+        pairs_path: a file for preference pairs: the best and the worst sample of each prompt, as
+            JSON lines. None writes no file.
+        as_json: whether to print JSON objects instead of text.
     """
     counts = Counter[str]()
     if pairs_path is not None:
@@ -106,10 +119,12 @@ def generate_samples(
     draft: Draft | None,
     as_chat: bool,
 ) -> Generated:
-    """Generate texts for pairs of a prompt and a seed; yields them in the order of `seeded_prompts`.
+    """Generate a text for each pair of prompt and seed.
 
-    With `as_chat`, each prompt is sent as a user message of a conversation. If the engine refuses a
-    prompt, the texts of the earlier prompts are yielded before the error is raised.
+    Yields the samples in the order of the pairs.
+
+    With `as_chat`, each prompt is sent as a user message. If the engine rejects a prompt, the
+    samples of the earlier prompts are yielded before its error is raised.
     """
     requests: list[tuple[str, GenerationRequest]] = []
     for prompt, seed in seeded_prompts:
@@ -132,9 +147,10 @@ def generate_samples(
 
 
 def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
-    """Return the source of draft tokens for speculative decoding.
+    """Load the draft model (or n-gram lookup) for speculative decoding.
 
-    `draft` is "lookup" (n-grams of the text so far), a smaller model, or None (no drafts).
+    `draft` is "lookup" (draft tokens from n-grams of the text so far), the path of a smaller model,
+    or None (no speculative decoding). Raises TriviumError if the tokenizers of both models differ.
     """
     if draft is None:
         return None

@@ -20,27 +20,28 @@ _ARGUMENT = re.compile(r"(\{|\[+)([\w=-]+)(\.\.\.)?[}\]]+(\.\.\.)?")
 
 
 def _format_usage(match: re.Match[str]) -> str:
-    """Return a matched argument in the style of manual pages: MODEL..., DATA, [TEXT], [FOLDER]."""
+    """Convert an argument in a usage line to manual-page style, such as MODEL... or [TEXT]."""
     name = match[2].upper()
     return (name if match[1] == "{" else f"[{name}]") + (match[3] or match[4] or "")
 
 
 class HelpFormatter(TyperCommand.context_class.formatter_class):
-    """The help formatter of click, with support for Chinese.
+    """The help formatter of click, extended to wrap Chinese text.
 
-    Click counts characters and breaks lines at spaces. While it wraps a text, a space follows every
-    wide character, so that the character counts as two columns and allows a line break. Before a
-    punctuation mark, this space is non-breaking. `getvalue` removes these spaces.
+    Click counts characters and breaks lines only at spaces. Before text is wrapped, a space is
+    therefore added after every wide character, so that the character counts as two columns and a
+    line break is possible. Before a punctuation mark, this space is non-breaking. `getvalue`
+    removes the added spaces.
     """
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Write the usage line of a command."""
+        """Write the usage line of a command, with its arguments in the style of manual pages."""
         super().write_usage(
             prog, _ARGUMENT.sub(_format_usage, args), prefix or translated("click.usage")
         )
 
     def write_heading(self, heading: str) -> None:
-        """Write the heading of a section, such as "Options"."""
+        """Write the heading of a section, such as "Options", in the language of the terminal."""
         self.write(f"{'':>{self.current_indent}}{_translate_click_texts(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
@@ -51,30 +52,30 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
         super().write_text(_translate_and_space("\n\n".join([first, *others])))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
-        """Write a definition list, such as the options and their help."""
+        """Write a definition list, such as the options of a command and their help texts."""
         super().write_dl(
             [(name, _translate_and_space(text)) for name, text in rows], *args, **options
         )
 
     def getvalue(self) -> str:
-        """Return the formatted text, without the spaces that were added for wrapping."""
+        """Return the formatted help, without the spaces that were added for wrapping."""
         return re.sub(f"({_WIDE})[ \xa0]", r"\1", super().getvalue())
 
 
 class HelpContext(TyperCommand.context_class):
-    """The context of click, with `HelpFormatter` as its formatter."""
+    """A click context that formats help with `HelpFormatter`."""
 
     formatter_class = HelpFormatter
 
 
 def _translate_and_space(text: str) -> str:
-    """Translate the words of click, then add a space after every wide (Chinese) character."""
+    """Translate click's own texts, then add a space after every wide (Chinese) character."""
     text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", _translate_click_texts(text))
     return re.sub(f"({_WIDE})(?!\xa0)", r"\1 ", text)
 
 
 def _translate_click_texts(text: str) -> str:
-    """Translate the words that click adds to the help of commands, such as "Options:"."""
+    """Translate the texts that click itself adds to the help, such as "Options:"."""
     for identifier, words in catalog("en").items():
         if identifier.startswith("click."):
             text = text.replace(words, translated(identifier))
@@ -85,8 +86,9 @@ def translate_help(command: Any, *names: str) -> Any:
     """Translate the help of a command, its parameters and its subcommands in place.
 
     Args:
-        command: a command of click.
-        names: the words of its name, such as "tokenizer", "train"; empty for the program itself.
+        command: a click command.
+        names: the words of the command name, such as "tokenizer", "train"; empty for the program
+            itself.
 
     Returns:
         The same command.
@@ -108,10 +110,10 @@ def translate_help(command: Any, *names: str) -> Any:
 
 
 def _translate_attribute(owner: Any, attribute: str, name: str, *tables: str) -> None:
-    """Replace the English help text in an attribute of `owner` with its Chinese translation.
+    """Replace the English help text in `owner.attribute` with its Chinese translation.
 
-    `tables` are tables of `help_zh.toml`; the first that contains `name` is used. If none does, the
-    text remains English.
+    The translation is the entry `name` of the first table in `tables` that contains it (tables of
+    `help_zh.toml`). If no table contains it, the text remains English.
     """
     text, known = getattr(owner, attribute, None), load_chinese_help()
     chinese = next((known[table][name] for table in tables if name in known.get(table, ())), None)

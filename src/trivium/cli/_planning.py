@@ -1,4 +1,4 @@
-"""Planning for `trivium plan`, and printing of the plans. Importing this module loads torch."""
+"""Plans of `trivium plan`: compute and print them. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,22 @@ def print_plan(
     tokens_per_second_per_gpu: float | None,
     as_json: bool,
 ) -> None:
-    """Print the training plan of a preset or a recipe, or a table of all models of a family."""
+    """Print the training plan of a preset or recipe, or a table of all models of a model family.
+
+    Args:
+        name: a preset, a recipe, or the name of a model family such as "llama".
+        overrides: recipe keys to change, as KEY=VALUE.
+        gpus: the number of GPUs; None uses the smallest number that fits.
+        gpu: the GPU model.
+        tokens: the number of training tokens; None uses the published number.
+        batch_tokens: tokens per step; None uses the published number.
+        length: tokens per row; None uses the published number.
+        tokens_per_second_per_gpu: a measured throughput, used instead of the predicted throughput.
+        as_json: whether to print JSON.
+
+    Raises:
+        RecipeError: the size of a training step is unknown.
+    """
     models, state = (
         {} if overrides or is_own_size(name) else _find_published(name),
         dict[str, Any](),
@@ -81,17 +96,17 @@ def print_plan(
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model whose training is planned, with the known settings of its training.
+    """A model to plan the training of, with the training settings that are known.
 
     Args:
-        spec: the model.
-        paper: the paper that published the model, "" if there is none.
-        context: tokens per row; None: unknown, as for the following values.
-        tokens: training tokens.
+        spec: the model's spec.
+        paper: the paper that published the model; "" if there is none.
+        context: tokens per row. Like the following values, None if unknown.
+        tokens: the number of training tokens.
         batch: tokens per step.
         lr: the peak learning rate.
-        text_bytes: bytes of training text.
-        hardware: published devices and duration, "" if unknown.
+        text_bytes: the size of the training text in bytes.
+        hardware: the hardware and training time reported in the paper; "" if unknown.
     """
 
     spec: Spec
@@ -105,14 +120,14 @@ class PlannedModel:
 
 
 def _find_published(name: str) -> dict[str, PlannedModel]:
-    """Return the preset `name`, or the models of the family `name`, by preset name.
+    """Return the preset `name`, or all presets of the model family `name`, by preset name.
 
-    The result is empty if `name` is a recipe. For a family, the presets with a published number of
-    training tokens are returned, or all presets if no number is published.
+    For a family, only presets with a published number of training tokens are returned, or all
+    presets if there are none. The result is empty if `name` is a recipe.
     """
 
     def complete(name: str) -> PlannedModel:
-        """Return a preset with its published training settings."""
+        """Return the model of a preset with its published training settings."""
         preset, recipe = catalogue[name], published_recipes().get(name)
         values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
         return PlannedModel(
@@ -135,7 +150,10 @@ def _find_published(name: str) -> dict[str, PlannedModel]:
 
 
 def _format_hardware(recipe: PublishedRecipe | None) -> str:
-    """Return the published devices and training time as text, "" if nothing is published."""
+    """Return the hardware and training time reported in the paper as text.
+
+    Returns "" if none are reported.
+    """
     known = {} if recipe is None else {key: one.value for key, one in recipe.hardware.items()}
     time = next((f"{known[unit]:g} {unit}" for unit in ("days", "hours") if unit in known), "")
     if "device_hours" in known:
@@ -144,9 +162,11 @@ def _format_hardware(recipe: PublishedRecipe | None) -> str:
 
 
 def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedModel, dict[str, Any]]:
-    """Return the model and training settings of a recipe, and further arguments for `Workload`.
+    """Load a recipe.
 
-    If `name` is a preset, settings that `overrides` does not set have their published values.
+    Returns its model with the training settings, and more arguments of `Workload`.
+
+    If `name` is a preset, settings that `overrides` does not change have their published values.
 
     Raises:
         RecipeError: the recipe uses replicas (`parallel.replicas`).
@@ -209,7 +229,7 @@ def print_forecast(name: str, overrides: Sequence[str], *, as_json: bool) -> Non
 
 
 def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
-    """Print the plan of one model: its shape, the layouts, the time and the memory."""
+    """Print the plan of one model: its size, the parallelism layouts, the time and the memory."""
     work = plan.step.work
     typer.echo(labelled("model", _format_model(plan, model)))
     width, heads, layers, feed_forward = format_model_size(shape_summary(work.spec))
@@ -252,14 +272,14 @@ def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
 
 
 def _print_export_problem(spec: Spec) -> None:
-    """Print the reason if the model cannot be exported to Hugging Face."""
+    """Print why the model cannot be exported to Hugging Face, if it cannot."""
     if problem := export_problem(spec):
         words = translated("run.export_problem", problem=problem)
         typer.echo(labelled("", words))
 
 
 def _format_model(plan: TrainingPlan, model: PlannedModel) -> str:
-    """Return the name, the numbers of parameters and the paper of a planned model as one line."""
+    """Return one line with the name, parameter counts and paper of the model being planned."""
     work = plan.step.work
     parameters, active = work.sizes.parameters, active_parameters(work.spec)
     line = translated("plan.model", name=plan.name, count=parameters)
@@ -271,7 +291,7 @@ def _format_model(plan: TrainingPlan, model: PlannedModel) -> str:
 
 
 def _format_run(plan: TrainingPlan) -> str:
-    """Return the training tokens, batch model and FLOPs of a plan as one line."""
+    """Return one line with the training tokens, the batch size and the FLOPs of a plan."""
     work = plan.step.work
     values = {"batch": work.batch_tokens, "length": work.length, "each": work.flops_per_token}
     if not plan.tokens:
@@ -280,9 +300,9 @@ def _format_run(plan: TrainingPlan) -> str:
 
 
 def _format_time(plan: TrainingPlan) -> str:
-    """Return the training time and the tokens per second of a plan as one line.
+    """Return one line with the training time and the throughput of a plan.
 
-    The time is left out if the number of training tokens is unknown.
+    If the number of training tokens is unknown, the line contains only the throughput.
     """
     time, rate = "", plan.tokens_per_second
     if plan.tokens:
@@ -300,10 +320,11 @@ def _format_time(plan: TrainingPlan) -> str:
 
 
 def _build_layout_table(plan: TrainingPlan) -> TextTable:
-    """Return the table of all layouts: memory per GPU, speed, and time and traffic of a step.
+    """Build a table of all parallelism layouts of a plan.
 
-    The seconds of a step are split into computation, communication of tensor parallelism, and
-    communication of weights and gradients ("data"), which overlaps with the computation.
+    The columns contain the memory per GPU, throughput, step time and communication volume. The step
+    time is split into compute, tensor-parallel communication, and data-parallel communication of
+    weights and gradients ("data"), which overlaps with compute.
     """
     table = make_table(
         "layout", "micro_batch", "memory_gib", "tokens_per_second", "of_peak", "compute_s",
@@ -328,7 +349,7 @@ def _build_layout_table(plan: TrainingPlan) -> TextTable:
 def _build_size_table(
     plans: Sequence[TrainingPlan], models: Mapping[str, PlannedModel]
 ) -> TextTable:
-    """Return the table of all models of a model family, with their training time and memory."""
+    """Build a table of all models of a family, with their sizes, training time and memory."""
     table = make_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
         "learning_rate", "batch", "tokens", "flops", "gpu_hours", "gpus", "days",

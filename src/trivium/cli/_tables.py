@@ -1,4 +1,4 @@
-"""Tables on the terminal. Only columns of texts are truncated; names and numbers never are."""
+"""Tables on the terminal. Only text columns are truncated; names and numbers never are."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NUMBER = re.compile(r"[-+~<>=≤≥≈]? ?\d|-?$")
 
 @dataclass
 class Column:
-    """A column of a table.
+    """A column of a terminal table.
 
     Args:
         heading: the text in the first row.
         is_text: whether the cells are texts, which may be truncated.
-        max_width: the maximum width of a column of texts; None: no limit.
+        max_width: the maximum width of a text column; None if there is no limit.
     """
 
     heading: str
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass
 class TextTable:
-    """A table. The first column names the rows; columns of numbers are aligned to the right."""
+    """A terminal table. The first column contains the row names; numbers are right-aligned."""
 
     columns: list[Column]
     rows: list[Sequence[str]] = field(default_factory=list)
@@ -45,14 +45,14 @@ class TextTable:
         self.columns.append(Column(heading))
 
     def add_row(self, *cells: str) -> None:
-        """Add a row. Missing cells at the end of the row are empty."""
+        """Append a row of cells. Missing cells at the end of the row are left empty."""
         self.rows.append([*cells, *[""] * (len(self.columns) - len(cells))])
 
     def format_lines(self, max_width: int | None) -> list[str]:
-        """Return the lines of the table. `width` is the maximum width of a line; None: no limit.
+        """Format the table as lines of text that are at most `max_width` wide (None for no limit).
 
-        Columns that do not fit follow below in further blocks, each of which repeats the first
-        column. A block is wider than `width` if its numbers and names do not fit.
+        Columns that do not fit are moved to further blocks below, each of which repeats the first
+        column. Lines may be wider than `max_width` if the numbers and names of a block do not fit.
         """
         cells = list(zip([column.heading for column in self.columns], *self.rows))
         widths = [max(map(display_width, column)) for column in cells]
@@ -82,7 +82,7 @@ class TextTable:
         return lines
 
     def _truncate_cell(self, text: str, index: int, width: int) -> str:
-        """Return a cell of column `index` as one line, truncated to `width` if it is a text."""
+        """Return a cell of column `index` as one line, truncated to `width` in a text column."""
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:
             while display_width(text) > width - 1:
@@ -92,18 +92,21 @@ class TextTable:
 
 
 def make_table(*heading_keys: str) -> TextTable:
-    """Return an empty table. `columns` are names of headings in `[heading]` of `texts.toml`."""
+    """Create an empty table whose column headings are the texts `heading.KEY` in `texts.toml`."""
     return TextTable([Column(translated(f"heading.{name}")) for name in heading_keys])
 
 
 def add_text_column(table: TextTable, heading_key: str, max_width: int | None = None) -> None:
-    """Add a column of texts, truncated to `width` and to the width of the terminal."""
+    """Add a text column, which is truncated to `max_width` and to the width of the terminal.
+
+    `heading_key` is the key of the column heading in `texts.toml`.
+    """
     table.columns.append(
         Column(translated(f"heading.{heading_key}"), is_text=True, max_width=max_width)
     )
 
 
 def print_table(table: TextTable) -> None:
-    """Print a table within the width of the terminal. Output to a file or a pipe is not limited."""
+    """Print a table within the width of the terminal. Output to files and pipes is not limited."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     typer.echo("\n".join(table.format_lines(width)))

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import stored
+from trivium.cli import load_json
 from trivium.cli._shared import parse_validation, print_json
 from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
@@ -35,7 +35,7 @@ from trivium.messages import padded, translated, translated_english
 from trivium.progress import labelled
 from trivium.text import Tokenizer
 
-_TASKS = ", ".join(stored("keys")["tasks"])
+_TASKS = ", ".join(load_json("keys")["tasks"])
 _WIDTH = 60  # characters of a sample in the table
 
 
@@ -119,7 +119,10 @@ def check(
 def _check_texts(
     data: list[str], options: CorpusOptions, tokenizer: Tokenizer | None
 ) -> list[Finding]:
-    """Check texts. The error for a file of records suggests `--task`."""
+    """Check raw texts for problems.
+
+    If reading fails for a file of records, the error suggests `--task`.
+    """
     try:
         return check_texts(data, options, tokenizer)
     except DataError as error:
@@ -131,7 +134,11 @@ def _check_texts(
 
 
 def _make_text_options_error(task: str) -> RecipeError:
-    """Return the error for options that apply to texts but not to labelled examples."""
+    """Return the error for `--separator` or `--text-field` with `--task`.
+
+    Both options apply only to raw texts. The message names the keys for columns of labelled
+    examples.
+    """
     from trivium.objectives import Objective
 
     fields = [name for name in Objective.kinds[task].model_fields if name.endswith("_field")]
@@ -142,7 +149,7 @@ def _make_text_options_error(task: str) -> RecipeError:
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    """Print the table of findings, then the advice for each problem and the totals."""
+    """Print the table of findings, then the advice for each problem and the number of problems."""
     table = make_table("check", "found", "total", "share")
     table.add_column("")
     add_text_column(table, "such_as", max_width=_WIDTH)

@@ -68,7 +68,7 @@ def clean(
 
 
 def _print_report(report: CleanReport) -> None:
-    """Print the numbers of kept and dropped documents, with a sample for each reason."""
+    """Print how many documents were kept, and dropped for each reason, with a sample per reason."""
     table = make_table("dropped", "documents", "share")
     add_text_column(table, "such_as", max_width=70)
     for why, count in report.most_common():

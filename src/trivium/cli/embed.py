@@ -95,9 +95,11 @@ def _embed_batch(
     per_token: bool,
     normalize: bool | None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the vectors of texts, or of their tokens, and the text or token of each vector.
+    """Embed a batch of texts. Returns one vector per text, or per token with `per_token`.
 
-    The vectors are float32 [N, D]: N texts or tokens, D numbers per vector.
+    Returns:
+        The vectors, float32 [N, D], for N texts or tokens with D numbers each, and for each vector
+        a dict with its text (and its token and character span).
     """
     if not per_token:
         vectors = lm.embed(texts, pooling=pooling, normalize=normalize)
@@ -112,7 +114,14 @@ def _embed_batch(
 
 
 def _print_vector(source: dict[str, Any], key: str, vector: np.ndarray, as_json: bool) -> None:
-    """Print a vector with six significant digits per number, after its token if it has one."""
+    """Print a vector with six significant digits per number, after its token if it has one.
+
+    Args:
+        source: a dict with the text of the vector (and its token and character span).
+        key: the name of the vector in JSON output.
+        vector: the vector, [D].
+        as_json: whether to print JSON.
+    """
     numbers = [float(f"{value:.6g}") for value in vector.tolist()]
     line = " ".join(f"{value:g}" for value in numbers)
     line = join_cells(source["token"], line) if "token" in source else line

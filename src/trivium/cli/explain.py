@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from trivium.cli import add_parameter_help, stored
+from trivium.cli import add_parameter_help, load_json
 from trivium.cli._shared import print_json
 from trivium.explain import get_topic_summary, load_topic, topic_names
 from trivium.explain.page import render
@@ -32,16 +32,16 @@ _NAMES = {"Literal": Literal, "pathlib": pathlib}
 
 
 class _TopicGroup(TyperGroup):
-    """The topics as commands.
+    """The click group of `trivium explain`, with one command per topic.
 
-    Their options are read from `topics.json`. The module of a topic is imported only when its
-    command runs.
+    The options of the commands are read from `topics.json`. The module of a topic is imported only
+    when its command runs.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
-        for name, outline in stored("topics").items():
+        for name, outline in load_json("topics").items():
             summary = render(get_topic_summary(name), terminal_language())
             topics.command(name, short_help=summary)(_build_command(name, **outline))
         group: Any = typer.main.get_command(topics)
@@ -78,11 +78,13 @@ def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
 
 
 def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..., None]:
-    """Return the command of a topic. The first parameter is an argument, the others are options.
+    """Build the command function of a topic, with one parameter for each parameter of the topic.
+
+    The first parameter becomes a positional argument, the others become options.
 
     Args:
         name: The name of the topic.
-        help: The docstring of the topic's function.
+        help: The docstring of the topic's function `explain`.
         parameters: The annotation and the default of each parameter, by its name.
     """
 
@@ -93,6 +95,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
         as_json: Annotated[bool, typer.Option("--json", help="Print the values as JSON.")] = False,
         **options: Any,
     ) -> None:
+        """Compute the page of the topic and print it, or write it as HTML or JSON."""
         with exit_on_interrupt():
             topic = load_topic(name)
         page = topic.explain(**{key: value for key, value in options.items() if value is not None})

@@ -111,6 +111,7 @@ def prepare(
     log, shards, tokens = ProgressLine(), None, 0
 
     def show_progress(progress: PrepareProgress) -> None:
+        """Print a note as a line of its own, and anything else in the progress line."""
         log.print_line(progress.note) if progress.note else log.update_or_log(str(progress))
 
     try:
@@ -157,10 +158,10 @@ def _parse_part(part: str) -> tuple[int, int]:
 def _train_or_reuse_tokenizer(
     paths: list[str], out: str, options: CorpusOptions, kind: str, size: int, overwrite: bool
 ) -> Tokenizer:
-    """Train a tokenizer on the training split.
+    """Train a tokenizer on the training split, or load one from an earlier run of the command.
 
-    If an earlier run on the same text has trained a tokenizer of this kind and vocabulary size, its
-    tokenizer is returned instead.
+    An earlier tokenizer is reused if it was trained on the same text with the same kind and
+    vocabulary size, unless `overwrite` is set.
     """
     folder = local_folder(out)
     earlier: Path | None = folder / TOKENIZER
@@ -176,7 +177,7 @@ def _train_or_reuse_tokenizer(
 
 
 def _format_summary(shards: Shards, out: str) -> str:
-    """Return a summary of a folder of shards as a few lines of text."""
+    """Return the document, token and duplicate counts and the unigram loss of shards as text."""
     splits = shards.manifest.splits
     lines = [_format_summary_line("shards", out)]
     for name, info in splits.items():
@@ -195,5 +196,5 @@ def _format_summary(shards: Shards, out: str) -> str:
 
 
 def _format_summary_line(label: str, text: str) -> str:
-    """Return a line of the summary: a translated label, padded to 12 columns, and a text."""
+    """Return a line of the summary: a translated label padded to 12 columns, and a text."""
     return f"{padded(translated(f'label.{label}'), 12)} {text}"

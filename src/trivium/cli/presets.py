@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
-from trivium.cli import stored
+from trivium.cli import load_json
 from trivium.cli._shared import print_json, shorten_count
 from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.errors import SpecError, did_you_mean_model
@@ -58,7 +58,7 @@ def presets(
     if spec:
         _print_spec(part)
         return
-    rows, words = stored("presets"), part.lower()
+    rows, words = load_json("presets"), part.lower()
     selected = [
         row for row in rows if words in f"{row['name']} {row['family']} {row['paper']}".lower()
     ]
@@ -79,7 +79,7 @@ def presets(
 
 
 def _print_spec(name: str) -> None:
-    """Print the complete spec of a preset as TOML. This imports torch."""
+    """Print the complete spec of a preset as TOML. Imports torch."""
     with exit_on_interrupt():
         from trivium.models import num_parameters
         from trivium.presets import catalogue
@@ -90,7 +90,7 @@ def _print_spec(name: str) -> None:
 
 
 def _print_published_recipe(name: str, *, as_json: bool) -> None:
-    """Print the published training settings of a preset."""
+    """Print the published training settings of a preset, with the source of every value."""
     from trivium.presets.published import published_recipes
 
     recipe = published_recipes().get(name)
@@ -124,7 +124,7 @@ def _print_published_recipe(name: str, *, as_json: bool) -> None:
 
 
 def _format_value(value: Any) -> str:
-    """Format a published value for a table: with thousands separators, lists joined by commas."""
+    """Format a published value for a table. Numbers get thousands separators."""
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
     if isinstance(value, bool):
@@ -135,7 +135,7 @@ def _format_value(value: Any) -> str:
 
 
 def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of presets."""
+    """Print a table of presets with their sizes, vocabulary, context length and paper."""
     table = make_table(
         "preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff", "context",
         "tokens",
@@ -161,16 +161,16 @@ def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _format_parameters(total: int, active: int) -> str:
-    """Format a number of parameters, with the active parameters per token if they are fewer."""
+    """Format a parameter count, with the number of active parameters per token if it is smaller."""
     part = translated("presets.active", count=shorten_count(active)) if active < total else ""
     return shorten_count(total) + part
 
 
 def format_model_size(summary: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return the width, heads, layers and feed-forward width of a model as cells of a table.
+    """Return the width, heads, layers and feed-forward width of a model as table cells.
 
-    Heads are "32/8" if there are fewer key-value heads, and layers are "6+6" for an encoder and a
-    decoder. "-" means that the model has no such part.
+    Heads are written "32/8" if there are fewer key-value heads, and layers "6+6" for an encoder and
+    a decoder. "-" means that the model has no such component.
 
     Args:
         summary: the result of `presets.facts.shape_summary`.

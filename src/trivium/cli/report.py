@@ -82,7 +82,7 @@ def report(
 
 
 def _print_json_or_csv(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print the common table as lines of JSON, or as CSV."""
+    """Print the rows of the table of runs as JSON lines, or as CSV."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -93,7 +93,7 @@ def _print_json_or_csv(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None
 
 
 def _print_comparison(runs: Sequence[RunFiles]) -> None:
-    """Print the table of several runs, without settings that all runs share."""
+    """Print a table that compares runs, without settings that are equal in all runs."""
     rows = make_run_table(runs)
     settings = [key for key in find_different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
     keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]
@@ -111,7 +111,7 @@ def _print_comparison(runs: Sequence[RunFiles]) -> None:
 
 
 def _format_cell(key: str, value: Any) -> str:
-    """Format the value of column `key` for a table."""
+    """Format a value for the column `key` of the printed table."""
     if value is None:
         return "-"
     if key in ("parameters", "seconds"):

@@ -121,7 +121,7 @@ def serve(
 
 
 def _find_model_folder(path: str) -> str:
-    """Return the folder of a model. Raises TriviumError if it does not exist."""
+    """Return the local folder of a model. Raises TriviumError if there is no such folder."""
     from trivium.interop.hub import find_folder
 
     folder = find_folder(path)
@@ -133,6 +133,8 @@ def _find_model_folder(path: str) -> str:
 
 def _warn_about_missing_models(paths: dict[str, str]) -> None:
     """Log a warning for each folder that does not contain a model yet.
+
+    `paths` is model id -> folder.
 
     Raises:
         TriviumError: no folder contains a model.
@@ -150,15 +152,16 @@ def _warn_about_missing_models(paths: dict[str, str]) -> None:
 
 
 def _find_runs_folder(path: str) -> Path | None:
-    """Return the parent folder of a run; None if `path` is not a run."""
+    """Return the parent folder of a run folder, or None if `path` is not a run."""
     folder = Path(path).resolve()
     return folder.parent if (folder / "metrics.jsonl").is_file() else None
 
 
 def _configure_logging(file: Path | None, *, quiet: bool) -> None:
-    """Configure logging: from a JSON file for `dictConfig`, or to standard error if `file` is None.
+    """Configure logging from a JSON file for `dictConfig`, or to standard error if `file` is None.
 
-    On standard error, the lines of this module have no timestamps.
+    On standard error, lines of this module have no timestamps. `quiet` logs only warnings and
+    errors.
 
     Raises:
         TriviumError: the file is not valid JSON, or `dictConfig` rejects it.

@@ -165,7 +165,7 @@ def decode(
 
 
 def _load_tokenizer(path: Path, *, source: bool) -> Tokenizer:
-    """Load a tokenizer from a file or folder; with `source`, the source tokenizer of a folder."""
+    """Load a tokenizer from a file or a folder. With `source`, load a folder's source tokenizer."""
     if source:
         path = path / _SOURCE_TOKENIZER
         if not path.is_file():

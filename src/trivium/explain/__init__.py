@@ -32,13 +32,13 @@ from trivium.explain.page import get_text
 
 
 def topic_names() -> list[str]:
-    """Return the names of all topics; `byte-bpe` is the module `topics/byte_bpe.py`."""
+    """Return the names of all topics, such as "byte-bpe" for the module `topics/byte_bpe.py`."""
     files = (Path(__file__).parent / "topics").glob("[!_]*.py")
     return sorted(file.stem.replace("_", "-") for file in files)
 
 
 def get_topic_summary(name: str) -> Bilingual:
-    """Return the one-line summary of a topic."""
+    """Return the one-line summary of a topic in English and Chinese."""
     return get_text(f"{name.replace('-', '_')}.summary")
 
 
@@ -51,5 +51,8 @@ def load_topic(name: str) -> Any:
 
 
 def explain(topic: str, *args: Any, **options: Any) -> Page:
-    """Return the page of a topic. The options are those in `trivium explain TOPIC --help`."""
+    """Compute the explanation of a topic as a page.
+
+    `args` and `options` are the arguments and options in `trivium explain TOPIC --help`.
+    """
     return load_topic(topic).explain(*args, **options)

@@ -1,4 +1,4 @@
-"""The attention weights of a model for a text, with the tokens as labels."""
+"""Attention maps: the attention weights of a model for a text, with the tokens as labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TARGET_TOKENS = 32
 
 
 class AttentionMap(NamedTuple):
-    """The query tokens, the key tokens and the attention weights [layers, heads, queries, keys]."""
+    """Attention weights [layers, heads, queries, keys] with the tokens of the queries and keys."""
 
     queries: list[str]
     keys: list[str]
@@ -27,9 +27,10 @@ class AttentionMap(NamedTuple):
 def compute_attention_maps(
     lm: LanguageModel, source: str, target: str = ""
 ) -> dict[str, AttentionMap]:
-    """Return the attention weights of a model for a text, by kind: "encoder", "decoder", "cross".
+    """Compute a model's attention weights for a text. Returns a dict of kind -> attention map.
 
-    An encoder-decoder also reads `target`. If the target is blank, the model generates it.
+    The kinds are "encoder", "decoder" and "cross". Only an encoder-decoder reads `target`; if the
+    target is blank, the model generates it.
 
     Raises:
         TriviumError: the text or the target has more than `MAX_TOKENS` tokens.

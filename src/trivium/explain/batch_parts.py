@@ -1,4 +1,4 @@
-"""The inputs, labels and loss weights that an objective creates for a batch, as parts of a page."""
+"""Training batches on a page: the inputs, labels and loss weights that an objective creates."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def encode_rows(
     num_copies: int = 1,
     add_special_tokens: bool = True,
 ) -> tuple[Tokenizer, RowBatch]:
-    """Load or train a tokenizer and encode texts. Each text is a document and a row.
+    """Load or train a tokenizer and encode texts. Each text becomes a document and a row.
 
     Args:
         texts: the texts.
-        tokenizer: a tokenizer file or the folder of a model. None: train a tokenizer on the texts,
-            whose tokens are words, single Chinese characters and punctuation marks.
-        special_tokens: the special tokens of a trained tokenizer.
-        num_copies: how often to repeat the rows.
-        add_special_tokens: whether to add the special tokens at the start and end of a document. Rows of packed
-            text usually do not contain them.
+        tokenizer: a tokenizer file or the folder of a model. If None, a word-level tokenizer is
+            trained on the texts (words, single Chinese characters and punctuation marks).
+        special_tokens: the special tokens of the tokenizer, if one is trained here.
+        num_copies: how many times to repeat the rows.
+        add_special_tokens: whether to add the special tokens at the start and end of each document.
+            Rows of packed text usually do not contain them.
 
     Returns:
         The tokenizer and the rows.
@@ -82,7 +82,7 @@ def build_objective_page(
     *notes: Part,
     seed: int = 0,
 ) -> Page:
-    """Return a page with the batch that an objective creates from rows, followed by `notes`."""
+    """Build a page that shows the batch an objective creates from rows, followed by `notes`."""
     batch = prepare_batch(objective, tokenizer, rows, seed=seed)
     parts = build_batch_parts(objective, batch, tokenizer, details=True)
     return Page(title, [*parts, *notes], batch_to_dict(objective, batch, tokenizer))
@@ -93,10 +93,10 @@ def prepare_batch(
 ) -> Batch:
     """Return the batch that an objective creates from rows, with different noise for each row.
 
-    With short texts, a seed may select no token to predict. Then the next seed is tried.
+    With short texts, noise may leave a row without labels. Then the next seeds are tried.
 
     Raises:
-        RecipeError: the tokenizer lacks a special token.
+        RecipeError: the tokenizer lacks a special token that the objective needs.
     """
     objective.check_tokens(tokenizer.vocabulary)
     if not objective.needs_documents:
@@ -110,7 +110,7 @@ def prepare_batch(
 
 
 def _all_rows_have_labels(batch: Batch) -> bool:
-    """Return whether every row has a label, or the objective has no token labels."""
+    """Return whether every row has a token label. True if the objective has no token labels."""
     return batch.labels is None or bool((batch.labels != IGNORE_INDEX).any(-1).all())
 
 
@@ -126,7 +126,7 @@ def build_batch_parts(
     max_tokens: int | None = None,
     details: bool = False,
 ) -> list[Part]:
-    """Return a batch as rows of tokens with their labels, and a table of the loss weights.
+    """Build page parts for a batch: rows of tokens with their labels, and a table of loss weights.
 
     Args:
         objective: the objective that created the batch.
@@ -134,9 +134,10 @@ def build_batch_parts(
         tokenizer: the tokenizer of the token ids.
         source_tokenizer: the tokenizer of the encoder input, if it has its own tokenizer.
         label_names: the names of the labels, if labels are not tokens.
-        label_counts: the number of labels per loss term in the whole step; None: those of `batch`.
-        most_rows: the maximum number of rows to show; None: all rows.
-        most_tokens: the maximum number of tokens per row to show; None: all tokens.
+        label_counts: the number of labels per loss term in the whole step; None counts the labels
+            of `batch`.
+        max_rows: the maximum number of rows to show; None shows all rows.
+        max_tokens: the maximum number of tokens per row to show; None shows all tokens.
         details: whether to add a table with all values at each position of the first row.
     """
     labels = label_names or tokenizer.readable_tokens
@@ -157,7 +158,7 @@ def build_batch_parts(
 
 
 def batch_to_dict(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the arrays of a batch by name, and its inputs and labels as tokens.
+    """Convert a batch to a dict: its arrays by name, and its inputs and labels as tokens.
 
     A label is None at positions without a loss.
     """
@@ -179,7 +180,16 @@ def batch_to_dict(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> d
 
 @dataclasses.dataclass(frozen=True)
 class _InputRow:
-    """One row of the encoder or decoder input, with the target at each position."""
+    """One row of an encoder or decoder input, with its targets.
+
+    Args:
+        objective: the objective that created the row.
+        tokenizer: the tokenizer of the token ids.
+        labels: the name of each label.
+        ids: the token ids, [T] for T positions.
+        targets: the label at each position, [T], or `IGNORE_INDEX` where there is no loss. None if
+            the input has no labels.
+    """
 
     objective: Objective
     tokenizer: Tokenizer
@@ -189,20 +199,20 @@ class _InputRow:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens, without padding at the end of the row."""
+        """The number of tokens in the row, without padding at its end."""
         used = self.ids != self.tokenizer.pad_id
         if self.targets is not None:
             used |= self.targets != IGNORE_INDEX
         return int(np.flatnonzero(used).max(initial=-1)) + 1
 
-    def make_tokens(self, most: int | None) -> list[Token]:
-        """Return the tokens with their labels as notes, at most `most` tokens (None: all)."""
+    def make_tokens(self, max_tokens: int | None) -> list[Token]:
+        """Return at most `max_tokens` tokens (None for all), with their labels as notes."""
         size = self.num_tokens
-        shown = [self._make_token(column) for column in range(min(size, most or size))]
+        shown = [self._make_token(column) for column in range(min(size, max_tokens or size))]
         return shown if len(shown) == size else [*shown, Token("...", f"+{size - len(shown)}")]
 
     def _make_token(self, position: int) -> Token:
-        """Return the token at a position with its label as a note."""
+        """Return the token at a position, with its label as a note."""
         name = self.tokenizer.readable_tokens[self.ids[position]]
         if self.targets is None or self.targets[position] == IGNORE_INDEX:
             special = self.tokenizer.vocabulary.is_special[self.ids[position]]
@@ -214,7 +224,7 @@ class _InputRow:
         return Token(name, _get_label_name(self.labels, self.targets[position]), tone)
 
     def make_table(self, batch: Batch) -> Table:
-        """Return a table with all values of the batch at each position of its first row."""
+        """Build a table with all values of the batch at each position of the batch's first row."""
         assert self.targets is not None
         count = max(1, batch.num_labels)
         others = {
@@ -243,10 +253,10 @@ class _InputRow:
 
 
 def _iterate_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
-    """Yield the inputs of a row: their name (such as "encoder"), the ids [T] and the targets [T].
+    """Yield the inputs of a row: name (such as "encoder"), token ids [T] and targets [T].
 
-    T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss; targets
-    are None for inputs without labels.
+    T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss. Inputs
+    without labels have None as targets.
     """
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
         for index in range(2):
@@ -269,12 +279,12 @@ def _iterate_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | 
 
 
 def _get_label_name(names: Sequence[str], label: int) -> str:
-    """Return the name of a label, "" for `IGNORE_INDEX`."""
+    """Return the name of a label; "" for `IGNORE_INDEX`."""
     return "" if label == IGNORE_INDEX else names[label]
 
 
 def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
-    """Return the caption above the tokens of a row."""
+    """Return the caption above the tokens of a row, with the row's own label if it has one."""
     parts = [get_text("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:
         parts.append(get_text("page.label_below"))
@@ -285,7 +295,7 @@ def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -
 
 
 def _make_loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
-    """Return a table of the loss terms: the number of labels, and the weight per term and label."""
+    """Build a table of the loss terms: number of labels, term weight, and weight per label."""
     weights = objective.term_weights()
     rows = [
         [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]

@@ -25,12 +25,12 @@ _NOTE = get_text("page.merges_note")
 
 
 def apply_merges(symbols: Sequence[str], ranks: Mapping[Pair, int]) -> list[tuple[Pair, list[str]]]:
-    """Apply merges to the symbols of a word. Returns each merge and the symbols after it.
+    """Apply learned merges to the symbols of a word. Returns each merge and the symbols after it.
 
-    `ranks` contains the rank of each learned merge. In each step, the pair with the lowest rank is
+    `ranks` contains the rank of each merge. In each step, the adjacent pair with the lowest rank is
     merged, at its leftmost position.
 
-    >>> merge_steps("theme", {("h", "e"): 0, ("t", "he"): 1})[-1]
+    >>> apply_merges("theme", {("h", "e"): 0, ("t", "he"): 1})[-1]
     (('t', 'he'), ['the', 'm', 'e'])
     """
     symbols, steps = list(symbols), []
@@ -55,7 +55,7 @@ def learn_merges(
         num_merges: the maximum number of merges.
         ties: which of several equally frequent pairs is merged: the pair seen first, the greatest
             pair in byte order, or the pair with the lowest token ids.
-        to_bytes: returns the bytes of a symbol; needed for the byte order.
+        to_bytes: converts a symbol to bytes; needed for the byte order.
 
     Returns:
         For each step, the merged `pair`, its `count`, the other equally frequent pairs (`ties`),
@@ -89,12 +89,16 @@ def learn_merges(
 def build_training_page(
     words: Mapping[str, int], merges: int, ties: Ties, *, byte_level: bool, notes: Sequence[Part]
 ) -> Page:
-    """Return a page that shows how merges are learned from words with their counts."""
+    """Build a page that shows how BPE merges are learned from words with their counts.
+
+    `byte_level` shows symbols of a byte-level vocabulary as text. `notes` are appended to the page.
+    """
     show, to_bytes = (_to_readable_text, symbols_to_bytes) if byte_level else (str, str.encode)
     steps = learn_merges(words, merges, ties, to_bytes)
     shown = list(words)[:_SHOWN_WORDS]
 
     def join(symbols: Sequence[str], between: str = " ") -> str:
+        """Join symbols into one readable text."""
         return between.join(map(show, symbols))
 
     rows: list[list[Any]] = [["", "", "", *(join(word) for word in shown)]]
@@ -117,13 +121,14 @@ def build_training_page(
 
 
 def build_merging_page(path: Path, texts: Sequence[str]) -> Page:
-    """Return a page that shows how a trained BPE tokenizer merges each word of the texts."""
+    """Build a page that shows how a trained BPE tokenizer merges each word of the texts."""
     tokenizer = load_tokenizer(path, ("bpe", "byte-bpe"))
     show = _to_readable_text if tokenizer.kind == "byte-bpe" else str
     ranks = {(left, right): rank for rank, (left, right) in enumerate(tokenizer.model["merges"])}
     whole_words = tokenizer.model["vocab"] if tokenizer.model.get("ignore_merges") else {}
 
     def explain_word(word: str) -> Word:
+        """Return a table of the merges applied to a word, and the same steps as data."""
         symbols = [word] if word in whole_words else list(word)
         rows: list[list[Any]] = [["", "", " ".join(map(show, symbols))]]
         for pair, merged in apply_merges(symbols, ranks):
@@ -136,6 +141,6 @@ def build_merging_page(path: Path, texts: Sequence[str]) -> Page:
 
 
 def _to_readable_text(symbols: str) -> str:
-    """Convert byte-level symbols to text; incomplete characters become byte values (\\xe4)."""
+    r"""Convert byte-level symbols to text. Incomplete characters become escapes such as \xe4."""
     data = symbols_to_bytes(symbols)
     return symbols if data is None else readable(data)

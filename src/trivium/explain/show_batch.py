@@ -1,4 +1,4 @@
-"""`ShowBatch`: a callback that prints the first batch before the first training step."""
+"""The callback `ShowBatch` prints the first batch before the first training step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS, _TOKENS = 2, 64  # the maximum numbers to show
 
 
 class ShowBatch(Callback):
-    """Shows the inputs and labels of the first batch, on the terminal and in the report.
+    """A callback that shows the first batch with its labels, on the terminal and in the report.
 
     Args:
         run: the folder of the run.
@@ -27,7 +27,7 @@ class ShowBatch(Callback):
         self.run = RunFolder(run)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Print the first rows to standard error and store them in the run metadata."""
+        """Print the batch's first rows to standard error and store them in the run metadata."""
         objective = batch.stream.objective
         labels = lm.settings.labels if objective.labelled else ()
         parts = build_batch_parts(

@@ -13,7 +13,11 @@ _FEW, _MANY = 12, 30  # max columns with wide cells, max columns that show numbe
 
 
 def _svg_image(name: str, width: float, height: float, body: list[str], shown: float) -> str:
-    """Return an SVG image with elements `body`. `shown` is its displayed width in pixels."""
+    """Return an SVG image that contains the elements `body`.
+
+    `name` is the accessible name. `width` and `height` are the size of the drawing, `shown` is the
+    displayed width in pixels.
+    """
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{shown:g}" role="img" aria-label="{escape(name)}" '
@@ -23,12 +27,12 @@ def _svg_image(name: str, width: float, height: float, body: list[str], shown: f
 
 
 def _svg_text(x: float, y: float, text: str, anchor: str = "middle", attributes: str = "") -> str:
-    """Return an SVG text element; `attributes` contains further attributes."""
+    """Return an SVG text element. `attributes` are further XML attributes of the element."""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'
 
 
 def _text_width(text: str) -> int:
-    """Estimate the width of a text in pixels."""
+    """Estimate the displayed width of a text in pixels."""
     return sum(13 if unicodedata.east_asian_width(one) in "WF" else 8 for one in text)
 
 
@@ -92,7 +96,7 @@ def draw_grid(
 
 
 def _compute_ticks(low: float, high: float) -> list[float]:
-    """Return four to nine round numbers between `low` and `high`, for the ticks of an axis."""
+    """Return four to nine round numbers between `low` and `high`: the tick positions of an axis."""
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.99)
@@ -103,10 +107,10 @@ def _compute_ticks(low: float, high: float) -> list[float]:
 def draw_curves(
     name: str, x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str
 ) -> str:
-    """Draw lines over x with two axes and a legend above. Returns an SVG image.
+    """Plot several functions of x as lines, with two axes and a legend. Returns an SVG image.
 
-    `name` is the accessible name of the image, for screen readers. `series` contains the value at
-    each x, by name of the line.
+    `name` is the accessible name of the image, for screen readers. `series` maps the name of each
+    line to its value at each x.
     """
     values = [value for line in series.values() for value in line]
     low, high, first, last = min(values), max(values), min(x), max(x)
@@ -124,7 +128,7 @@ def draw_curves(
     across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
     def to_pixels(x_value: float, y_value: float) -> tuple[float, float]:
-        """Return the pixel coordinates of a point."""
+        """Convert a data point to the pixel coordinates of the image."""
         return _LEFT + (x_value - first) * across, top + (high - y_value) / ((high - low) or 1) * up
 
     body = names

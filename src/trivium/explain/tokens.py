@@ -16,7 +16,7 @@ Word: TypeAlias = tuple[Part, dict[str, Any]]
 
 
 def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
-    """Return the texts to explain, or `default` if there are none.
+    """Return the user's texts, or `default` if there are none.
 
     Raises:
         TokenizerError: the texts are blank or not valid Unicode.
@@ -30,7 +30,7 @@ def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
 
 
 def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
-    """Load a tokenizer. Raises TokenizerError if it is not of one of the `kinds`."""
+    """Load a tokenizer. Raises TokenizerError if its kind is not one of `kinds`."""
     tokenizer = Tokenizer.load(path)
     if tokenizer.kind not in kinds:
         raise TokenizerError(
@@ -43,9 +43,9 @@ def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
 def build_encoding_page(
     tokenizer: Tokenizer, texts: Iterable[str], explain_word: Callable[[str], Word]
 ) -> Page:
-    """Return a page that shows how each word is encoded, then all tokens of a text with their ids.
+    """Build a page that shows how a tokenizer encodes each word, and the tokens of each text.
 
-    `explain_word` returns the encoding of one word.
+    `explain_word` returns the page part and the data for one word.
     """
     parts, data = list[Part](), []
     for text in texts:

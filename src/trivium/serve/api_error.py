@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, in the JSON format of OpenAI's API."""
+"""Conversion of exceptions to HTTP error responses in the JSON format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """An HTTP error that is sent in the format of OpenAI's API.
+    """An HTTP error response in the format of OpenAI's API, as an exception.
 
     Args:
         status: the HTTP status code.
-        message: the message for people; stored in the attribute `detail`.
-        param: the field of the request that is wrong.
-        code: an error code for programs.
+        message: the error message for users; stored in the attribute `detail`.
+        param: the field of the request body that is wrong.
+        code: a machine-readable error code.
         headers: additional response headers, such as Retry-After.
     """
 
@@ -56,14 +56,15 @@ class ApiError(HTTPException):
         return ErrorBody(error=detail).model_dump()
 
     def to_response(self) -> JSONResponse:
-        """Return the error as an HTTP response."""
+        """Convert the error to an HTTP response."""
         return JSONResponse(self.to_dict(), self.status_code, headers=self.headers)
 
 
 def to_api_error(error: BaseException) -> ApiError:
     """Convert any exception to an ApiError.
 
-    For unexpected exceptions, the message contains no details. They are only in the log.
+    Details of unexpected exceptions are only logged; the message for the client does not contain
+    them.
     """
     match error:
         case ApiError():
@@ -83,7 +84,7 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
-    """Return the HTTP response for an exception. FastAPI calls this exception handler."""
+    """Convert an exception to an HTTP response. FastAPI calls this exception handler."""
     if isinstance(error, RequestValidationError):
         body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
         return _make_body_error(error.errors(), getattr(body, "model_fields", None)).to_response()
@@ -91,7 +92,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make the app send every exception as an error in the format of OpenAI's API."""
+    """Register handlers so that the app sends every exception in the format of OpenAI's API."""
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, handle_error)
 
@@ -99,9 +100,9 @@ def add_error_handlers(app: FastAPI) -> None:
 def _make_body_error(
     errors: Sequence[Any], known_fields: Mapping[str, Any] | None = None
 ) -> ApiError:
-    """Return the error (400) for a body that is not JSON or does not match the schema.
+    """Return the error (400) for a request body that is not JSON or does not match the schema.
 
-    The message names only the first field that is wrong.
+    The message names only the first wrong field.
 
     Args:
         errors: the list of errors from pydantic.
@@ -155,9 +156,10 @@ def _make_body_error(
 
 
 def _get_field_path(error: Any) -> list[str | int]:
-    """Return the path to the wrong field: its keys and indices in the JSON body.
+    """Return the path to a wrong field: its keys and indices in the JSON body.
 
-    Names of types, which pydantic adds for unions, are left out.
+    `error` is an error from pydantic. The names of types, which pydantic adds for unions, are left
+    out.
     """
     steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
     return [
@@ -168,7 +170,7 @@ def _get_field_path(error: Any) -> list[str | int]:
 
 
 def _shorten_printable(value: Any, max_length: int) -> str:
-    """Return a value as a string, shortened to `max_length` characters, for an error message.
+    """Convert a value to a string of at most `max_length` characters, for an error message.
 
     Lone surrogates, which JSON can express, are replaced by escape sequences.
     """

@@ -52,18 +52,20 @@ def create_app(
     playground: bool = True,
     runs: Path | None = None,
 ) -> Security:
-    """Create an ASGI app that serves models.
+    """Create the ASGI app that serves models.
 
     Args:
-        models: id -> folder of the model, or the loaded model.
-        limits: the limits of the server; default: `Limits()`.
-        key: the API key that clients must send; None: no key is needed.
-        hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None:
-            any.
-        origins, proxies, root_path: see `Security`.
+        models: model id -> folder of the model, or the loaded model.
+        limits: the limits of the server; None uses `Limits()`.
+        key: the API key that clients must send; None if no key is needed.
+        hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None
+            allows any.
+        origins: the origins whose pages may call the server (CORS), as `https://HOST[:PORT]`.
+        proxies: addresses and networks of trusted proxies, separated by commas.
+        root_path: the path under which a proxy serves the app.
         load: loads a model from a folder.
-        preload: whether `run` loads all models before it accepts requests. If False, each model is
-            loaded at its first request.
+        preload: whether `run_server` loads all models before it accepts requests. If False, each
+            model is loaded at its first request.
         playground: whether to show the playground at `/` if Gradio is installed.
         runs: a folder of training runs. The playground shows their loss curves.
     """
@@ -71,6 +73,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Stop the threads of all models when the app shuts down."""
         yield
         await asyncio.to_thread(registry.close)
 
@@ -100,13 +103,14 @@ def create_app(
 
 
 def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
-    """Add the route of an endpoint to the app."""
+    """Add the POST route of an endpoint to the app."""
     timeout = registry.limits.timeout
 
     async def handle_request(request: Request, body: ModelRequest) -> Response:
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def make_response() -> Response:
+            """Compute the reply of the endpoint and convert it to an HTTP response."""
             request.state.model = registry.find(body.model).name
             reply = await endpoint.respond(registry, body)
             request.state.usage = reply.usage
@@ -137,7 +141,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
-    """Add the routes that list the models and report the health and the metrics of the server."""
+    """Add the routes that list the models and report the health and metrics of the server."""
 
     @app.get("/v1/models", summary="List the models")
     async def list_models() -> JSONResponse:
@@ -166,9 +170,9 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
 
 
 async def _make_model_card(model: ServedModel) -> dict[str, Any]:
-    """Return the description of a model in the format of OpenAI's API, with additional fields.
+    """Describe a model in the format of OpenAI's API, with additional fields such as its endpoints.
 
-    The additional fields are null if the model's folder is damaged.
+    The additional fields are null if the model's folder is corrupt.
     """
     lm = await asyncio.to_thread(model.load_outline)
     able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
@@ -186,7 +190,7 @@ async def _make_model_card(model: ServedModel) -> dict[str, Any]:
 
 
 def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
-    """Add the documentation pages, and routes that answer requests to unknown paths.
+    """Add the documentation pages, and routes that send an error for unknown paths.
 
     `has_key` says whether clients must send an API key, which the OpenAPI document then mentions.
     """
@@ -199,7 +203,7 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
     async def refuse_unknown_path(request: Request, rest: str) -> Response:
-        """Refuse unknown paths and methods with an error in the format of OpenAI's API."""
+        """Reject an unknown path or method with an error in the format of OpenAI's API."""
         matching = [each for each in app.routes if each.matches(request.scope)[0] is Match.PARTIAL]
         allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
         if allowed:
@@ -210,7 +214,10 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
     async def refuse_without_v1(request: Request) -> Response:
-        """Refuse a path of the API without the prefix /v1, and name the path with the prefix."""
+        """Reject an API path without the prefix /v1.
+
+        The error contains the path with the prefix.
+        """
         path = request.scope["route"].path
         url = f"{request.base_url}v1"
         raise ApiError(404, f"there is no {path}, but /v1{path}: a client's base URL is {url}.")
@@ -223,11 +230,12 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
 
 
 async def _send_docs_page() -> FileResponse:
+    """Send the HTML page of the API documentation."""
     return FileResponse(_DOCS_PAGE, media_type="text/html")
 
 
 async def _make_openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
-    """Return the OpenAPI document. Every example names a served model that can answer it."""
+    """Build the OpenAPI document. Every example uses a served model that can answer it."""
     document = get_openapi(
         title="Trivium",
         version=version("trivium"),

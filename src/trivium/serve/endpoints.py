@@ -1,6 +1,6 @@
 """The table of all endpoints, and the functions that answer their requests.
 
-Routes, the OpenAPI document and `/v1/models` are made from the table `ENDPOINTS`. An endpoint
+Routes, the OpenAPI document and `/v1/models` are generated from the table `ENDPOINTS`. An endpoint
 consists of a request schema, a function and an entry in the table. For completions and chat, the
 schemas are in `schemas.py` and the functions in `generation.py`.
 """
@@ -62,12 +62,12 @@ class Endpoint:
     """An endpoint of the API.
 
     Args:
-        path: the path of the URL.
+        path: the URL path.
         schema: the schema of the request body.
         function: the function that answers a request. The first line of its docstring is the
             summary in the OpenAPI document.
-        capability: the capability that a model needs: one of `LanguageModel.capabilities`, the
-            task that it was fine-tuned for, "chat" (it has a chat template) or "tokenize".
+        capability: the capability that a model needs: one of `LanguageModel.capabilities`, the task
+            that it was fine-tuned for, "chat" (it has a chat template) or "tokenize".
         example: an example of a request body without the field `model`.
     """
 
@@ -93,7 +93,7 @@ class Endpoint:
         return lm.tokenizer is not None and self.capability in supported
 
     async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
-        """Return the reply of the model that the request names. Loads the model if necessary.
+        """Answer a request with the model that it names, after loading the model if necessary.
 
         Raises ApiError (400) if the model cannot answer requests to this endpoint.
         """
@@ -117,9 +117,9 @@ class Endpoint:
 async def _run_and_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
-    """Call `function(lm, items, **options)` in the model's thread and reply with the results.
+    """Call `function(lm, items, **options)` in the model's thread and reply with its results.
 
-    `num_tokens` is the number of tokens of all items.
+    `num_tokens` is the total number of tokens of all items, for the usage counts.
     """
     data = await model.thread.call(
         function, items, num_tokens, special_tokens=model.special_tokens, **options
@@ -128,9 +128,9 @@ async def _run_and_reply(
 
 
 def _make_list_reply(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
-    """Return a reply with a list of results, each with its index, and count the tokens.
+    """Build a reply with a list of results, and add its token counts to the metrics.
 
-    The results are dataclasses, or dicts whose values may be dataclasses.
+    Each result gets its index. Results are dataclasses, or dicts whose values may be dataclasses.
     """
     counts = {"prompt": usage.prompt_tokens, "generated": usage.completion_tokens}
     for kind, count in counts.items():
@@ -157,14 +157,14 @@ async def _count_tokens(
 
 
 def _get_max_text_tokens(model: ServedModel) -> int:
-    """Return the maximum number of tokens of a text that the model reads in one piece."""
+    """Return the maximum number of tokens of a text that the model can process at once."""
     return min(model.limits.max_prompt, model.lm.max_length or model.limits.max_prompt)
 
 
 async def _encode_texts(
     model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
-    """Tokenize texts or pairs of texts as inputs of the model; texts that are too long are cut.
+    """Tokenize texts or pairs of texts as inputs of the model, and truncate long inputs.
 
     Raises ApiError (400) for too many texts, or without `truncate` for a text that is too long.
     """
@@ -251,7 +251,10 @@ def _embed_to_json(
     normalize: bool | None,
     base64: bool,
 ) -> list[Json]:
-    """Return the embedding of each text in the format of OpenAI's API."""
+    """Embed texts, given as lists of windows, in the JSON format of OpenAI's API.
+
+    `base64` encodes each vector as base64 of little-endian float32 instead of a list of numbers.
+    """
     vectors = embed_windows(lm, windows, pooling=pooling, normalize=normalize)
     return [
         {
@@ -284,7 +287,7 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
 
 
 def _fill_all_masks(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
-    """Return the predictions for every mask of each text."""
+    """Predict the `top_k` most probable fills for every mask of each text."""
     fills = [lm.fill_mask(text, top_k=top_k) for text in texts]
     return [{"masks": each if isinstance(each[0], list) else [each]} for each in fills]
 
@@ -330,7 +333,7 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
 
 
 def _tag_texts(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
-    """Return the tagged words and the entities of each text."""
+    """Tag the words of each text. Returns the tagged words and the entities per text."""
     results: list[Json] = []
     for text, words in zip(texts, lm.tag(texts)):
         joined = text if isinstance(text, str) else join_words(text)[0]
@@ -406,12 +409,12 @@ def _translate_texts(
     server_limit: int,
     **options: Any,
 ) -> list[str]:
-    """Generate the translation of each text.
+    """Translate each text.
 
     Args:
         lm: the model.
         texts: the source texts.
-        max_tokens: the maximum number of tokens that the request sets; None: the default of
+        max_tokens: the maximum number of tokens that the request sets; None uses the default of
             `LanguageModel.translate`.
         server_limit: the server's limit, which overrides larger limits.
         options: other arguments of `LanguageModel.translate`.
@@ -454,7 +457,7 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
 
 
 def _score_texts(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
-    """Return the log-probability of each text and of its tokens, given the context."""
+    """Compute the log-probability of each text and of its tokens, given the context."""
     tokenizer = lm.text_tokenizer
     results: list[Json] = []
     for text in texts:
@@ -511,7 +514,7 @@ class DetokenizeRequest(ModelRequest):
 
 
 def _get_tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
-    """Return the tokenizer for sources or for targets, as the request asks."""
+    """Return the model's source tokenizer or target tokenizer, as the request asks."""
     lm = model.lm.prompting
     return lm.source_tokenizer if request.source else lm.text_tokenizer
 

@@ -57,11 +57,12 @@ async def _generate_reply(
 
     Args:
         model: the model that generates.
-        request: the body of the request.
+        request: the request body.
         prompts: the token ids of each prompt.
         options: the sampling options.
-        make_choice: builds an entry of `choices`; see `_MakeChoice`.
-        chat: whether the texts are answers in a conversation.
+        make_choice: builds an entry of `choices` from its index, its new text and whether it is the
+            first text.
+        chat: whether the texts are assistant messages of a conversation.
     """
     common: Json = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -100,8 +101,8 @@ async def _stream_chunks(
 ) -> AsyncGenerator[Json]:
     """Yield the chunks of a streamed reply, each with one entry in `choices`.
 
-    With the stream option `include_usage`, an extra last chunk contains the token counts. The
-    other chunks then contain `"usage": null`.
+    With the stream option `include_usage`, an extra last chunk contains the token counts. The other
+    chunks then contain `"usage": null`. `common` contains the fields that all chunks share.
     """
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     no_usage = {"usage": None} if include_usage else {}
@@ -126,9 +127,9 @@ def _check_limits(
     *,
     prompt_field: str,
 ) -> None:
-    """Raise ApiError (400) if prompts are too long or the request asks for too many texts.
+    """Raise ApiError (400) if a prompt is too long or the request asks for too many texts.
 
-    `prompt_field` is the field of the request that contains the prompts. Error messages name it.
+    `prompt_field` is the field of the request body that contains the prompts, for error messages.
     """
     limits = model.limits
     if request.stream_options is not None and not request.stream:
@@ -140,7 +141,7 @@ def _check_limits(
 
 
 def find_prompt_limit(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
-    """Return the maximum number of tokens of a prompt, and the name of the limit for messages.
+    """Return the maximum number of tokens of a prompt, and which limit that is, for messages.
 
     The context length of an encoder is not a limit, because encoders read long texts in windows.
     """
@@ -165,10 +166,10 @@ def check_num_tokens(
     """Raise ApiError (400) if a text of `num_tokens` tokens exceeds the limit `max_tokens`.
 
     Args:
-        param: the field of the request that contains the text.
+        param: the field of the request body that contains the text.
         num_tokens: the number of tokens of the text.
         max_tokens: the maximum number of tokens.
-        hint: the end of the error message.
+        hint: how to fix the request; the end of the error message.
     """
     if num_tokens > max_tokens:
         raise ApiError(
@@ -182,7 +183,7 @@ def check_num_tokens(
 def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raise ApiError (400) if a token id is not in the vocabulary.
 
-    `param` is the field of the request that contains the ids.
+    `param` is the field of the request body that contains the ids.
     """
     if (largest := max(ids, default=0)) > (last := tokenizer.vocab_size - 1):
         raise ApiError(400, f"{param} has the id {largest}, but the last is {last}.", param=param)
@@ -262,7 +263,7 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
-    """Tokenize the prompts. Prompts that are token ids already are used unchanged.
+    """Tokenize prompts. A prompt that is already a list of token ids is used unchanged.
 
     Raises ApiError (400) for an id that is not in the vocabulary.
     """
@@ -284,10 +285,10 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 def _score_prompts(
     lm: LanguageModel, prompts: Sequence[_Prompt], *, num_top: int
 ) -> list[list[_Token]]:
-    """Return the log-probability of every token of each prompt, given the tokens before it.
+    """Compute the log-probability of every token of each prompt, given the tokens before it.
 
-    Special tokens that the tokenizer adds at the start are left out. `num_top` is the number of most
-    probable tokens to return alongside each token. Each prompt has its own forward pass.
+    Special tokens that the tokenizer adds at the start are left out. `num_top` is the number of
+    most probable tokens to return at each position. Each prompt is run in its own forward pass.
     """
     tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
     for prompt in prompts:
@@ -359,9 +360,9 @@ async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
 
 
 def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """Return the token ids of a conversation, formatted with the model's chat template.
+    """Format a conversation with the model's chat template. Returns its token ids.
 
-    Raises ApiError (400) for messages that the template refuses.
+    Raises ApiError (400) for messages that the template rejects.
     """
     turns: list[dict[str, str]] = []
     for index, message in enumerate(messages):
@@ -383,13 +384,13 @@ def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> 
 
 
 def _format_chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Return a generated token and the most probable tokens in the format of OpenAI's chat API."""
+    """Format a generated token and its top log-probabilities for OpenAI's chat API."""
     top = [_format_chat_logprob(tokenizer, each) for each in score.top]
     return {**_format_chat_logprob(tokenizer, score), "top_logprobs": top}
 
 
 def _format_chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Return the text, the log-probability and the UTF-8 bytes of one token."""
+    """Format the text, log-probability and UTF-8 bytes of one token for OpenAI's chat API."""
     data = tokenizer.token_bytes[score.id]
     data = score.text.encode() if is_utf8(data) else data
     return {"token": score.text, "logprob": _clamp_logprob(score.logprob), "bytes": list(data)}

@@ -1,4 +1,4 @@
-"""The replies of endpoints, and how they are sent: as one JSON object or as server-sent events."""
+"""Replies of endpoints, and how they are sent: as one JSON object or as server-sent events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Usage:
 class Reply:
     """The reply of an endpoint: one JSON object or a stream of JSON objects, and the token counts.
 
-    The counts are for the log and the metrics.
+    The token counts are for the log and the metrics.
     """
 
     content: Json | AsyncGenerator[Json]
@@ -52,9 +52,10 @@ class Reply:
 async def run_until(
     work: Awaitable[Result], stop: Awaitable[Any], *, timeout: float | None = None
 ) -> Result:
-    """Return the result of `work`. Cancel `work` if `stop` ends first or after `timeout` seconds.
+    """Await `work` and return its result, unless `stop` ends first or `timeout` seconds pass.
 
-    Raises ApiError: 499 if `stop` ended first, 504 after the timeout.
+    In both cases, `work` is cancelled. Raises ApiError: 499 if `stop` ended first, 504 after the
+    timeout.
     """
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     try:
@@ -73,8 +74,8 @@ async def run_until(
 class EventStream(StreamingResponse):
     """A response of server-sent events: `data: JSON` for each event, then `data: [DONE]`.
 
-    If an error occurs after the first event, it is sent as the last event, because the status code
-    has already been sent.
+    An error after the first event is sent as the last event, because the status code has already
+    been sent.
 
     Args:
         first_event: the first event.
@@ -99,7 +100,7 @@ class EventStream(StreamingResponse):
 async def _stream_sse(
     first_event: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
-    """Yield the lines of the event stream, including a final error or `[DONE]`."""
+    """Yield the encoded server-sent events (SSE) of a stream, ending with an error or `[DONE]`."""
     event = first_event
     try:
         while event is not None:
@@ -113,5 +114,5 @@ async def _stream_sse(
 
 
 def _format_sse(event: Json) -> bytes:
-    """Return an event as a line of the event stream."""
+    """Encode an event as a server-sent event (SSE): one `data:` line with JSON."""
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

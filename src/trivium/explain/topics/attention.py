@@ -127,7 +127,10 @@ def explain(
 def _build_model_page(
     model: str, text: str, target: str, layer: int | None, head: int | None
 ) -> Page:
-    """Return a page with the attention weights of a layer of a trained model."""
+    """Build a page with the attention weights of one layer of a trained model.
+
+    `layer` None shows the last layer, and `head` None shows all heads.
+    """
     pictures = compute_attention_maps(load(model, device="cpu"), text, target)
     grids: list[Part] = []
     data = {}
@@ -151,7 +154,10 @@ def _build_model_page(
 
 
 def _check_index(name: str, index: int, count: int) -> int:
-    """Return the index of a layer or head. Raises TriviumError if it is not in 1 to `count`."""
+    """Return the index of a layer or head, counted from 1.
+
+    Raises TriviumError if it is not in 1 to `count`. `name` is "layer" or "head".
+    """
     if not 1 <= index <= count:
         raise TriviumError(f"the model has no {name} {index}: choose 1 to {count}.")
     return index

@@ -102,12 +102,12 @@ _RESULT_KEYS = ("search", "text", "probability", "log_p", "score")
 
 @dataclass
 class _BeamRecorder:
-    """Records the texts of a beam search as their token ids.
+    """Records the hypotheses of a beam search by their token ids.
 
     Args:
         length_penalty: the exponent of the length in the score.
-        kept: the sum of log p of each text that the search kept at some step.
-        ended: the hypotheses that ended.
+        kept: the sum of log p of each unfinished hypothesis that was in the beam at some step.
+        ended: the finished hypotheses.
     """
 
     length_penalty: float
@@ -115,21 +115,21 @@ class _BeamRecorder:
     ended: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)
 
     def record_step(self, beams: Sequence[Beam], finished: Sequence[Hypothesis]) -> None:
-        """Record the beams and the finished hypotheses of a step."""
+        """Record the beam and the finished hypotheses of one search step."""
         self.kept |= {beam.ids: beam.log_p for beam in beams if math.exp(beam.log_p)}
         self.ended |= {hypothesis.ids: hypothesis for hypothesis in finished}
 
     def sum_log_p(self, hypothesis: Hypothesis) -> float:
-        """Return the sum of log p over the tokens of a hypothesis."""
+        """Return the sum of log p over the tokens of a hypothesis, computed from its score."""
         length = len(hypothesis.ids) + (hypothesis.finish_reason == "stop")
         return hypothesis.score * length**self.length_penalty
 
     def build_tree(self, prompt: str, tokens: Sequence[str], best: Hypothesis | None) -> Tree:
-        """Return the tree of all texts that were kept.
+        """Build the search tree of all recorded hypotheses.
 
         Args:
-            root: the label of the root, the prompt.
-            names: the tokens of the vocabulary.
+            prompt: the label of the root.
+            tokens: the tokens of the vocabulary.
             best: the hypothesis to mark with "*".
         """
         sums = {(): 0.0, **self.kept, **{k: self.sum_log_p(v) for k, v in self.ended.items()}}
@@ -137,7 +137,7 @@ class _BeamRecorder:
         paths = sorted({*sums} - {()}, key=lambda ids: -sums[ids])
 
         def build_subtree(ids: tuple[int, ...]) -> Tree:
-            """Return the tree below a text."""
+            """Build the part of the search tree below a hypothesis (the token ids so far)."""
             branches = [build_subtree(path) for path in paths if path[:-1] == ids]
             label = f"{tokens[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
             end = self.ended.get(ids)
@@ -152,7 +152,7 @@ class _BeamRecorder:
 
 
 def _build_bigram_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
-    """Return a bigram model for a table of P(word | previous word)."""
+    """Build a bigram model from a table of P(word | previous word)."""
     words = [*table, *(word for row in table.values() for word in row if word != _END)]
     tokenizer = Tokenizer.train(
         "whitespace", texts=[" ".join(words)], special_tokens=TEXT_SPECIALS, progress=False

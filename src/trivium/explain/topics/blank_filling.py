@@ -20,8 +20,8 @@ def explain(
 
     Args:
         text: The texts; each text is a row.
-        probability: Fraction of tokens in blanks. GLM uses 0.15; a short text needs more.
-        mean_span: Mean number of tokens per blank. GLM uses 3.
+        probability: Fraction of tokens to blank out. GLM uses 0.15; a short text needs more.
+        mean_span: Mean length of a blank in tokens. GLM uses 3.
         tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
         seed: Random seed for the choice of the blanks.
     """

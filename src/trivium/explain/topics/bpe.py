@@ -29,7 +29,8 @@ def explain(
         merges: Number of merges to learn.
         ties: Which of several equally frequent pairs to merge.
         spaces: Treat a space like any other symbol, so that merges can cross spaces.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     texts_shown = check_texts(texts, _RATS)
     if tokenizer is not None:

@@ -27,7 +27,8 @@ def explain(
         texts: Short texts. Default: 今天 (twice), 天气 and the cat.
         merges: Number of merges to learn.
         ties: Which of several equally frequent pairs to merge.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     texts = check_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:

@@ -63,11 +63,12 @@ _NOTE = get_text("masked.note")
 def count_replacements(
     objective: Masked, rows: RowBatch, vocabulary: Vocabulary, *, seed: int, draws: int
 ) -> dict[str, float]:
-    """Measure how often tokens are selected and replaced in many random draws.
+    """Measure how often tokens are selected and replaced when rows are masked `draws` times.
 
     Returns:
-        "chosen": the fraction of selected tokens. "masked", "replaced" and "kept": the fraction of
-        selected tokens that became [MASK], became another token, or did not change.
+        "chosen": the fraction of tokens that are selected for prediction. "masked", "replaced" and
+        "kept": the fractions of selected tokens that become [MASK], become another token, or do not
+        change.
     """
     indices = np.arange(draws) % rows.num_rows
     repeated = RowBatch(rows.input_ids[indices], rows.lengths[indices])

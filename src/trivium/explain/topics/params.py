@@ -105,5 +105,5 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
 
 
 def _format_num_elements(shape: tuple[int, ...], times: int) -> str:
-    """Format the number of elements of `times` matrices, such as "4096 x 4096 x 32"."""
+    """Format the number of elements of `times` matrices of a shape, such as "4096 x 4096 x 32"."""
     return " x ".join(f"{size}" for size in (*shape, times) if size > 1)

@@ -43,7 +43,7 @@ def explain(width: int = 32, *, base: float = 10_000.0, heads: int = 8) -> Page:
 
 
 def _explain_sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for sinusoidal positions."""
+    """Return the page parts and the data that explain sinusoidal position encodings."""
     table = sinusoids(torch.arange(32), base, width)
     first = table[:_FIRST, :_FIRST].tolist()
     return [
@@ -66,7 +66,7 @@ def _explain_sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, A
 
 
 def _explain_rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for rotary positions (RoPE)."""
+    """Return the page parts and the data that explain rotary position embeddings (RoPE)."""
     positions = Rotary(base=base)
     part = Attention(num_heads=1, head_dim=width, positions=positions)
     rotary, sequence = RotaryPositions(part, width), SequenceInfo.of_length(_FAR + 1)
@@ -108,10 +108,10 @@ def _explain_rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]
 
 
 def _explain_buckets() -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for the relative position buckets of T5."""
+    """Return the page parts and the data that explain the relative position buckets of T5."""
 
     def compute_t5_buckets(distances: Sequence[int], side: str) -> list[int]:
-        """Return the bucket of each distance in the encoder or decoder of T5."""
+        """Return T5's relative position bucket of each distance, in the encoder or decoder."""
         before = -torch.tensor(distances)
         return relative_buckets(before, RelativeBias(), bidirectional=side == "encoder").tolist()
 
@@ -154,14 +154,17 @@ def _explain_buckets() -> tuple[list[Part], dict[str, Any]]:
 
 
 def _compute_textbook_bucket(distance: int, num_exact: int = 8) -> int:
-    """Return the bucket of a distance by the formula that a textbook gives for T5."""
+    """Return the bucket of a distance by the formula that a textbook gives for T5.
+
+    Distances below `num_exact` have their own buckets.
+    """
     if distance < num_exact:
         return distance
     return num_exact + math.floor(math.log(distance / num_exact) / math.log(1.02))
 
 
 def _explain_alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for ALiBi."""
+    """Return the page parts and the data that explain ALiBi."""
     slopes, six = alibi_slopes(heads).tolist(), SequenceInfo.of_length(6, causal=True)
     bias = LinearBias(Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
     return [

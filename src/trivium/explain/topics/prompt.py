@@ -40,7 +40,7 @@ def explain(
 
     Args:
         text: The text to classify.
-        example: A solved example, TEXT=ANSWER. Repeatable.
+        example: A few-shot example, TEXT=ANSWER. Repeatable.
         question: The question, with placeholders {text} and {answer}.
         instruction: An instruction, placed once before several examples.
         model: The model that answers the prompts.
@@ -81,7 +81,10 @@ def explain(
 
 
 def _parse_example(example: str) -> tuple[str, str]:
-    """Split TEXT=ANSWER at its last equals sign."""
+    """Split a few-shot example TEXT=ANSWER at its last equals sign.
+
+    Raises TriviumError if invalid.
+    """
     text, sign, answer = example.rpartition("=")
     if not (sign and text.strip() and answer.strip()):
         raise TriviumError(
@@ -91,14 +94,17 @@ def _parse_example(example: str) -> tuple[str, str]:
 
 
 def _make_record(text: str, answer: str) -> Record:
-    """Return a record with a text and its answer."""
+    """Create a record with the columns text and answer."""
     return Record({"text": text, "answer": answer}, f'"{text}"')
 
 
 def _answer_prompt(
     lm: LanguageModel, question: PromptQuestion, prompt: str
 ) -> dict[str, str | float]:
-    """Return the most probable option and its probability, normalized over all options."""
+    """Answer a prompt with a model. Returns the most probable option and its probability.
+
+    The probability is normalized over all options.
+    """
     [row] = few_shot(lm, [(question, prompt)]).predictions
     scores = continuation_scores(lm, prompt, question.options, after=question.after)
     total = dict(zip(question.options, (math.exp(one.total) for one in scores)))

@@ -73,7 +73,10 @@ def explain(
 
 
 def _build_untrained_models(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
-    """Return untrained models. The generator predicts the token frequencies of the rows."""
+    """Build an untrained generator and discriminator for the topic's example.
+
+    The generator predicts tokens by their frequencies in the rows.
+    """
     both = build_with_generator(presets["electra-tiny"].replace(vocab_size=vocabulary.size))  # type: ignore[arg-type]
     counts = np.bincount(rows.input_ids.ravel(), minlength=vocabulary.size)
     counts[vocabulary.is_special] = 0
@@ -83,7 +86,10 @@ def _build_untrained_models(vocabulary: Vocabulary, rows: RowBatch) -> Generator
 
 
 def _load_trained_models(run: str) -> GeneratorAndDiscriminator:
-    """Load the generator and the discriminator of a run, with separate token embeddings."""
+    """Load the generator and the discriminator of a finished run.
+
+    Their token embeddings are separate.
+    """
     if not Path(run, "generator").is_dir():
         raise TriviumError(
             f"{run} has no generator: give a finished run of an ELECTRA, such as electra-mini."

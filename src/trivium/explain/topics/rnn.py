@@ -73,7 +73,7 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
 
 
 def _make_rnn_spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> RNNSpec:
-    """Return the spec of a recurrent network with one layer."""
+    """Create the spec of a recurrent network with one layer."""
     return RNNSpec(vocab_size=2, d_model=d_model, cell=cell, d_hidden=d_hidden, num_layers=1)
 
 
@@ -83,19 +83,19 @@ def _measure_gradient_norms(
     seed: int,
     forget_bias: float | None = None,
 ) -> Tensor:
-    """Return the norm of the gradient of the last hidden state h_T with respect to earlier inputs.
+    """Measure how the gradient of the last hidden state h_T decays with the distance to an input.
 
     The gradient is d (w . h_T) / d x_(T-k) with a random vector w, for k = 0 to `distance`. Its
-    norm is averaged over several sequences and divided by the value for k = 0.
+    norm is averaged over several sequences and divided by the norm for k = 0.
 
     Args:
-        cell: the kind of cell.
+        cell: the kind of recurrent cell.
         distance: the largest k.
         seed: the seed of the weights and inputs.
-        forget_bias: the bias of the forget gate (LSTM only); None: as initialized.
+        forget_bias: the bias of the forget gate (LSTM only); None keeps its initialization.
 
     Returns:
-        float64 [distance + 1].
+        The relative norm for each k, float64 [distance + 1].
     """
     model = build(_make_rnn_spec(cell, _WIDTH, _WIDTH), seed=seed).double()
     assert isinstance(model, RecurrentModel)

@@ -40,7 +40,7 @@ def explain(
         words: The tokens to which the logits belong.
         temperature: The logits are divided by the temperature.
         top_k: Keep the k most probable tokens.
-        top_p: Keep the smallest set of most probable tokens whose probabilities sum to p.
+        top_p: Keep the smallest set of most probable tokens whose probabilities sum to at least p.
         min_p: Keep tokens whose probability is at least this fraction of the highest probability.
         model: The model that predicts the next token.
         prompt: The text that the model continues.
@@ -98,7 +98,10 @@ def explain(
 def _pair_words_with_logits(
     logits: list[float] | None, words: list[str] | None
 ) -> tuple[list[str], Tensor]:
-    """Return the given words and logits, or the example if there are none."""
+    """Return words and their logits: the user's values, or the example if none are given.
+
+    Raises TriviumError if the numbers of words and logits differ, or there are fewer than two.
+    """
     values = list(_WORDS.values()) if logits is None else logits
     names = list(_WORDS) if logits is None else [f"w{i}" for i in range(1, len(values) + 1)]
     if words is not None:
@@ -111,7 +114,7 @@ def _pair_words_with_logits(
 
 
 def _compute_model_logits(model: str, prompt: str) -> tuple[list[str], Tensor]:
-    """Return the tokens of a model's vocabulary and their logits after a prompt."""
+    """Compute a model's next-token logits after a prompt. Returns all tokens and their logits."""
     lm = load(model)
     lm.require("generate")
     ids, rules = prompt_ids(lm.prompting, prompt), lm.generation_rules

@@ -21,8 +21,9 @@ def explain(
 
     Args:
         text: The texts; each text is a row.
-        probability: Fraction of tokens in spans. T5 uses 0.15; a short text needs more.
-        mean_span: Mean number of tokens per span. T5 uses 3.
+        probability: Fraction of tokens to corrupt (noise density). T5 uses 0.15; a short text needs
+            more.
+        mean_span: Mean span length in tokens. T5 uses 3.
         tokenizer: A tokenizer file with sentinel tokens, or the folder of a model. Default: each
             word is a token.
         seed: Random seed for the choice of the spans.

@@ -49,7 +49,8 @@ def explain(
         vocab: Show the segmentations into these pieces, separated by spaces.
         vocab_size: Number of pieces after training. Default: number of characters plus two.
         keep: Fraction of the pieces that each round of pruning keeps.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     if tokenizer is not None:
         return _build_tokenizer_page(tokenizer, check_texts(texts, _EXAMPLE))
@@ -68,9 +69,9 @@ def explain(
 
 
 def _build_tokenizer_page(path: Path, texts: Sequence[str]) -> Page:
-    """Return a page with the segmentations of each word by a trained tokenizer.
+    """Build a page with the segmentations of each word by a trained Unigram tokenizer.
 
-    A character without a piece becomes a piece with a lower probability than all others.
+    A character that is not in the vocabulary becomes a piece that is less probable than all others.
     """
     tokenizer = load_tokenizer(path, ("unigram",))
     scores = dict(tokenizer.model["vocab"])
@@ -79,6 +80,7 @@ def _build_tokenizer_page(path: Path, texts: Sequence[str]) -> Page:
     probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
 
     def explain_word(word: str) -> Word:
+        """Return the segmentations of a word as a table and as data."""
         return explain_lattice(word, dict.fromkeys(word, unknown) | probabilities)
 
     return build_encoding_page(tokenizer, texts, explain_word)
@@ -140,14 +142,14 @@ def explain_lattice(text: str, probabilities: Mapping[str, float]) -> Word:
 
 
 def _format_probability(value: float) -> str:
-    """Format a probability as a fraction if the denominator is small, otherwise as a decimal."""
+    """Format a probability as a fraction if its denominator is small, otherwise as a decimal."""
     near = Fraction(value).limit_denominator(1000)
     exact = near != 0 and math.isclose(float(near), value, rel_tol=1e-12)
     return str(near) if exact else f"{value:.4g}"
 
 
 def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
-    """Return the (start, end) spans of a text that are pieces, sorted by end."""
+    """Find all pieces in a text. Returns their (start, end) spans, sorted by end."""
     longest = max(map(len, pieces), default=0)
     return [
         (start, end)
@@ -160,8 +162,8 @@ def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int
 def _sum_segmentations(text: str, pieces: Mapping[str, float]) -> list[float]:
     """Return the probability of the first i characters of a text, for every i from 0 to its length.
 
-    The probability is summed over all segmentations. If every piece has the value 1, the result is
-    the number of segmentations instead.
+    The probability of a prefix is the sum over all its segmentations into pieces. If every piece
+    has the value 1, the result is the number of segmentations instead.
     """
     forward: list[float] = [1, *[0] * len(text)]
     for start, end in _match_pieces(text, pieces):
@@ -170,7 +172,7 @@ def _sum_segmentations(text: str, pieces: Mapping[str, float]) -> list[float]:
 
 
 def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
-    """Return the most probable segmentations of a text and their log-probabilities in nats.
+    """Return the ten most probable segmentations of a text and their log-probabilities in nats.
 
     This is the Viterbi algorithm with the ten best paths to each character.
     """
@@ -189,10 +191,11 @@ def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple
 def compute_expected_counts(
     text: str, pieces: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-    """Return the expected count of each piece over all segmentations (E step), and the likelihood.
+    """Compute the expected count of each piece over all segmentations of a text (the E step).
 
-    E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, where alpha
-    and beta are the total probabilities of the text before and after the match.
+    Returns the counts and the likelihood of the text. E[count(x)] = sum over matches of x of
+    alpha[start] p(x) beta[end] / likelihood, where alpha and beta are the total probabilities of
+    the text before and after the match.
     """
     alpha = _sum_segmentations(text, pieces)
     mirrored = {piece[::-1]: probability for piece, probability in pieces.items()}
@@ -205,7 +208,7 @@ def compute_expected_counts(
 
 
 def _normalize(counts: Mapping[str, float]) -> dict[str, float]:
-    """Divide the counts by their sum."""
+    """Divide counts by their sum. Returns the fraction of each piece."""
     total = sum(counts.values())
     return {piece: count / total for piece, count in counts.items()}
 
@@ -222,9 +225,9 @@ def train_unigram(
     sentencepiece, this loss is exact, and the M step divides by the total count.
 
     Returns:
-        The parts of the page, and data: the `seed` pieces, a row for each piece in each of the
-        `rounds`, and the final `probabilities`. The loss of a character is None, because
-        characters are always kept.
+        The page parts, and data: the `seed` pieces, a row for each piece in each of the `rounds`,
+            and the final `probabilities`. The loss of a character is None, because characters are
+            always kept.
     """
     words = Counter(" ".join(texts).split())
     characters = {*"".join(words)}
@@ -283,7 +286,10 @@ def train_unigram(
 def _count_in_corpus(
     words: Mapping[str, int], probabilities: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-    """Return the expected count of each piece in all words, and the log-likelihood in nats."""
+    """Return the expected count of each piece in all words, and the log-likelihood in nats.
+
+    `words` contains the count of each word.
+    """
     totals, log_likelihood = dict.fromkeys(probabilities, 0.0), 0.0
     for word, times in words.items():
         counts, likelihood = compute_expected_counts(word, probabilities)

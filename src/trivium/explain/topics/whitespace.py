@@ -23,7 +23,8 @@ def explain(
     Args:
         texts: Short texts. Default: the mouse ate the cheese, the cat ate the mouse.
         kept: Number of words in the vocabulary.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     texts = check_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
     counts = Counter(" ".join(texts).split())

@@ -33,12 +33,13 @@ def explain(
     vocab: str = "play ##ing ##ed un ##aff ##able",
     tokenizer: Path | None = None,
 ) -> Page:
-    """Match words against a vocabulary, step by step.
+    """Split words by greedy longest-match-first against a vocabulary, step by step.
 
     Args:
-        words: Words or texts. Default: playing unaffable player.
+        words: Words or texts. Default: "playing unaffable player".
         vocab: The tokens of the vocabulary, separated by spaces.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     words = check_texts(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
@@ -59,9 +60,10 @@ def explain(
 
 
 def match_longest_first(word: str, model: Mapping[str, Any]) -> Word:
-    """Tokenize a word: repeatedly match the longest token at the start of the rest of the word.
+    """Tokenize a word by greedy longest-match-first, and return the steps as a table and as data.
 
-    The whole word is an unknown token if no token matches or the word is too long.
+    The whole word becomes an unknown token if no token matches or the word is too long. `model`
+    contains the vocabulary and settings of a WordPiece tokenizer.
     """
     tokens, rows, rest = [], [], word
     while rest and len(word) <= model["max_input_chars_per_word"]:

@@ -50,7 +50,7 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
 
 @functools.cache  # The playground calls this repeatedly.
 def _train_tokenizers() -> dict[str, Tokenizer]:
-    """Train a tokenizer of every kind on the bundled texts."""
+    """Train a tokenizer of every kind on the bundled texts. Returns a dict of kind -> tokenizer."""
     corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
     options = {"vocab_size": _VOCAB_SIZE, "progress": False}
     return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}

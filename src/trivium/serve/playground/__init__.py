@@ -1,4 +1,4 @@
-"""The playground: a web page to try the served models (extra: playground)."""
+"""The playground: a web page to try the served models (optional dependencies: `playground`)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def mount_playground(
     Args:
         app: the app on which the playground is mounted.
         registry: the served models.
-        runs: a folder of training runs. A tab shows their loss curves. None: no such tab.
+        runs: a folder of training runs, for the tab of loss curves. None omits this tab.
         root_path: the path under which a proxy serves the app.
     """
 
@@ -101,7 +101,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     """Build the playground page, with a tab for every task that a served model can perform.
 
     Other tabs show attention weights, the topics of `trivium explain` and the loss curves of runs.
-    When a tab is opened for the first time, it shows an example for its first model.
+    When a tab is opened for the first time, it runs an example with the tab's first model.
     """
     outlines = {
         model.name: lm
@@ -128,6 +128,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
             described = gr.Markdown()
 
         def describe(request: gr.Request) -> str:
+            """Return a Markdown list of all models with their descriptions."""
             return "\n".join(
                 f"- `{model.name}`: {_describe_model(model, request)}" for model in registry
             )
@@ -151,7 +152,10 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
 
 def _describe_model(model: ServedModel, request: gr.Request) -> str:
-    """Return a description of a model: its architecture, size, task and tokenizers."""
+    """Return a description of a model: its architecture, size, task and tokenizers.
+
+    The text is in the language of the browser that sent the request.
+    """
     lm = model.load_outline()
     if lm is None:
         return translate("models.damaged", request)
@@ -176,19 +180,19 @@ def _describe_model(model: ServedModel, request: gr.Request) -> str:
 
 
 class _Page(gr.Blocks):
-    """The Gradio page of the playground."""
+    """The Gradio page of the playground, adapted to run behind a proxy."""
 
     def get_config_file(self) -> Any:
-        """Return Gradio's configuration of the page with the flag `is_colab`.
+        """Return Gradio's configuration of the page, with the flag `is_colab` set.
 
-        With this flag, the page sends requests to the address in the browser. Without it, they go
-        to the Host that a proxy sets.
+        With this flag, the page sends requests to the address in the browser. Without it, requests
+        go to the Host header set by a proxy.
         """
         return super().get_config_file() | {"is_colab": True}
 
 
 class _GradioGuard:
-    """ASGI middleware that refuses unneeded paths of Gradio's API.
+    """ASGI middleware that rejects requests to paths of Gradio's API that the page does not need.
 
     When the server stops, it also ends responses that would never end, such as event streams.
     """
@@ -197,7 +201,7 @@ class _GradioGuard:
         self._app, self._stopping = app, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of the page, or refuse it with status 404."""
+        """Pass a request to Gradio, or reject it with status 404 if the page does not need it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

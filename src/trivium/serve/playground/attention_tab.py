@@ -23,16 +23,19 @@ _KINDS = ("encoder", "decoder", "cross")
 def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     """Build the tab that shows attention weights as a table, with a row for each query.
 
-    See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
     first = next(iter(models))
 
     def is_encoder_decoder(name: str) -> bool:
-        """Return whether a model has several kinds of attention and reads a target text."""
+        """Return whether a model is an encoder-decoder, which also needs a target text."""
         return models[name].spec.family == "encoder-decoder"
 
     def make_menu_options(name: str) -> list[dict[str, Any]]:
-        """Return the options of the menus for the layer and the head (0: the mean of all heads)."""
+        """Return the Gradio options of the menus for layer and head (head 0: mean of all heads)."""
         stacks = models[name].spec.stacks
         layers = max(stack.num_layers for stack in stacks)
         heads = max(each.num_heads for stack in stacks for each in stack.attentions)
@@ -58,6 +61,7 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     async def show_weights(
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
     ) -> Any:
+        """Compute the attention weights of a text and return them as a table."""
         if not source:
             raise tabs.make_empty_error(request)
         try:
@@ -89,11 +93,13 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
 
 
 def _make_shaded_table(picture: AttentionMap, layer: int, head: int) -> Any:
-    """Return the attention weights of a head as a table. The larger a weight, the darker its cell.
+    """Return the attention weights of one head as a table.
+
+    The larger a weight, the darker its cell.
 
     `layer` counts from 1. `head` counts from 1; 0 is the mean of all heads.
 
-    Raises TriviumError if the encoder or decoder that the picture shows has fewer layers or heads.
+    Raises TriviumError if the encoder or decoder has fewer layers or heads.
     """
     num_layers, num_heads, *_ = picture.weights.shape
     if layer > num_layers or head > num_heads:
@@ -115,15 +121,15 @@ def _make_shaded_table(picture: AttentionMap, layer: int, head: int) -> Any:
 def compute_batch_attention_maps(
     lm: LanguageModel, items: Sequence[tuple[str, str]]
 ) -> list[dict[str, AttentionMap]]:
-    """Compute the attention weights for pairs of a text and a target text.
+    """Compute attention maps for pairs of a source text and a target text.
 
-    Only an encoder-decoder reads the target. If the target is empty, the text that the model
-    generates is used.
+    Only an encoder-decoder reads the target. If the target is blank, the model generates it.
 
     Returns:
-        For each pair, a dict from the kind of attention (encoder, decoder, cross) to its weights.
+        For each pair, a dict from the kind of attention (encoder, decoder, cross) to its attention
+        map.
 
     Raises:
-        TriviumError: a text has more tokens than a picture can show.
+        TriviumError: a text has more tokens than a figure can show.
     """
     return [compute_attention_maps(lm, *item) for item in items]

@@ -1,4 +1,4 @@
-"""The tab with the loss curves of training runs, including runs that are still in progress."""
+"""The playground tab with the loss curves of training runs, including runs in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9
 
 
 def build_runs_tab(folder: Path) -> None:
-    """Build the tab of loss curves. The plots are updated when a run has new records.
+    """Build the tab of loss curves. The plots are updated when a run logs new metrics.
 
     `folder` contains the runs.
     """
@@ -49,7 +49,11 @@ def build_runs_tab(folder: Path) -> None:
     ]
     drawn = gr.State(None)
 
-    def draw(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
+    def update_plots(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
+        """Return the plots and the menu of runs, or no changes if no run has new records.
+
+        `before` is the state of the last update; None selects the newest run.
+        """
         known = list_runs(folder)
         # At first only the newest run, because losses of different objectives do not compare.
         names = known[:1] if before is None else [n for n in names if n in known]
@@ -64,14 +68,14 @@ def build_runs_tab(folder: Path) -> None:
     hidden = {**EVENT, "show_progress": "hidden"}
     gr.on(
         [gr.Timer(_EVERY_SECONDS).tick, chosen.input, axis.input],
-        draw,
+        update_plots,
         [chosen, axis, drawn],
         [chosen, *plots, drawn],
         **hidden,
     )
 
     def update_legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
-        """Return plots in which each run has the same color, and with a translated x axis."""
+        """Return plots with a fixed color for each run and a translated label of the x axis."""
         colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
         title = translate(f"runs.{axis}", request)
         plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
@@ -82,7 +86,7 @@ def build_runs_tab(folder: Path) -> None:
 
 
 def list_runs(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder, the newest first.
+    """Return the names of the runs in a folder, newest first.
 
     The folder itself may also be a run, with the name ".".
     """
@@ -92,7 +96,7 @@ def list_runs(folder: Path) -> list[str]:
 
 
 def _read_curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
-    """Return the points of all loss curves as one table, with the columns x, losses and run.
+    """Read the loss curves of runs. Returns a table with the columns x, run and one per loss.
 
     Args:
         files: name of a run -> its metrics.jsonl.

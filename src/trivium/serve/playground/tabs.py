@@ -45,8 +45,8 @@ async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fi
     Args:
         registry: the served models.
         path: the path of the endpoint.
-        request: the request of the browser, for the language of error messages.
-        fields: the fields of the request body. Fields that are None or empty are left out.
+        request: the browser's HTTP request, which determines the language of error messages.
+        fields: the JSON body of the API request. None and empty values are omitted.
 
     Raises gr.Error with a message for the user.
     """
@@ -67,9 +67,12 @@ async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fi
 async def stream_api(
     registry: ModelRegistry, path: str, request: gr.Request, **fields: Any
 ) -> AsyncGenerator[AsyncGenerator[Json]]:
-    """Stream the response of an endpoint. The stream is closed at the end of the `with` block.
+    """Context manager that sends a request to an endpoint and streams the response.
 
-    Raises gr.Error with a message for the user. See `call_api` for the arguments.
+    The stream is closed at the end of the `with` block. The arguments are the same as for
+    `call_api`.
+
+    Raises gr.Error with a message for the user.
     """
     events = await call_api(registry, path, request, stream=True, **fields)
     try:
@@ -80,7 +83,7 @@ async def stream_api(
 
 
 def make_error(error: Exception, request: gr.Request) -> gr.Error:
-    """Convert an exception to an error of the page, with the same message as in the API.
+    """Convert an exception to a Gradio error, with the same message as in the API.
 
     The message is escaped, because the page interprets it as HTML.
     """
@@ -88,18 +91,18 @@ def make_error(error: Exception, request: gr.Request) -> gr.Error:
 
 
 def make_empty_error(request: gr.Request) -> gr.Error:
-    """Return the error for a request without a text."""
+    """Create the Gradio error for a request without a text."""
     return _make_brief_error(translate("empty", request), request)
 
 
 def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
-    """Return an error that is shown for a few seconds, so that it does not cover later results."""
+    """Create a Gradio error that is shown for a few seconds, so that it does not cover results."""
     title = translate("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
 def make_model_menu(models: Models, tab: str) -> gr.Dropdown:
-    """Return a dropdown menu of the tab's models."""
+    """Create a dropdown menu of the tab's models."""
     return gr.Dropdown(
         list(models), value=next(iter(models)), label=make_label("model"), elem_id=f"{tab}-model"
     )
@@ -124,24 +127,24 @@ def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
 
 
 def _make_clear_fn(outputs: Sequence[Any]) -> Callable[[], Any]:
-    """Return an event handler that clears the outputs."""
+    """Create an event handler that clears the outputs."""
     return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
 
 def make_run_button(tab: str) -> gr.Button:
-    """Return the button that sends the request of a tab."""
+    """Create the button that sends the request of a tab."""
     return gr.Button(make_label("run"), variant="primary", elem_id=f"{tab}-run")
 
 
 def make_text_box(
     tab: str, name: str, value: str = "", key: str = "text", lines: int = 3
 ) -> gr.Textbox:
-    """Return a text field.
+    """Create a text field.
 
     Args:
-        tab: the name of the tab.
+        tab: the id of the tab.
         name: the name of the field in the tab.
-        value: the text at the start.
+        value: the initial text.
         key: the key of the label in texts.toml.
         lines: the minimum number of visible lines.
     """
@@ -151,10 +154,10 @@ def make_text_box(
 
 
 def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
-    """Return an empty output table.
+    """Create an empty table for results.
 
     Args:
-        tab: the name of the tab.
+        tab: the id of the tab.
         key: the key of the label in texts.toml.
         widths: the widths of the columns in percent, so that all columns fit on a small screen.
     """
@@ -190,10 +193,10 @@ def escape_token(token: str) -> str:
 def make_table(
     request: gr.Request, column_keys: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> pd.DataFrame:
-    """Return a table with translated names of columns.
+    """Create a table of results with translated column names.
 
     Args:
-        request: the request of the browser, for the language.
+        request: the browser's HTTP request, which determines the language.
         column_keys: the keys of the column names in texts.toml.
         rows: the rows of the table.
     """
@@ -203,7 +206,10 @@ def make_table(
 def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
     """Build the tab that continues a text and shows the probability of every token.
 
-    See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
     example = Examples(registry, models)
     with gr.Row():
@@ -229,6 +235,10 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
         name: str, prompt: str, length: float, request: gr.Request, *values: str
     ) -> AsyncGenerator[tuple[Any, ...]]:
         # The output of an encoder-decoder does not continue the prompt.
+        """Generate text.
+
+        Yields the colored tokens, the plain text and the table of alternatives so far.
+        """
         continues = models[name].spec.family == "decoder-only"
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
         cells: list[tuple[str, str, str]] = []
@@ -280,7 +290,7 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
 
 
 def _make_sampling_controls() -> dict[str, gr.Textbox]:
-    """Return a text field for every numeric sampling option of `/v1/completions`.
+    """Create a text field for every numeric sampling option of `/v1/completions`.
 
     The initial values are the defaults of `SamplingParams`. Gradio's number fields are not used,
     because they send 0 if they are empty.
@@ -300,9 +310,9 @@ def _make_sampling_controls() -> dict[str, gr.Textbox]:
 
 
 def parse_number(value: str) -> int | float | str:
-    """Convert a typed text to a number; other texts are returned unchanged.
+    """Parse user input as a number. Input that is not numeric is returned unchanged.
 
-    The endpoint refuses texts that are not numbers.
+    The endpoint then rejects it.
 
     >>> parse_number("5"), parse_number("0.7"), parse_number("much"), parse_number("")
     (5, 0.7, 'much', '')
@@ -315,15 +325,15 @@ def parse_number(value: str) -> int | float | str:
 
 @dataclass(frozen=True)
 class EndpointTab:
-    """The tab of an endpoint: input fields for its request, and components that show the response.
+    """A playground tab for an endpoint: input fields for the request, and outputs for the response.
 
     Args:
-        name: the name of the endpoint, whose path is `/v1/NAME`. It is also the prefix of the keys
-            in texts.toml and of element ids.
+        name: the name of the endpoint; its path is `/v1/NAME`. Keys in texts.toml and element ids
+            start with this name.
         fields: builds the input fields with their examples: name in the request schema -> field.
         outputs: builds the components that show the response.
         show: returns the values of these components, given the data of the response, the fields
-            that were sent and the request of the browser.
+            that were sent and the browser's HTTP request.
         prepare: changes the values of the fields before they are sent.
         unused: returns the fields that a model does not use. They are hidden.
     """
@@ -336,7 +346,13 @@ class EndpointTab:
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
     def build(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
-        """Build the tab. See `TABS` for the arguments."""
+        """Build the tab.
+
+        Args:
+            registry: the served models.
+            models: the models of the tab.
+            opened: the event that occurs when the tab is opened for the first time.
+        """
         unused = {name: self.unused(lm) for name, lm in models.items()}
         with gr.Row():
             with gr.Column(scale=2):
@@ -349,6 +365,7 @@ class EndpointTab:
                 outputs = self.outputs()
 
         async def answer(name: str, request: gr.Request, *values: Any) -> Any:
+            """Send the input fields to the endpoint. Returns the values of the outputs."""
             read = {k: v for k, v in zip(fields, values) if k not in unused[name]}
             sent = self.prepare(read)
             reply = await call_api(registry, f"/v1/{self.name}", request, model=name, **sent)
@@ -370,12 +387,12 @@ class EndpointTab:
 
 
 def _make_count_slider(value: int) -> gr.Slider:
-    """Return a slider for the number of results, which starts at `value`."""
+    """Create a slider for the number of results, with the initial value `value`."""
     return gr.Slider(1, 20, value, step=1, label=make_label("count"))
 
 
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
-    """Return the predictions for every mask as a table."""
+    """Return a table of the predictions for every mask."""
     columns = ("fill-mask.mask", "token", "fill-mask.probability", "text")
     cells = [
         (
@@ -391,13 +408,16 @@ def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFram
 
 
 def _split_source(sent: Json) -> Json:
-    """Split the source text into lines, because each line is translated separately."""
+    """Split the source text into lines, because each line is translated separately.
+
+    `sent` contains the input fields. Returns the fields to send to the endpoint.
+    """
     lines = [line for line in sent["text"].splitlines() if line.strip()]
     return {"text": lines or None, "num_beams": sent["num_beams"] or None}
 
 
 def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
-    """Return the probabilities of all labels, or the score of a regression model."""
+    """Return the probabilities of all labels, or the predicted value of a regression model."""
     return data[0]["scores"] or f"{data[0]['score']:.4g}"
 
 
@@ -413,7 +433,7 @@ def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, p
 
 
 def split_spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
-    """Split a text into parts with and without a label, for Gradio's HighlightedText.
+    """Split a text into labelled and unlabelled parts, for Gradio's HighlightedText.
 
     `marked` contains the start, the end (in characters) and the label of each labelled span.
 
@@ -501,9 +521,12 @@ _ANSWER = EndpointTab(
 
 
 def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """Build the tab that compares the tokenizers of all models on one text.
+    """Build the tab that compares the tokenizers of all models on one text. No weights are loaded.
 
-    No weights are loaded. See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
     source = make_text_box("tokenize", "text", Examples(registry, models)("text"))
     run = make_run_button("tokenize")
@@ -521,6 +544,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
     ]
 
     async def compare(source: str, request: gr.Request) -> list[Any]:
+        """Tokenize a text with every tokenizer. Returns a table of statistics and the tokens."""
         if not source:
             raise make_empty_error(request)
         highlighted, cells = [], []
@@ -548,7 +572,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
 def _find_tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
     """Return the tokenizers of a model: label -> tokenizer.
 
-    There is one tokenizer, or one for sources and one for targets.
+    There is one tokenizer, or a source tokenizer and a target tokenizer.
     """
     if lm.source_tokenizer is lm.text_tokenizer:
         return {name: lm.text_tokenizer}
