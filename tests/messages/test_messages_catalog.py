@@ -37,9 +37,9 @@ CALLS = {
     "english": [""],
     "tell": ["label.", ""],
     "labelled": ["label."],
-    "_summary_line": ["label."],
-    "new_table": ["heading."] * 99,
-    "add_texts": [None, "heading."],
+    "_format_summary_line": ["label."],
+    "make_table": ["heading."] * 99,
+    "add_text_column": [None, "heading."],
     "Finding.of": ["finding.", None, None, None, "advice."],
     "note": [""],  # of a record
     "overlap": ["finding."],

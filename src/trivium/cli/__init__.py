@@ -154,9 +154,7 @@ class CommandGroup(TyperGroup):
     context_class = HelpContext
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Find the command named by `args[0]`.
-
-        Returns its name, the command and the remaining arguments.
+        """Find the command named by `args[0]`. Returns its name, itself and the other arguments.
 
         An unknown command is a usage error that suggests the command with the most similar name.
         """
@@ -234,10 +232,10 @@ def _build_completion_command(name: str) -> Any:
             for option, text in options.items()
         ]
 
-        def function() -> None: ...
+        def do_nothing() -> None: ...
 
-        function.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
-        outline.command(command.rpartition(" ")[2])(function)
+        do_nothing.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+        outline.command(command.rpartition(" ")[2])(do_nothing)
     return typer.main.get_command(outline)
 
 
@@ -286,7 +284,7 @@ def _set_language(language: Language | None) -> None:
 
 
 @app.callback()
-def options(
+def define_options(
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),

@@ -94,13 +94,13 @@ def check_greater_than(bound: float | None) -> Callable[[Any], Any] | None:
     Returns None if `bound` is None. Typer's own `min` and `max` are inclusive.
     """
 
-    def check(value: Any) -> Any:
+    def check_value(value: Any) -> Any:
         """Return `value` unchanged. Raises BadParameter if it is not greater than `bound`."""
         if value is not None and not value > bound:
             raise typer.BadParameter(f"expected a number greater than {bound}")
         return value
 
-    return None if bound is None else check
+    return None if bound is None else check_value
 
 
 def with_options(

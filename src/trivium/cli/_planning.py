@@ -120,13 +120,15 @@ class PlannedModel:
 
 
 def _find_published(name: str) -> dict[str, PlannedModel]:
-    """Return the preset `name`, or all presets of the model family `name`, by preset name.
+    """Find the preset `name`, or all presets of the model family `name`.
+
+    Returns them by preset name.
 
     For a family, only presets with a published number of training tokens are returned, or all
     presets if there are none. The result is empty if `name` is a recipe.
     """
 
-    def complete(name: str) -> PlannedModel:
+    def load_published(name: str) -> PlannedModel:
         """Return the model of a preset with its published training settings."""
         preset, recipe = catalogue[name], published_recipes().get(name)
         values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
@@ -142,9 +144,9 @@ def _find_published(name: str) -> dict[str, PlannedModel]:
         )
 
     if name in catalogue:
-        return {name: complete(name)}
+        return {name: load_published(name)}
     is_path = Path(name).exists()
-    family = {n: complete(n) for n in catalogue if n.startswith(f"{name}-")}
+    family = {n: load_published(n) for n in catalogue if n.startswith(f"{name}-")}
     published = {n: preset for n, preset in family.items() if preset.tokens}
     return {} if is_path else published or family
 
@@ -162,9 +164,7 @@ def _format_hardware(recipe: PublishedRecipe | None) -> str:
 
 
 def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedModel, dict[str, Any]]:
-    """Load a recipe.
-
-    Returns its model with the training settings, and more arguments of `Workload`.
+    """Load the model and the training settings of a recipe, and further arguments of `Workload`.
 
     If `name` is a preset, settings that `overrides` does not change have their published values.
 

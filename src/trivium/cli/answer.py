@@ -70,9 +70,9 @@ def answer(
 
 
 def _attach_context(line: str, context: str | None) -> tuple[str, str]:
-    """Return a question and its context.
+    """Return the question in a line, and its context.
 
-    With `context`, the line is only the question. If `context` is None, the line contains the
+    With `context`, the line contains only the question. If `context` is None, the line contains the
     question, a tab and its own context. Raises DataError if there is no context.
     """
     if context is not None:

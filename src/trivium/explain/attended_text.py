@@ -52,9 +52,9 @@ def compute_attention_maps(
     keys = [reader.readable_tokens[index] for index in ids]
     queries = [tokenizer.readable_tokens[index] for index in targets] if has_both else keys
     axes = {"encoder": (keys, keys), "decoder": (queries, queries), "cross": (queries, keys)}
-    pictures: dict[str, AttentionMap] = {}
+    attention_maps: dict[str, AttentionMap] = {}
     for kind, tokens in axes.items():
         if layers := getattr(attention, kind):
             weights = torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
-            pictures[kind] = AttentionMap(*tokens, weights)
-    return pictures
+            attention_maps[kind] = AttentionMap(*tokens, weights)
+    return attention_maps

@@ -150,7 +150,7 @@ def build_batch_parts(
                 TokenRow(view.make_tokens(max_tokens), _make_row_caption(batch, row, side, targets))
             )
             if details and row == 0 and targets is not None:
-                parts.append(view.make_table(batch))
+                parts.append(view.make_position_table(batch))
     return [
         *parts,
         _make_loss_weight_table(objective, label_counts or objective.label_counts(batch)),
@@ -223,7 +223,7 @@ class _InputRow:
         tone = "changed" if changed else "predicted"
         return Token(name, _get_label_name(self.labels, self.targets[position]), tone)
 
-    def make_table(self, batch: Batch) -> Table:
+    def make_position_table(self, batch: Batch) -> Table:
         """Build a table with all values of the batch at each position of the batch's first row."""
         assert self.targets is not None
         count = max(1, batch.num_labels)

@@ -78,7 +78,7 @@ class Heading:
 
     words: Label
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the heading as underlined text for a terminal."""
         return underline(render(self.words, language), "-")
 
@@ -89,7 +89,7 @@ class Formula:
 
     lines: Label
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the formula as indented text for a terminal."""
         return "\n".join(f"    {line}" for line in render(self.lines, language).splitlines())
 
@@ -110,7 +110,7 @@ class Table:
         """Return for each column whether all of its cells are numbers."""
         return find_numeric_columns(self.format_cells(language))
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the table as text for a terminal."""
         return format_table(render(self.caption, language), self.format_cells(language))
 
@@ -135,7 +135,7 @@ class Grid:
     caption: Label = ""
     digits: bool = True
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the grid as text for a terminal, with numbers or squares as cells."""
         cells = self.format_numbers() if self.digits else draw_squares(self.values)
         return format_grid(render(self.caption, language), cells, *self.format_labels(language))
@@ -181,7 +181,7 @@ class Curves:
         """Return the function values by name, with the names as text in a language."""
         return {render(name, language): values for name, values in self.series.items()}
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the curves as a text table of points for a terminal."""
         caption, x_label = render(self.caption, language), render(self.x_label, language)
         return format_curves(caption, x_label, self.x, self.format_series(language))
@@ -220,7 +220,7 @@ class TokenRow:
         """Return the text, the note and the tone of each token in a language."""
         return [(token.text, render(token.note, language), token.tone) for token in self.tokens]
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the tokens as lines of text for a terminal, with their notes below."""
         return format_tokens(render(self.caption, language), self.format_cells(language))
 
@@ -232,7 +232,7 @@ class Tree:
     label: Label
     branches: Sequence[Tree] = ()
 
-    def text(self, language: Language) -> str:
+    def format_text(self, language: Language) -> str:
         """Format the tree as indented lines of text for a terminal."""
         return format_tree(self.to_tuples(language))
 
@@ -265,7 +265,7 @@ class Page:
         parts = [
             wrap_paragraph(render(part, language))
             if isinstance(part, str | Bilingual)
-            else part.text(language)
+            else part.format_text(language)
             for part in self.parts
         ]
         return "\n\n".join([underline(render(self.title, language), "="), *parts])

@@ -55,11 +55,11 @@ def format_grid(
 def draw_squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
     """Convert numbers to symbols: filled square (positive), empty square (negative) or dot (0)."""
 
-    def square(value: float) -> str:
+    def to_symbol(value: float) -> str:
         """Return the symbol of a number."""
         return "\u25a0" if value > 0 else "\u25a1" if value < 0 else "\u00b7"
 
-    return [list(map(square, row)) for row in values]
+    return [list(map(to_symbol, row)) for row in values]
 
 
 def format_curves(

@@ -198,6 +198,7 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
 
     @app.get("/openapi.json", include_in_schema=False)
     async def send_openapi(request: Request) -> JSONResponse:
+        """Send the OpenAPI document with the URL of this server."""
         document = await _make_openapi(app, registry, has_key=has_key)
         return JSONResponse(document | {"servers": [{"url": request.scope["root_path"] or "/"}]})
 

@@ -144,7 +144,7 @@ class ModelThread:
         self._outbox: list[tuple[_Job, Any]] = []
         self._stopped = self._ended = False
         lm.module.register_forward_pre_hook(self._before_forward)
-        self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=f"model {name}", daemon=True)
         self._thread.start()
 
     @property
@@ -278,7 +278,7 @@ class ModelThread:
 
     # The methods above, except `stop`, run in the event loop. The methods below run in the thread.
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         """Process jobs until the thread is stopped. This is the main function of the thread."""
         try:
             while not self._stopped:

@@ -125,6 +125,7 @@ class Security:
         start, status = time.perf_counter(), CLIENT_CLOSED
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of the response, with security headers and the request ID added."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -220,6 +221,7 @@ class Security:
         size = 0
 
         async def receive_limited() -> Message:
+            """Receive a message. Raises ApiError (413) if the body is too large by now."""
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))

@@ -131,21 +131,21 @@ def _build_model_page(
 
     `layer` None shows the last layer, and `head` None shows all heads.
     """
-    pictures = compute_attention_maps(load(model, device="cpu"), text, target)
+    attention_maps = compute_attention_maps(load(model, device="cpu"), text, target)
     grids: list[Part] = []
     data = {}
-    for kind, picture in pictures.items():
-        layers, heads, *_ = picture.weights.shape
+    for kind, attention_map in attention_maps.items():
+        layers, heads, *_ = attention_map.weights.shape
         shown = _check_index("layer", layers if layer is None else layer, layers)
         shown_heads = range(1, heads + 1) if head is None else [_check_index("head", head, heads)]
         place = get_text("attention.layer", kind=_KINDS[kind], shown=shown, layers=layers)
         grids.append(Heading(place))
-        data[kind] = {"queries": picture.queries, "keys": picture.keys, "layer": shown}
+        data[kind] = {"queries": attention_map.queries, "keys": attention_map.keys, "layer": shown}
         for number in shown_heads:
-            weights = picture.weights[shown - 1, number - 1].tolist()
+            weights = attention_map.weights[shown - 1, number - 1].tolist()
             data[kind][f"head {number}"] = weights
             caption = get_text("attention.head_number", number=number)
-            grids.append(Grid(weights, picture.queries, picture.keys, caption))
+            grids.append(Grid(weights, attention_map.queries, attention_map.keys, caption))
     return Page(
         get_text("attention.attention_weights", model=model),
         [get_text("attention.weights_note"), *grids],

@@ -104,6 +104,6 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
     )
 
 
-def _format_num_elements(shape: tuple[int, ...], times: int) -> str:
-    """Format the number of elements of `times` matrices of a shape, such as "4096 x 4096 x 32"."""
-    return " x ".join(f"{size}" for size in (*shape, times) if size > 1)
+def _format_num_elements(shape: tuple[int, ...], num_matrices: int) -> str:
+    """Format the element count of matrices of the same shape, such as "4096 x 4096 x 32"."""
+    return " x ".join(f"{size}" for size in (*shape, num_matrices) if size > 1)

@@ -22,7 +22,7 @@ _FIRST, _FAR = 8, 200  # the numbers of positions in the table and in curves
 
 
 def explain(width: int = 32, *, base: float = 10_000.0, heads: int = 8) -> Page:
-    """Show four ways in which attention uses positions.
+    """Explain four position encodings: sinusoidal, rotary (RoPE), T5 buckets and ALiBi.
 
     Args:
         width: Dimension of a vector or a head; an even number from 8 to 256.

@@ -68,11 +68,11 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
             async with asyncio.timeout(registry.limits.timeout):
                 served = await registry.get_loaded(name)
                 with served.keep_loaded():
-                    (pictures,) = await served.thread.call(
+                    (attention_maps,) = await served.thread.call(
                         compute_batch_attention_maps, [(source, target)], MAX_TOKENS
                     )
-            picture = pictures.get(kind) or next(iter(pictures.values()))
-            return _make_shaded_table(picture, layer, head)
+            attention_map = attention_maps.get(kind) or next(iter(attention_maps.values()))
+            return _make_shaded_table(attention_map, layer, head)
         except Exception as error:
             raise tabs.make_error(error, request) from error
 
@@ -92,7 +92,7 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     tabs.clear_on_failure([shown], looking)
 
 
-def _make_shaded_table(picture: AttentionMap, layer: int, head: int) -> Any:
+def _make_shaded_table(attention_map: AttentionMap, layer: int, head: int) -> Any:
     """Return the attention weights of one head as a table.
 
     The larger a weight, the darker its cell.
@@ -101,21 +101,21 @@ def _make_shaded_table(picture: AttentionMap, layer: int, head: int) -> Any:
 
     Raises TriviumError if the encoder or decoder has fewer layers or heads.
     """
-    num_layers, num_heads, *_ = picture.weights.shape
+    num_layers, num_heads, *_ = attention_map.weights.shape
     if layer > num_layers or head > num_heads:
         raise TriviumError(
             f"there are only {num_layers} layers with {num_heads} heads: choose a smaller number."
         )
-    weights = picture.weights[layer - 1]
+    weights = attention_map.weights[layer - 1]
     shown = weights.mean(0) if head == 0 else weights[head - 1]
-    columns = [f"{number} {key}" for number, key in enumerate(picture.keys, 1)]
+    columns = [f"{number} {key}" for number, key in enumerate(attention_map.keys, 1)]
     frame = pd.DataFrame(shown, columns=columns)
-    frame.insert(0, "", picture.queries)
+    frame.insert(0, "", attention_map.queries)
 
-    def shade(weight: float) -> str:  # The square root makes small weights distinguishable.
+    def shade_cell(weight: float) -> str:  # The square root makes small weights distinguishable.
         return f"background-color: rgba(37, 99, 235, {weight**0.5:.2f})"
 
-    return frame.style.map(shade, subset=columns).format("{:.2f}", subset=columns)
+    return frame.style.map(shade_cell, subset=columns).format("{:.2f}", subset=columns)
 
 
 def compute_batch_attention_maps(

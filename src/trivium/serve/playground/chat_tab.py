@@ -39,9 +39,9 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
     async def chat(
         history: list[Json], name: str, message: str, request: gr.Request
     ) -> AsyncGenerator[tuple[list[Json], str]]:
-        """Send a message.
+        """Send a user message. Yields the conversation with the answer so far.
 
-        Yields the conversation with the answer so far, and an empty input field.
+        The second output empties the input field.
         """
         if not message.strip():
             raise tabs.make_empty_error(request)

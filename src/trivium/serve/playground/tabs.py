@@ -190,7 +190,7 @@ def escape_token(token: str) -> str:
     return readable(token.encode())
 
 
-def make_table(
+def make_result_table(
     request: gr.Request, column_keys: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> pd.DataFrame:
     """Create a table of results with translated column names.
@@ -235,9 +235,8 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
         name: str, prompt: str, length: float, request: gr.Request, *values: str
     ) -> AsyncGenerator[tuple[Any, ...]]:
         # The output of an encoder-decoder does not continue the prompt.
-        """Generate text.
-
-        Yields the colored tokens, the plain text and the table of alternatives so far.
+        """Generate text and yield the outputs so far: colored tokens, plain text, alternatives
+        table.
         """
         continues = models[name].spec.family == "decoder-only"
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
@@ -276,7 +275,7 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
                 if new := event["choices"][0]["text"]:
                     pieces.append((escape_token(new), max(0.0, 1 - of_text / log(_WHITE))))
                     whole, of_text = whole + new, 0.0
-                yield pieces, whole, make_table(request, columns, cells)
+                yield pieces, whole, make_result_table(request, columns, cells)
 
     generating = gr.on(
         [opened, run.click, prompt.submit],
@@ -404,7 +403,7 @@ def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFram
         for number, fills in enumerate(data[0]["masks"], 1)
         for fill in fills
     ]
-    return make_table(request, columns, cells)
+    return make_result_table(request, columns, cells)
 
 
 def _split_source(sent: Json) -> Json:
@@ -429,7 +428,7 @@ def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, p
         (one["start"], one["end"], one["tag"]) for one in words if one["tag"] != "O"
     ]
     columns = ("tag.word", "tag.result", "probability")
-    return split_spans(sent["text"], marked), make_table(request, columns, cells)
+    return split_spans(sent["text"], marked), make_result_table(request, columns, cells)
 
 
 def split_spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
@@ -457,7 +456,7 @@ def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any
         (each["text"] or translate("answer.none", request), format_percent(each["score"]))
         for each in answers
     ]
-    return marked, make_table(request, ("answer", "probability"), cells)
+    return marked, make_result_table(request, ("answer", "probability"), cells)
 
 
 _FILL_MASK = EndpointTab(
@@ -564,7 +563,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
             )
         parts = ("vocabulary", "tokens", "bytes", "characters", "unknown")
         columns = ("model", *(f"tokenize.{part}" for part in parts))
-        return [make_table(request, columns, cells), *highlighted]
+        return [make_result_table(request, columns, cells), *highlighted]
 
     gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
 
