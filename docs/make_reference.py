@@ -1,6 +1,6 @@
 """Write docs/cli.md, docs/recipe.md and what the command line stores of itself: `make docs`.
 
-It stores what it would have to import torch for: `trivium.cli.stored` reads the JSON files.
+It stores what it would have to import torch for: `trivium.cli.load_json` reads the JSON files.
 
 The book's index of names is written from the list of what its chapters have.
 

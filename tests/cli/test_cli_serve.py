@@ -27,7 +27,7 @@ def started(monkeypatch):
         calls.append((listening.getsockname(), app.registry.limits))
         ready()
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(server, "run_server", run)
     monkeypatch.delenv("TRIVIUM_API_KEY", raising=False)
     return calls
 

@@ -9,7 +9,7 @@ import pytest
 from terminals import on_terminal
 
 from trivium import cli
-from trivium.cli._tables import TextTable, add_texts, new_table
+from trivium.cli._tables import TextTable, add_text_column, make_table
 from trivium.messages import display_width
 
 TABLES = {
@@ -76,13 +76,13 @@ NUMBERS = {
 @pytest.mark.parametrize("none", ["-", ""])
 @pytest.mark.parametrize("cell", sorted(NUMBERS))
 def test_a_column_of_numbers_ends_on_the_right(cell, none):
-    table = TextTable(new_table("run").columns)
+    table = TextTable(make_table("run").columns)
     table.add_column("a longer heading")
     table.add_column("words")
-    add_texts(table, "such_as")
+    add_text_column(table, "such_as")
     table.add_row("1", cell, "word", "5")
     table.add_row("200", none, "longer", "words")
-    heading, first, _ = table.lines(None)
+    heading, first, _ = table.format_lines(None)
     end = heading.index("a longer heading") + len("a longer heading")
     assert first[:end].endswith(f"  {cell}")
     assert len(first[:end].rstrip()) == end
@@ -91,9 +91,9 @@ def test_a_column_of_numbers_ends_on_the_right(cell, none):
 
 
 def test_a_column_with_a_word_begins_on_the_left():
-    table = new_table("run")
+    table = make_table("run")
     table.add_column("a longer heading")
     table.add_row("a", "5")
     table.add_row("b", "none")
-    heading, *rows = table.lines(None)
+    heading, *rows = table.format_lines(None)
     assert {row.index(cell) for row, cell in zip(rows, ("5", "none"))} == {heading.index("a l")}

@@ -11,8 +11,8 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
 from trivium.explain import explain
-from trivium.explain.merges import merge_steps
-from trivium.explain.topics.unigram import expected_counts, lattice
+from trivium.explain.merges import apply_merges
+from trivium.explain.topics.unigram import compute_expected_counts, explain_lattice
 from trivium.text import Tokenizer
 
 RATS = ["the car", "the cat", "the rat"]
@@ -131,10 +131,10 @@ def test_unigram_pieces_are_the_most_probable_whatever_their_scores(tmp_path):
 
 
 def test_bpe_encoding_step_by_step(tmp_path):
-    steps = merge_steps("the", {("h", "e"): 0, ("t", "he"): 1})
+    steps = apply_merges("the", {("h", "e"): 0, ("t", "he"): 1})
     assert [symbols for _, symbols in steps] == [["t", "he"], ["the"]]
-    assert merge_steps("", {}) == []
-    steps = merge_steps("aaaaa", {("a", "a"): 0})  # of equal pairs the leftmost first
+    assert apply_merges("", {}) == []
+    steps = apply_merges("aaaaa", {("a", "a"): 0})  # of equal pairs the leftmost first
     assert [" ".join(symbols) for _, symbols in steps] == ["aa a a a", "aa aa a"]
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "aa": 1}, [("a", "a")]))
     assert steps[-1][1] == backend.encode("aaaaa").tokens
@@ -214,7 +214,7 @@ def test_lattice_of_the_textbook():
 def test_lattice_equals_enumeration():
     text = "abababc"
     expected = _paths(text, LATTICE)
-    data = lattice(text, LATTICE)[1]
+    data = explain_lattice(text, LATTICE)[1]
     paths = data["paths"]
     assert data["path_count"] == len(expected) > len(paths) == 10
     best = sorted(expected.values(), reverse=True)
@@ -223,23 +223,23 @@ def test_lattice_equals_enumeration():
         assert expected[path["pieces"]] == pytest.approx(probability, rel=1e-12)
     total = sum(expected.values())
     assert data["likelihood"] == pytest.approx(total, rel=1e-12)
-    counts, likelihood = expected_counts(text, LATTICE)
+    counts, likelihood = compute_expected_counts(text, LATTICE)
     assert likelihood == pytest.approx(total, rel=1e-12)
     for piece in LATTICE:
         share = sum(p * pieces.count(piece) for pieces, p in expected.items()) / total
         assert counts.get(piece, 0.0) == pytest.approx(share, abs=1e-13)
-    assert expected_counts("x", LATTICE) == ({}, 0.0)
+    assert compute_expected_counts("x", LATTICE) == ({}, 0.0)
     scores = [("<unk>", 0.0), *((piece, math.log(p)) for piece, p in LATTICE.items())]
     backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
     for text in ["abababc", "ababc", "bcbcba", "aabbcc"]:
-        assert lattice(text, LATTICE)[1]["tokens"] == tuple(backend.encode(text).tokens)
+        assert explain_lattice(text, LATTICE)[1]["tokens"] == tuple(backend.encode(text).tokens)
 
 
 def test_the_ways_to_cut_a_long_word_are_counted_exactly():
     ways = [1, 1]  # a Fibonacci number beyond what a float holds
     for _ in range(1500):
         ways.append(ways[-1] + ways[-2])
-    _, data = lattice("a" * 1501, {"a": 0.5, "aa": 0.25})
+    _, data = explain_lattice("a" * 1501, {"a": 0.5, "aa": 0.25})
     assert data["path_count"] == ways[1501]
 
 

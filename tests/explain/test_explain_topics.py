@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trivium.errors import TriviumError
-from trivium.explain import Bilingual, explain, topic_names, topic_summary
+from trivium.explain import Bilingual, explain, get_topic_summary, topic_names
 from trivium.explain import page as page_module
-from trivium.explain.page import say
+from trivium.explain.page import render
 from trivium.explain.topics import replaced_token
 
 
@@ -39,13 +39,13 @@ class _Balanced(HTMLParser):
 
 @pytest.mark.parametrize("name", topic_names())
 def test_every_topic(name):
-    summary = topic_summary(name)
+    summary = get_topic_summary(name)
     assert isinstance(summary, Bilingual)
     page = explain(name)
     english, chinese = page.text("en"), page.text("zh")
-    assert say(page.title, "en") in english
-    assert say(page.title, "zh") in chinese
-    assert any("\u4e00" <= character <= "\u9fff" for character in say(page.title, "zh"))
+    assert render(page.title, "en") in english
+    assert render(page.title, "zh") in chinese
+    assert any("\u4e00" <= character <= "\u9fff" for character in render(page.title, "zh"))
     assert json.loads(json.dumps(page.data))
     for language in ("en", "zh"):
         reader = _Balanced()
@@ -66,7 +66,7 @@ def test_every_text_is_used_and_its_languages_have_the_same_fields():
         for name, languages in texts.items()
     }
     source = "".join(file.read_text("utf-8") for file in folder.rglob("*.py"))
-    used = {*re.findall(r'bilingual\(\s*"([\w.]+)"', source)}
+    used = {*re.findall(r'get_text\(\s*"([\w.]+)"', source)}
     used |= {f"{name.replace('-', '_')}.summary" for name in topic_names()}
     used |= {f"replaced_token.{name}" for name in replaced_token._COLUMNS}
     assert used == known.keys()

@@ -15,7 +15,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.presets import presets
-from trivium.serve.generation import longest_prompt
+from trivium.serve.generation import find_prompt_limit
 from trivium.serve.limits import Limits
 from trivium.text import Tokenizer
 
@@ -80,7 +80,7 @@ def test_an_encoder_with_relative_biases_reads_1024_tokens_where_nothing_states_
             call(text, max_new_tokens=1)
     assert score_text(lm, "a", text).num_cut > 0
     assert lengths == [1024] * 3
-    assert longest_prompt(lm, Limits())[0] == 1024
+    assert find_prompt_limit(lm, Limits())[0] == 1024
     with pytest.raises(SpecError, match="at most 1024"):
         lm.engine().add(GenerationRequest([5] * 1025, SamplingParams()))
     stated = Settings(tokenizer={"model_max_length": 2048})

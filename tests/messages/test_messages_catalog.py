@@ -18,9 +18,9 @@ from trivium import cli
 from trivium.messages import _IN_FILES as IN_FILES
 from trivium.messages import (
     catalog,
-    chinese_help,
     display_width,
     english,
+    load_chinese_help,
     padded,
     terminal_language,
     translated,
@@ -37,9 +37,9 @@ CALLS = {
     "english": [""],
     "tell": ["label.", ""],
     "labelled": ["label."],
-    "_summary_line": ["label."],
-    "new_table": ["heading."] * 99,
-    "add_texts": [None, "heading."],
+    "_format_summary_line": ["label."],
+    "make_table": ["heading."] * 99,
+    "add_text_column": [None, "heading."],
     "Finding.of": ["finding.", None, None, None, "advice."],
     "note": [""],  # of a record
     "overlap": ["finding."],
@@ -195,7 +195,7 @@ def help_texts() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
 
 
 def test_every_text_of_help_has_its_chinese_and_no_other_has():
-    tables = chinese_help().items()
+    tables = load_chinese_help().items()
     known = {(table, name): text for table, texts in tables for name, text in texts.items()}
     said: dict[tuple[str, str], set[str]] = {}
     missing = []

@@ -405,7 +405,7 @@ def test_arguments_of_the_command_line(tmp_path):
 
 def test_the_outline_of_a_model_that_is_unloaded_meanwhile(paths, monkeypatch):
     model = ServedModel("plain", str(paths["plain"]), Limits(), ServerMetrics())
-    monkeypatch.setattr(ServedModel, "loaded", True)  # as it was a moment before
+    monkeypatch.setattr(ServedModel, "is_loaded", True)  # as it was a moment before
     assert model.load_outline() is not None
 
 

@@ -28,7 +28,7 @@ from trivium.presets import presets
 from trivium.serve import create_app
 from trivium.serve.limits import Limits
 from trivium.serve.replies import EventStream
-from trivium.serve.server import listen, run
+from trivium.serve.server import listen, run_server
 
 PATIENT = Limits(slots=2, max_tokens=10**6, slot_length=1013)
 LONG_TEXT = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
@@ -262,7 +262,7 @@ def test_preloading_a_broken_model_is_one_error(paths, tmp_path):
         listen("127.0.0.1", 0) as listening,
         pytest.raises(TriviumError, match="the model 'broken' cannot be loaded"),
     ):
-        run(app, listening, ready=lambda: None)
+        run_server(app, listening, ready=lambda: None)
 
 
 def test_a_client_that_leaves_frees_its_slots(paths, slow_steps):

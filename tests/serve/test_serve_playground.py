@@ -19,13 +19,13 @@ from serving import check_error, running
 gr = pytest.importorskip("gradio")
 
 from trivium.data.prepare import prepare  # noqa: E402
-from trivium.explain import explain, topic_summary  # noqa: E402
+from trivium.explain import explain, get_topic_summary  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
-from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
-from trivium.serve.playground.attention_tab import compute_attention_pictures  # noqa: E402
+from trivium.serve.playground import _THEME, _describe_model, build_page  # noqa: E402
+from trivium.serve.playground.attention_tab import compute_batch_attention_maps  # noqa: E402
 from trivium.serve.playground.examples import Examples, find_validation_texts  # noqa: E402
 from trivium.serve.playground.tabs import _make_sampling_controls, escape_token, format_percent  # noqa: E402
 from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
@@ -127,7 +127,7 @@ def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
     registry = registry_of(paths)
     try:
         named = {
-            model.name: "source tokenizer" in _describe(model, ENGLISH)  # type: ignore[arg-type]
+            model.name: "source tokenizer" in _describe_model(model, ENGLISH)  # type: ignore[arg-type]
             for model in registry
         }
     finally:
@@ -285,39 +285,39 @@ def test_a_run_has_examples_of_its_own(tmp_path):
 
 def test_attention_of_every_kind(functions, models):
     lm = models["translator"]
-    (found,) = compute_attention_pictures(lm, [(SENTENCE, "it")])
+    (found,) = compute_batch_attention_maps(lm, [(SENTENCE, "it")])
     assert {*found} == {"encoder", "decoder", "cross"}
     source = list(lm.source_tokenizer.encode(SENTENCE).ids)
     target = [0, *lm.text_tokenizer.encode("it").ids]
     expected = lm.attention_weights([source], decoder_input_ids=[target]).cross
     cross = torch.from_numpy(found["cross"].weights)
     torch.testing.assert_close(cross, torch.stack([layer[0] for layer in expected]))
-    table = functions("look", "translator", SENTENCE, "it", "cross", 2, 1, ENGLISH)
+    table = functions("show_weights", "translator", SENTENCE, "it", "cross", 2, 1, ENGLISH)
     assert table.data.shape == (len(target), len(source) + 1)
     assert float(table.data.iloc[1, 2]) == pytest.approx(float(cross[1, 0, 1, 1]))
-    (generated,) = compute_attention_pictures(lm, [("today", "")])
+    (generated,) = compute_batch_attention_maps(lm, [("today", "")])
     assert {*generated} == {*found}
-    table = functions("look", "encoder", SENTENCE, "", "cross", 1, 0, ENGLISH)
+    table = functions("show_weights", "encoder", SENTENCE, "", "cross", 1, 0, ENGLISH)
     ids = models["encoder"].tokenizer.encode(SENTENCE).ids
     assert table.data.shape == (len(ids), len(ids) + 1)
     with pytest.raises(gr.Error, match="there are only 2 layers"):
-        functions("look", "encoder", SENTENCE, "", "cross", 9, 0, ENGLISH)
+        functions("show_weights", "encoder", SENTENCE, "", "cross", 9, 0, ENGLISH)
     with pytest.raises(gr.Error, match="fit in a figure"):
-        functions("look", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)
+        functions("show_weights", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)
 
 
 def test_a_topic_explains_a_text_in_the_language_of_the_page(functions):
-    page = functions("learn", "bpe", "the car\nthe cat\n", CHINESE)
+    page = functions("show_topic", "bpe", "the car\nthe cat\n", CHINESE)
     assert page == explain("bpe", ["the car", "the cat"]).html("zh", whole=False)
     assert "<html" not in page
-    row, words, page = functions("choose", "norm", ENGLISH)
+    row, words, page = functions("choose_topic", "norm", ENGLISH)
     assert (row.visible, words) == (False, "")
     assert page == explain("norm").html("en", whole=False)
-    assert functions("choose", "bytes", ENGLISH)[0].visible
-    names = dict(functions("begin", CHINESE).choices)
-    assert f"bpe: {topic_summary('bpe').zh}" in names
+    assert functions("choose_topic", "bytes", ENGLISH)[0].visible
+    names = dict(functions("fill_menu", CHINESE).choices)
+    assert f"bpe: {get_topic_summary('bpe').zh}" in names
     with pytest.raises(gr.Error, match="at most 1,000"):
-        functions("learn", "bytes", "a" * 1001, ENGLISH)
+        functions("show_topic", "bytes", "a" * 1001, ENGLISH)
 
 
 def test_the_curves_of_runs_grow(paths, runs_folder):
@@ -329,7 +329,7 @@ def test_the_curves_of_runs_grow(paths, runs_folder):
         return build_page(registry_of({}), runs_folder)
 
     page = asyncio.run(build())
-    (draw,) = (fn.fn for fn in page.fns.values() if fn.name == "draw")
+    (draw,) = (fn.fn for fn in page.fns.values() if fn.name == "update_plots")
     chosen, valid, train, now = draw([], "step", None)
     assert chosen.value == ["first"]
     assert (len(valid["valid_loss"]), train["train_loss"].count()) == (3, 0)

@@ -62,9 +62,9 @@ _EPILOG = """Examples:
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Return the module and the summary of each command, by name.
+    """Return a dict of command name -> (module name, one-line summary).
 
-    They are read from the source files; the modules are not imported.
+    The summaries are read from the source files; the command modules are not imported.
     """
     result = {}
     for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
@@ -76,10 +76,10 @@ def commands() -> dict[str, tuple[str, str]]:
     return result
 
 
-def stored(name: str) -> Any:
-    """Return the content of the JSON file `name` in this folder.
+def load_json(name: str) -> Any:
+    """Read the JSON file `NAME.json` next to this module and return its content.
 
-    docs/make_reference.py collects the content from modules that import torch. Reading the file
+    docs/make_reference.py generates these files from modules that import torch. Reading a file
     avoids that import, which takes seconds.
     """
     path = Path(__file__).with_name(f"{name}.json")
@@ -89,9 +89,10 @@ def stored(name: str) -> Any:
 def load_command(name: str) -> Any:
     """Import the module of a command and return the command as a click object.
 
-    A module with an `app` is a group of commands; the help of each of them ends with the examples
-    that contain its name. Otherwise, the command runs the function with the name of the module. If
-    the module defines a class `Command`, the command is an instance of this class.
+    If the module defines `app` (a Typer app), the result is a group of subcommands; the help of
+    each subcommand ends with the examples that contain its name. Otherwise, the command runs the
+    function that has the same name as the module. If the module defines a class `Command`, the
+    result is an instance of this class.
     """
     path, _ = commands()[name]
     module = importlib.import_module(path)
@@ -108,7 +109,10 @@ def load_command(name: str) -> Any:
 
 
 def _add_examples(command: Any, name: str, examples: str) -> None:
-    """Set the epilog of a subcommand to the examples that contain its full name."""
+    """Set the epilog of a subcommand to those examples that contain its full name.
+
+    `examples` is the text of all examples in the module's docstring, separated by blank lines.
+    """
     own = [one for one in examples.split("\n\n") if f" {name} " in f"{one} "]
     command.epilog = "\n\n".join(["Examples:", *own]) if own else None
 
@@ -142,12 +146,15 @@ def add_parameter_help(command: Command) -> Command:
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. The module of a command is imported only when the command runs."""
+    """The click group of all `trivium` commands.
+
+    A command's module is imported when the command runs.
+    """
 
     context_class = HelpContext
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the name of the command `args[0]`, the command and the remaining arguments.
+        """Find the command named by `args[0]`. Returns its name, itself and the other arguments.
 
         An unknown command is a usage error that suggests the command with the most similar name.
         """
@@ -158,34 +165,37 @@ class CommandGroup(TyperGroup):
                 command = _build_completion_command(name) if completes else load_command(name)
             return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):
-            inside = (other for other in stored("completion") if other.endswith(f" {name}"))
+            inside = (other for other in load_json("completion") if other.endswith(f" {name}"))
             near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
             ctx.fail(f"there is no command {name!r}.{near or did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the program, translated to the language of the terminal."""
+        """Write the help of the program in the language of the terminal."""
         translate_help(self)
         super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. An expected error becomes one message and an exit code."""
+        """Run the chosen command.
+
+        An expected error is printed as one message and sets the exit code.
+        """
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            if not _is_first_error():
+            if not _should_print_error():
                 raise typer.Exit(error.exit_code) from None
             error.message = _format_usage_error(error)
             raise
         except TriviumError as error:
-            _fail(str(error), debug)
+            _print_error_and_exit(str(error), debug)
         except BrokenPipeError:
             _discard_output()
             raise typer.Exit(OUTPUT_CLOSED) from None
         except OSError as error:
             file = f"{error.filename}: " if error.filename else ""
-            _fail(f"{file}{error.strerror or error}.", debug)
+            _print_error_and_exit(f"{file}{error.strerror or error}.", debug)
         except KeyboardInterrupt as interrupt:
             if os.environ.get("RANK", "0") == "0":  # only the first of several processes prints
                 print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
@@ -204,9 +214,12 @@ app = typer.Typer(
 
 
 def _build_completion_command(name: str) -> Any:
-    """Return a stand-in for a command or command group, with options only, for shell completion."""
+    """Build a command (or group) that has option names but no behaviour, for shell completion.
+
+    It is built from `completion.json`, so that the module of the command is not imported.
+    """
     outline = typer.Typer(add_completion=False, rich_markup_mode=None)
-    for command, options in stored("completion").items():
+    for command, options in load_json("completion").items():
         if command != name and not command.startswith(f"{name} "):
             continue
         flags = [
@@ -219,15 +232,15 @@ def _build_completion_command(name: str) -> Any:
             for option, text in options.items()
         ]
 
-        def function() -> None: ...
+        def do_nothing() -> None: ...
 
-        function.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
-        outline.command(command.rpartition(" ")[2])(function)
+        do_nothing.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+        outline.command(command.rpartition(" ")[2])(do_nothing)
     return typer.main.get_command(outline)
 
 
 def _simplify_message(message: str) -> str:
-    """Reword the message of pydantic for an invalid value in plain English."""
+    """Convert pydantic's error message for an invalid value to plain English."""
     plain = message.removeprefix("Value error, ").partition(", unable to")[0]
     plain = re.sub("Input should be (greater|less)", r"Input should be a number \1", plain)
     plain = plain.replace("a valid integer", "a whole number").replace("a valid ", "a ")
@@ -235,7 +248,7 @@ def _simplify_message(message: str) -> str:
 
 
 def _format_usage_error(error: Any) -> str:
-    """Return the message of a usage error, with a suggestion of what the user may have meant."""
+    """Return the message of a usage error, with a suggestion of the correct usage if known."""
     if isinstance(error, typer.BadParameter):
         return _simplify_message(error.message)
     option, command = getattr(error, "option_name", None), getattr(error.ctx, "command", None)
@@ -258,20 +271,20 @@ def _format_usage_error(error: Any) -> str:
 
 
 def _show_version(requested: bool) -> None:
-    """Print the version and exit, if `--version` is given."""
+    """Print the version and exit if the user passed `--version`."""
     if requested:
         typer.echo(f"trivium {trivium.__version__}")
         raise typer.Exit
 
 
 def _set_language(language: Language | None) -> None:
-    """Set the language of messages, if `--language` is given."""
+    """Set the language of messages for this process if the user passed `--language`."""
     if language is not None:
         os.environ["TRIVIUM_LANGUAGE"] = language
 
 
 @app.callback()
-def options(
+def define_options(
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
@@ -289,13 +302,18 @@ def options(
         ),
     ] = None,
 ) -> None:
-    """Define the options of the program itself; `CommandGroup.invoke` reads their values."""
+    """Define the options of the program that come before the command.
+
+    The function does nothing itself: `CommandGroup.invoke` reads `--debug`, and callbacks handle
+    the other options.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code.
+    """Run the command line program and return its exit code.
 
-    `arguments` are the command-line arguments; None: `sys.argv[1:]`.
+    Args:
+        arguments: the command-line arguments; None uses `sys.argv[1:]`.
     """
     warnings.showwarning = _show_warning
     # OpenMP reads this when PyTorch is imported. Without the limit, threads that spin while they
@@ -322,23 +340,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to /dev/null, because Python flushes it at exit."""
+    """Redirect standard output to /dev/null after its reader has closed the pipe.
+
+    Otherwise, Python's flush at exit would print another error.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, debug: bool) -> None:
-    """Print an error message and exit with code 1; with `debug`, re-raise the current exception."""
+def _print_error_and_exit(message: str, debug: bool) -> None:
+    """Print an error message and exit with code 1. With `debug`, re-raise the exception instead."""
     if debug:
         raise
-    if _is_first_error():
+    if _should_print_error():
         print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(1) from None
 
 
-def _is_first_error() -> bool:
-    """Return whether this process should print its error.
+def _should_print_error() -> bool:
+    """Return whether this process should print its error message.
 
-    Of the processes that `torchrun` started on this machine, only the first that fails prints.
+    Under `torchrun`, only the first process that fails on each machine prints its error. Without
+    `torchrun`, the result is True.
     """
     own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if own_file is None:
@@ -351,5 +373,8 @@ def _is_first_error() -> bool:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a Python warning as one line, without its source location."""
+    """Print a Python warning as one line without its source location.
+
+    Replaces `warnings.showwarning`.
+    """
     print(f"warning: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Sampling, ranking and draft tokens for `trivium generate`. Importing this module loads torch."""
+"""Sampling, ranking and speculative decoding for `trivium generate`. Importing this loads torch."""
 
 from __future__ import annotations
 
@@ -30,68 +30,81 @@ Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
 
 
 class _Ranking(Config):
+    """The value of `--rank`, parsed like a reward in a recipe."""
+
     reward: RewardFunction
 
 
-def load_reward(rank: str) -> RewardFunction:
-    """Return the reward function that the value of `--rank` describes.
+def load_reward(rank_option: str) -> RewardFunction:
+    """Load the reward function given by the option `--rank`.
 
-    `rank` is the name or folder of a reward model, or a reward in the TOML syntax of a recipe.
+    `rank_option` is the name or folder of a reward model, or a reward in the TOML syntax of a
+    recipe, such as '{kind="length", target=80}'.
     """
-    tree: Any = {"kind": "model", "model": rank}
-    if rank.startswith("{"):
+    tree: Any = {"kind": "model", "model": rank_option}
+    if rank_option.startswith("{"):
         try:
-            tree = tomllib.loads(f"reward = {rank}")["reward"]
+            tree = tomllib.loads(f"reward = {rank_option}")["reward"]
         except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"--rank {rank} is not valid TOML: {error}.") from None
+            raise RecipeError(f"--rank_option {rank_option} is not valid TOML: {error}.") from None
     reward = _Ranking.from_tree({"reward": tree}, where="--rank").reward
     reward.open()
     return reward
 
 
-def sample_record(prompt: str, request: GenerationRequest, **more: float) -> dict[str, Any]:
-    """Return a generated sample as a dictionary for JSON, with the entries `more` added."""
+def sample_to_dict(prompt: str, request: GenerationRequest, **extra: float) -> dict[str, Any]:
+    """Convert a generated sample to a dict for JSON output.
+
+    `extra` entries, such as a reward, are added.
+    """
     record = {"prompt": prompt, "text": request.text, "seed": request.seed}
-    return {**record, "finish_reason": request.finish_reason, **more}
+    return {**record, "finish_reason": request.finish_reason, **extra}
 
 
-def show_ranked(
+def print_ranked_samples(
     lm: LanguageModel,
-    reward: RewardFunction,
+    reward_function: RewardFunction,
     generated: Generated,
     num_samples: int,
-    pairs: Path | None,
+    pairs_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the samples of every prompt, ordered by reward, highest first.
+    """Print the samples of every prompt in order of their reward, highest first.
 
-    If `pairs` is a path, the best and the worst sample of each prompt are written to this file.
+    Args:
+        lm: the model that generated the samples.
+        reward_function: computes the reward of each sample.
+        generated: the samples, with `num_samples` consecutive samples per prompt.
+        num_samples: the number of samples per prompt.
+        pairs_path: a file for preference pairs: the best and the worst sample of each prompt, as
+            JSON lines. None writes no file.
+        as_json: whether to print JSON objects instead of text.
     """
     counts = Counter[str]()
-    if pairs is not None:
-        pairs.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if pairs is None else pairs.open("w", encoding="utf-8") as file:
-        while some := list(islice(generated, num_samples)):
-            prompt, requests = some[0][0], [request for _, request, _ in some]
-            for _ in chain(*(pieces for _, _, pieces in some)):
+    if pairs_path is not None:
+        pairs_path.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if pairs_path is None else pairs_path.open("w", encoding="utf-8") as file:
+        while group := list(islice(generated, num_samples)):
+            prompt, requests = group[0][0], [request for _, request, _ in group]
+            for _ in chain(*(pieces for _, _, pieces in group)):
                 pass
-            samples = ranked(lm, reward, prompt, requests)
+            samples = ranked(lm, reward_function, prompt, requests)
             if not as_json:
                 typer.echo(f"\n{prompt}" if counts else prompt)
             for score, one in samples:
                 line = join_cells(f"{score:.4f}", one.text)
-                print_result(sample_record(prompt, one, reward=score), line, as_json=as_json)
+                print_result(sample_to_dict(prompt, one, reward=score), line, as_json=as_json)
             pair = make_preference_pair(lm, prompt, samples)
             counts["pairs" if pair else "equal"] += 1
             counts["cut"] += sum(one.finish_reason == "length" for one in requests)
             if file is not None and pair is not None:
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
             lm.warn_of_lengths(requests)
-    if pairs is not None:
+    if pairs_path is not None:
         words = translated(
             "generate.pairs",
             pairs=counts["pairs"],
-            file=pairs,
+            file=pairs_path,
             equal=counts["equal"],
             cut=counts["cut"],
         )
@@ -101,22 +114,24 @@ def show_ranked(
 def generate_samples(
     lm: LanguageModel,
     options: Mapping[str, Any],
-    jobs: list[tuple[str, int]],
+    seeded_prompts: list[tuple[str, int]],
     slots: int,
     draft: Draft | None,
-    chats: bool,
+    as_chat: bool,
 ) -> Generated:
-    """Generate texts for pairs of a prompt and a seed; yields them in the order of `jobs`.
+    """Generate a text for each pair of prompt and seed.
 
-    With `chats`, each prompt is sent as a user message of a conversation. If the engine refuses a
-    prompt, the texts of the earlier prompts are yielded before the error is raised.
+    Yields the samples in the order of the pairs.
+
+    With `as_chat`, each prompt is sent as a user message. If the engine rejects a prompt, the
+    samples of the earlier prompts are yielded before its error is raised.
     """
     requests: list[tuple[str, GenerationRequest]] = []
-    for prompt, seed in jobs:
+    for prompt, seed in seeded_prompts:
         message = {"role": "user", "content": prompt}
-        ids = lm.conversation_ids([message]) if chats else prompt_ids(lm.prompting, prompt)
+        ids = lm.conversation_ids([message]) if as_chat else prompt_ids(lm.prompting, prompt)
         params = lm.sampling_params(ids, {**options, "seed": seed})
-        requests.append((prompt, GenerationRequest(ids, params, answers=chats)))
+        requests.append((prompt, GenerationRequest(ids, params, answers=as_chat)))
     engine = lm.engine_for([request for _, request in requests], slots=slots, draft=draft)
     refused: TriviumError | None = None
     for index, (_, request) in enumerate(requests):
@@ -132,9 +147,10 @@ def generate_samples(
 
 
 def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
-    """Return the source of draft tokens for speculative decoding.
+    """Load the draft model (or n-gram lookup) for speculative decoding.
 
-    `draft` is "lookup" (n-grams of the text so far), a smaller model, or None (no drafts).
+    `draft` is "lookup" (draft tokens from n-grams of the text so far), the path of a smaller model,
+    or None (no speculative decoding). Raises TriviumError if the tokenizers of both models differ.
     """
     if draft is None:
         return None

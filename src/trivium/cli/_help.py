@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from trivium.messages import catalog, chinese_help, terminal_language, translated
+from trivium.messages import catalog, load_chinese_help, terminal_language, translated
 
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
@@ -20,59 +20,62 @@ _ARGUMENT = re.compile(r"(\{|\[+)([\w=-]+)(\.\.\.)?[}\]]+(\.\.\.)?")
 
 
 def _format_usage(match: re.Match[str]) -> str:
-    """Return a matched argument in the style of manual pages: MODEL..., DATA, [TEXT], [FOLDER]."""
+    """Convert an argument in a usage line to manual-page style, such as MODEL... or [TEXT]."""
     name = match[2].upper()
     return (name if match[1] == "{" else f"[{name}]") + (match[3] or match[4] or "")
 
 
 class HelpFormatter(TyperCommand.context_class.formatter_class):
-    """The help formatter of click, with support for Chinese.
+    """The help formatter of click, extended to wrap Chinese text.
 
-    Click counts characters and breaks lines at spaces. While it wraps a text, a space follows every
-    wide character, so that the character counts as two columns and allows a line break. Before a
-    punctuation mark, this space is non-breaking. `getvalue` removes these spaces.
+    Click counts characters and breaks lines only at spaces. Before text is wrapped, a space is
+    therefore added after every wide character, so that the character counts as two columns and a
+    line break is possible. Before a punctuation mark, this space is non-breaking. `getvalue`
+    removes the added spaces.
     """
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Write the usage line of a command."""
+        """Write the usage line of a command, with its arguments in the style of manual pages."""
         super().write_usage(
             prog, _ARGUMENT.sub(_format_usage, args), prefix or translated("click.usage")
         )
 
     def write_heading(self, heading: str) -> None:
-        """Write the heading of a section, such as "Options"."""
-        self.write(f"{'':>{self.current_indent}}{_translate_words(f'{heading}:')}\n")
+        """Write the heading of a section, such as "Options", in the language of the terminal."""
+        self.write(f"{'':>{self.current_indent}}{_translate_click_texts(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
         """Write paragraphs. Examples are not wrapped, so that users can copy them."""
         first, *others = text.split("\n\n")
         if first.strip() == "Examples:":
             others = [one if one[:1] == "`" else f"\b\n{one}" for one in others]
-        super().write_text(_space_wide("\n\n".join([first, *others])))
+        super().write_text(_translate_and_space("\n\n".join([first, *others])))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
-        """Write a definition list, such as the options and their help."""
-        super().write_dl([(name, _space_wide(text)) for name, text in rows], *args, **options)
+        """Write a definition list, such as the options of a command and their help texts."""
+        super().write_dl(
+            [(name, _translate_and_space(text)) for name, text in rows], *args, **options
+        )
 
     def getvalue(self) -> str:
-        """Return the formatted text, without the spaces that were added for wrapping."""
+        """Return the formatted help, without the spaces that were added for wrapping."""
         return re.sub(f"({_WIDE})[ \xa0]", r"\1", super().getvalue())
 
 
 class HelpContext(TyperCommand.context_class):
-    """The context of click, with `HelpFormatter` as its formatter."""
+    """A click context that formats help with `HelpFormatter`."""
 
     formatter_class = HelpFormatter
 
 
-def _space_wide(text: str) -> str:
-    """Translate the words of click, then add a space after every wide (Chinese) character."""
-    text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", _translate_words(text))
+def _translate_and_space(text: str) -> str:
+    """Translate click's own texts, then add a space after every wide (Chinese) character."""
+    text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", _translate_click_texts(text))
     return re.sub(f"({_WIDE})(?!\xa0)", r"\1 ", text)
 
 
-def _translate_words(text: str) -> str:
-    """Translate the words that click adds to the help of commands, such as "Options:"."""
+def _translate_click_texts(text: str) -> str:
+    """Translate the texts that click itself adds to the help, such as "Options:"."""
     for identifier, words in catalog("en").items():
         if identifier.startswith("click."):
             text = text.replace(words, translated(identifier))
@@ -83,8 +86,9 @@ def translate_help(command: Any, *names: str) -> Any:
     """Translate the help of a command, its parameters and its subcommands in place.
 
     Args:
-        command: a command of click.
-        names: the words of its name, such as "tokenizer", "train"; empty for the program itself.
+        command: a click command.
+        names: the words of the command name, such as "tokenizer", "train"; empty for the program
+            itself.
 
     Returns:
         The same command.
@@ -95,21 +99,23 @@ def translate_help(command: Any, *names: str) -> Any:
     if terminal_language() == "en":
         return command
     own, *groups = [" ".join(names[:count]) for count in range(len(names), 0, -1)] or ["trivium"]
-    _translate(command, "help", "about", own)
-    _translate(command, "short_help", "summary", own)
+    _translate_attribute(command, "help", "about", own)
+    _translate_attribute(command, "short_help", "summary", own)
     for param in command.params:
-        _translate(param, "help", param.name, own, *groups, "options")
-        _translate(param, "show_default", f"{param.name}_default", own, *groups, "options")
+        _translate_attribute(param, "help", param.name, own, *groups, "options")
+        _translate_attribute(
+            param, "show_default", f"{param.name}_default", own, *groups, "options"
+        )
     return command
 
 
-def _translate(owner: Any, attribute: str, name: str, *tables: str) -> None:
-    """Replace the English help text in an attribute of `owner` with its Chinese translation.
+def _translate_attribute(owner: Any, attribute: str, name: str, *tables: str) -> None:
+    """Replace the English help text in `owner.attribute` with its Chinese translation.
 
-    `tables` are tables of `help_zh.toml`; the first that contains `name` is used. If none does, the
-    text remains English.
+    The translation is the entry `name` of the first table in `tables` that contains it (tables of
+    `help_zh.toml`). If no table contains it, the text remains English.
     """
-    text, known = getattr(owner, attribute, None), chinese_help()
+    text, known = getattr(owner, attribute, None), load_chinese_help()
     chinese = next((known[table][name] for table in tables if name in known.get(table, ())), None)
     if isinstance(text, str) and chinese is not None:
         names = _NAMES.search(text)

@@ -84,40 +84,43 @@ Symbols = Annotated[
 
 
 def drop_unset(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the user set: those that are neither None nor an empty list."""
+    """Return only the options that the user set: drops None and empty lists."""
     return {name: value for name, value in options.items() if value not in (None, [])}
 
 
-def greater_than(bound: float | None) -> Callable[[Any], Any] | None:
-    """Return a callback that accepts only numbers greater than `bound`; None if `bound` is None.
+def check_greater_than(bound: float | None) -> Callable[[Any], Any] | None:
+    """Return a Typer callback that rejects values that are not greater than `bound`.
 
-    The `min` and `max` of Typer are inclusive.
+    Returns None if `bound` is None. Typer's own `min` and `max` are inclusive.
     """
 
-    def check(value: Any) -> Any:
+    def check_value(value: Any) -> Any:
+        """Return `value` unchanged. Raises BadParameter if it is not greater than `bound`."""
         if value is not None and not value > bound:
             raise typer.BadParameter(f"expected a number greater than {bound}")
         return value
 
-    return None if bound is None else check
+    return None if bound is None else check_value
 
 
 def with_options(
     config: type, *, exclude: Sequence[str] = (), unset: str = ""
 ) -> Callable[[Command], Command]:
-    """Return a decorator that replaces the `**options` of a command by the fields of a dataclass.
+    """Return a decorator that replaces a command's `**options` with the fields of a dataclass.
 
     Each field becomes an option with the type, default, description and bounds of the field. Fields
-    that are mappings are skipped.
+    of type Mapping are skipped.
 
     Args:
         config: the dataclass.
         exclude: names of fields that do not become options.
-        unset: if given, an option that the user does not set is None (see `drop_unset`), and
-            `--help` shows this text as its default, with {} replaced by the default of the field.
+        unset: if given, the value of an option that the user does not set is None (see
+            `drop_unset`), and `--help` shows this text as its default, with {} replaced by the
+            default of the field.
     """
 
     def decorate(command: Command) -> Command:
+        """Give the command an option for each field of `config`. Returns the same command."""
         signature = inspect.signature(command, eval_str=True)
         named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         hints = get_type_hints(config)
@@ -138,7 +141,7 @@ def with_options(
                 show_default=shown,
                 min=field.metadata.get("min", field.metadata.get("ge")),
                 max=field.metadata.get("max", field.metadata.get("le")),
-                callback=greater_than(field.metadata.get("gt")),
+                callback=check_greater_than(field.metadata.get("gt")),
             )
             named.append(
                 inspect.Parameter(

@@ -1,4 +1,4 @@
-"""Planning for `trivium plan`, and printing of the plans. Importing this module loads torch."""
+"""Plans of `trivium plan`: compute and print them. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 
 from trivium.adapt import count_parameters
 from trivium.cli._shared import print_json, shorten_count
-from trivium.cli._tables import TextTable, new_table, print_table
-from trivium.cli.presets import format_shape
+from trivium.cli._tables import TextTable, make_table, print_table
+from trivium.cli.presets import format_model_size
 from trivium.errors import RecipeError
 from trivium.gpus import find_gpu
 from trivium.interop.hf_folder import export_problem
@@ -32,12 +32,12 @@ from trivium.train.memory import trained_state
 from trivium.train.recipe_loading import load_recipe
 
 _LONGEST = 8192  # max tokens per row; longer rows are for the end of training
-_BATCH = 2.0**19  # tokens per step if the paper does not give the batch size
+_BATCH = 2.0**19  # tokens per step if the paper does not give the batch model
 
 
 def print_plan(
     name: str,
-    changes: Sequence[str],
+    overrides: Sequence[str],
     *,
     gpus: int | None,
     gpu: str,
@@ -47,48 +47,66 @@ def print_plan(
     tokens_per_second_per_gpu: float | None,
     as_json: bool,
 ) -> None:
-    """Print the training plan of a preset or a recipe, or a table of all sizes of a family."""
-    sizes, state = ({} if changes or is_own_size(name) else _find_published(name), dict[str, Any]())
-    if not sizes:
-        sizes[name], state = _load_recipe_size(name, changes)
+    """Print the training plan of a preset or recipe, or a table of all models of a model family.
+
+    Args:
+        name: a preset, a recipe, or the name of a model family such as "llama".
+        overrides: recipe keys to change, as KEY=VALUE.
+        gpus: the number of GPUs; None uses the smallest number that fits.
+        gpu: the GPU model.
+        tokens: the number of training tokens; None uses the published number.
+        batch_tokens: tokens per step; None uses the published number.
+        length: tokens per row; None uses the published number.
+        tokens_per_second_per_gpu: a measured throughput, used instead of the predicted throughput.
+        as_json: whether to print JSON.
+
+    Raises:
+        RecipeError: the size of a training step is unknown.
+    """
+    models, state = (
+        {} if overrides or is_own_size(name) else _find_published(name),
+        dict[str, Any](),
+    )
+    if not models:
+        models[name], state = _load_recipe_model(name, overrides)
     plans = []
-    for label, size in sizes.items():
-        total, row = tokens or size.tokens or 0.0, length or size.context
-        step = batch_tokens or size.batch
+    for label, model in models.items():
+        total, row = tokens or model.tokens or 0.0, length or model.context
+        step = batch_tokens or model.batch
         if not row or not step:
             examples = {"--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
-                f"neither the paper nor the recipe of {label} gives the size of a training step, "
+                f"neither the paper nor the recipe of {label} gives the model of a training step, "
                 "and for labelled examples it depends on the data: give, for example, "
                 f"{' '.join(flag for flag, value in examples.items() if not value)}."
             )
-        work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, **state)
+        work = Workload(model.spec, row, step, find_gpu(gpu), gpus or 1, **state)
         work = fewest_gpus(work) if gpus is None else work
         plans.append(plan_training(label, work, total, measured=tokens_per_second_per_gpu))
     if as_json:
         records = [plan.to_dict() for plan in plans]
         print_json(records[0] if len(records) == 1 else records)
     elif len(plans) == 1:
-        _show_plan(plans[0], gpu, sizes[plans[0].name])
+        _print_plan(plans[0], gpu, models[plans[0].name])
     else:
-        print_table(_build_size_table(plans, sizes))
+        print_table(_build_size_table(plans, models))
         left_out = translated("plan.left_out")
         typer.echo("\n" + translated("plan.on_gpu", gpu=gpu, left_out=left_out))
 
 
 @dataclass(frozen=True)
-class PlannedSize:
-    """A model whose training is planned, with the known settings of its training.
+class PlannedModel:
+    """A model to plan the training of, with the training settings that are known.
 
     Args:
-        spec: the model.
-        paper: the paper that published the model, "" if there is none.
-        context: tokens per row; None: unknown, as for the following values.
-        tokens: training tokens.
+        spec: the model's spec.
+        paper: the paper that published the model; "" if there is none.
+        context: tokens per row. Like the following values, None if unknown.
+        tokens: the number of training tokens.
         batch: tokens per step.
         lr: the peak learning rate.
-        text_bytes: bytes of training text.
-        hardware: published devices and duration, "" if unknown.
+        text_bytes: the size of the training text in bytes.
+        hardware: the hardware and training time reported in the paper; "" if unknown.
     """
 
     spec: Spec
@@ -101,18 +119,20 @@ class PlannedSize:
     hardware: str = ""
 
 
-def _find_published(name: str) -> dict[str, PlannedSize]:
-    """Return the preset `name`, or the sizes of the family `name`, by preset name.
+def _find_published(name: str) -> dict[str, PlannedModel]:
+    """Find the preset `name`, or all presets of the model family `name`.
 
-    The result is empty if `name` is a recipe. For a family, the presets with a published number of
-    training tokens are returned, or all presets if no number is published.
+    Returns them by preset name.
+
+    For a family, only presets with a published number of training tokens are returned, or all
+    presets if there are none. The result is empty if `name` is a recipe.
     """
 
-    def complete(name: str) -> PlannedSize:
-        """Return a preset with its published training settings."""
+    def load_published(name: str) -> PlannedModel:
+        """Return the model of a preset with its published training settings."""
         preset, recipe = catalogue[name], published_recipes().get(name)
         values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
-        return PlannedSize(
+        return PlannedModel(
             preset.spec,
             preset.paper,
             min(values.get("data.length") or preset.context or _LONGEST, _LONGEST),
@@ -124,15 +144,18 @@ def _find_published(name: str) -> dict[str, PlannedSize]:
         )
 
     if name in catalogue:
-        return {name: complete(name)}
+        return {name: load_published(name)}
     is_path = Path(name).exists()
-    family = {n: complete(n) for n in catalogue if n.startswith(f"{name}-")}
+    family = {n: load_published(n) for n in catalogue if n.startswith(f"{name}-")}
     published = {n: preset for n, preset in family.items() if preset.tokens}
     return {} if is_path else published or family
 
 
 def _format_hardware(recipe: PublishedRecipe | None) -> str:
-    """Return the published devices and training time as text, "" if nothing is published."""
+    """Return the hardware and training time reported in the paper as text.
+
+    Returns "" if none are reported.
+    """
     known = {} if recipe is None else {key: one.value for key, one in recipe.hardware.items()}
     time = next((f"{known[unit]:g} {unit}" for unit in ("days", "hours") if unit in known), "")
     if "device_hours" in known:
@@ -140,40 +163,40 @@ def _format_hardware(recipe: PublishedRecipe | None) -> str:
     return ", ".join(filter(None, (str(known.get("devices", "")), time)))
 
 
-def _load_recipe_size(name: str, changes: Sequence[str]) -> tuple[PlannedSize, dict[str, Any]]:
-    """Return the model and training settings of a recipe, and further arguments for `Workload`.
+def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedModel, dict[str, Any]]:
+    """Load the model and the training settings of a recipe, and further arguments of `Workload`.
 
-    If `name` is a preset, settings that `changes` does not set have their published values.
+    If `name` is a preset, settings that `overrides` does not change have their published values.
 
     Raises:
         RecipeError: the recipe uses replicas (`parallel.replicas`).
     """
-    recipe = load_recipe(name, changes)
+    recipe = load_recipe(name, overrides)
     if recipe.parallel.replicas > 1:
         raise RecipeError(
             "a plan shards the model over all GPUs: leave parallel.replicas out, or set it to 1."
         )
     (spec, _), preset = planned_model(recipe), recipe.model.preset
     if name in catalogue and preset is not None and not is_own_size(preset):
-        size = _find_published(preset)[preset]
+        model = _find_published(preset)[preset]
     else:
-        size = PlannedSize(spec)
+        model = PlannedModel(spec)
         recipe = recipe if recipe.labelled else defaults.complete(recipe, spec)
-    batch = recipe.train.batch_tokens or size.batch
+    batch = recipe.train.batch_tokens or model.batch
     kind, budget = recipe.train.budget or ("", None)
-    tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": size.tokens}
+    tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": model.tokens}
     module = build(spec, device="meta")
     recipe.freeze_weights(module)
-    context = recipe.data.length or size.context
-    size = dataclasses.replace(
-        size, spec=spec, context=context, tokens=tokens.get(kind), batch=batch
+    context = recipe.data.length or model.context
+    model = dataclasses.replace(
+        model, spec=spec, context=context, tokens=tokens.get(kind), batch=batch
     )
-    return size, trained_state(recipe, module)
+    return model, trained_state(recipe, module)
 
 
-def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
+def print_forecast(name: str, overrides: Sequence[str], *, as_json: bool) -> None:
     """Measure a few training steps on this machine and print a forecast of the whole run."""
-    recipe = load_recipe(name, changes)
+    recipe = load_recipe(name, overrides)
     trainer, memory = trainer_without_data(recipe)
     forecast = forecast_run(trainer, memory)
     if as_json:
@@ -198,19 +221,19 @@ def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
         default=default,
     )
     typer.echo(labelled("model", model))
-    _print_export(trainer.train_step.model.spec)  # type: ignore[union-attr]
+    _print_export_problem(trainer.train_step.model.spec)  # type: ignore[union-attr]
     typer.echo(labelled("steps", steps))
     typer.echo(labelled("forecast", forecast.line))
     if forecast.warning is not None:
         typer.echo(labelled("warning", forecast.warning))
 
 
-def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
-    """Print the plan of one model: its shape, the layouts, the time and the memory."""
+def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
+    """Print the plan of one model: its size, the parallelism layouts, the time and the memory."""
     work = plan.step.work
-    typer.echo(labelled("model", _format_model(plan, size)))
-    width, heads, layers, feed_forward = format_shape(shape_summary(work.spec))
-    text = size.text_bytes and translated("plan.text_size", size=size.text_bytes / 1e9)
+    typer.echo(labelled("model", _format_model(plan, model)))
+    width, heads, layers, feed_forward = format_model_size(shape_summary(work.spec))
+    text = model.text_bytes and translated("plan.text_size", size=model.text_bytes / 1e9)
     shape = translated(
         "plan.shape",
         layers=layers,
@@ -227,7 +250,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
         memory=work.gpu.memory / 2**30,
     )
     typer.echo(labelled("", shape))
-    _print_export(work.spec)
+    _print_export_problem(work.spec)
     typer.echo(labelled("run", _format_run(plan)))
     typer.echo(labelled("machine", machine) + "\n")
     print_table(_build_layout_table(plan))
@@ -242,21 +265,21 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: PlannedSize) -> None:
     samples = translated("plan.left_out_samples") if work.samples else ""
     typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated('join.colon')}{reasons}"))
     typer.echo(labelled("time", _format_time(plan)))
-    if size.hardware:
-        typer.echo(labelled("published", size.hardware))
+    if model.hardware:
+        typer.echo(labelled("published", model.hardware))
     typer.echo(labelled("memory", held))
     typer.echo(labelled("", translated("plan.left_out") + samples))
 
 
-def _print_export(spec: Spec) -> None:
-    """Print the reason if the model cannot be exported to Hugging Face."""
+def _print_export_problem(spec: Spec) -> None:
+    """Print why the model cannot be exported to Hugging Face, if it cannot."""
     if problem := export_problem(spec):
         words = translated("run.export_problem", problem=problem)
         typer.echo(labelled("", words))
 
 
-def _format_model(plan: TrainingPlan, size: PlannedSize) -> str:
-    """Return the name, the numbers of parameters and the paper of a planned model as one line."""
+def _format_model(plan: TrainingPlan, model: PlannedModel) -> str:
+    """Return one line with the name, parameter counts and paper of the model being planned."""
     work = plan.step.work
     parameters, active = work.sizes.parameters, active_parameters(work.spec)
     line = translated("plan.model", name=plan.name, count=parameters)
@@ -264,11 +287,11 @@ def _format_model(plan: TrainingPlan, size: PlannedSize) -> str:
         line += translated("plan.active", count=active)
     if work.trained < 1:
         line += translated("plan.trained_share", share=work.trained)
-    return line + (translated("plan.paper", paper=size.paper) if size.paper else "")
+    return line + (translated("plan.paper", paper=model.paper) if model.paper else "")
 
 
 def _format_run(plan: TrainingPlan) -> str:
-    """Return the training tokens, batch size and FLOPs of a plan as one line."""
+    """Return one line with the training tokens, the batch size and the FLOPs of a plan."""
     work = plan.step.work
     values = {"batch": work.batch_tokens, "length": work.length, "each": work.flops_per_token}
     if not plan.tokens:
@@ -277,9 +300,9 @@ def _format_run(plan: TrainingPlan) -> str:
 
 
 def _format_time(plan: TrainingPlan) -> str:
-    """Return the training time and the tokens per second of a plan as one line.
+    """Return one line with the training time and the throughput of a plan.
 
-    The time is left out if the number of training tokens is unknown.
+    If the number of training tokens is unknown, the line contains only the throughput.
     """
     time, rate = "", plan.tokens_per_second
     if plan.tokens:
@@ -297,12 +320,13 @@ def _format_time(plan: TrainingPlan) -> str:
 
 
 def _build_layout_table(plan: TrainingPlan) -> TextTable:
-    """Return the table of all layouts: memory per GPU, speed, and time and traffic of a step.
+    """Build a table of all parallelism layouts of a plan.
 
-    The seconds of a step are split into computation, communication of tensor parallelism, and
-    communication of weights and gradients ("data"), which overlaps with the computation.
+    The columns contain the memory per GPU, throughput, step time and communication volume. The step
+    time is split into compute, tensor-parallel communication, and data-parallel communication of
+    weights and gradients ("data"), which overlaps with compute.
     """
-    table = new_table(
+    table = make_table(
         "layout", "micro_batch", "memory_gib", "tokens_per_second", "of_peak", "compute_s",
         "tensor_s", "data_s", "sent_gb",
     )  # fmt: skip
@@ -322,21 +346,23 @@ def _build_layout_table(plan: TrainingPlan) -> TextTable:
     return table
 
 
-def _build_size_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, PlannedSize]) -> TextTable:
-    """Return the table of all sizes of a model family, with their training time and memory."""
-    table = new_table(
+def _build_size_table(
+    plans: Sequence[TrainingPlan], models: Mapping[str, PlannedModel]
+) -> TextTable:
+    """Build a table of all models of a family, with their sizes, training time and memory."""
+    table = make_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
         "learning_rate", "batch", "tokens", "flops", "gpu_hours", "gpus", "days",
         "gib_per_gpu", "layout",
     )  # fmt: skip
     for plan in plans:
-        work, size = plan.step.work, sizes[plan.name]
+        work, model = plan.step.work, models[plan.name]
         table.add_row(
             plan.name,
             shorten_count(work.sizes.parameters),
-            *format_shape(shape_summary(work.spec)),
-            f"{size.text_bytes / 1e9:,.0f}" if size.text_bytes else "-",
-            f"{size.lr:.1e}" if size.lr else "-",
+            *format_model_size(shape_summary(work.spec)),
+            f"{model.text_bytes / 1e9:,.0f}" if model.text_bytes else "-",
+            f"{model.lr:.1e}" if model.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
             shorten_count(plan.tokens) if plan.tokens else "-",
             f"{plan.flops:.2e}" if plan.tokens else "-",

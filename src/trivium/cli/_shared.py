@@ -32,16 +32,20 @@ BATCH_SIZE = 256
 
 
 def load(model: str, **options: Any) -> trivium.LanguageModel:
-    """Load a model with `trivium.load`, imported here because importing torch takes seconds."""
+    """Load a language model with `trivium.load`.
+
+    Torch is imported only now, which takes seconds.
+    """
     with exit_on_interrupt():
         load_model = trivium.load
     return load_model(model, **options)
 
 
 def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the texts unchanged, and warn once of each character unknown to the tokenizer.
+    """Yield the texts unchanged. Warns once of each character that the tokenizer does not know.
 
-    For a tokenizer of whole words, the warnings list words. Mask tokens in the texts are ignored.
+    If the tokenizer splits text into whole words, the warnings list unknown words instead. Mask
+    tokens in the texts are ignored.
     """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
@@ -67,15 +71,15 @@ def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str
 
 
 def read_texts(
-    texts: Sequence[str] | None, *, keep_blank: bool = False, for_files: str = ""
+    texts: Sequence[str] | None, *, keep_blank: bool = False, file_command: str = ""
 ) -> Iterator[str]:
     """Yield the texts, or the lines of standard input if no texts are given.
 
     Args:
         texts: the texts from the command line.
         keep_blank: whether to yield blank lines of standard input, too.
-        for_files: a command that reads files, with FILE in place of the file name. An error
-            suggests this command if a text is the name of a file.
+        file_command: a command that reads files, with FILE as a placeholder for the file name. If a
+            text is the name of a file, the error suggests this command.
 
     Raises:
         DataError: a text or standard input is not UTF-8, or a text is the name of a file.
@@ -83,7 +87,7 @@ def read_texts(
     for text in texts or ():
         if os.path.isfile(text):
             name = shlex.quote(text)
-            command = for_files.replace("FILE", name)
+            command = file_command.replace("FILE", name)
             other = f", or for a table with all its columns: `{command}`" if command else ""
             raise DataError(
                 f"{shorten(text)} is the name of a file, not a text. To read its lines: "
@@ -108,35 +112,36 @@ def read_texts(
 
 
 def batch_items(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield the items in lists of at most `BATCH_SIZE`."""
+    """Split an iterable into lists of at most `BATCH_SIZE` items. Yields the lists."""
     iterator = iter(items)
     while batch := list(islice(iterator, BATCH_SIZE)):
         yield batch
 
 
 def read_text_batches(
-    texts: Sequence[str] | None, tokenizer: Tokenizer, *, for_files: str = ""
+    texts: Sequence[str] | None, tokenizer: Tokenizer, *, file_command: str = ""
 ) -> Iterator[list[str]]:
     """Yield batches of the texts, or of the lines of standard input if no texts are given.
 
-    Warns of characters that are unknown to the tokenizer. `for_files`: see `read_texts`.
+    Warns of characters that are unknown to the tokenizer. If a text is the name of a file, an error
+    suggests `file_command`, with FILE replaced by the name.
     """
-    given = read_texts(texts, keep_blank=True, for_files=for_files)
+    given = read_texts(texts, keep_blank=True, file_command=file_command)
     return batch_items(check_characters(given, tokenizer))
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON; dataclasses become objects."""
+    """Print a value as one line of JSON. Dataclasses are printed as objects."""
     typer.echo(json.dumps(value, ensure_ascii=False, default=dataclasses.asdict))
 
 
 def print_result(record: dict[str, Any], line: str, *, as_json: bool) -> None:
-    """Print one result: `record` as a JSON object with `as_json`, otherwise the text `line`."""
+    """Print one result: with `as_json` the dict `record` as JSON, otherwise the text `line`."""
     print_json(record) if as_json else typer.echo(line)
 
 
 def join_cells(*cells: str) -> str:
-    """Join cells with tabs. Line breaks and tabs inside a cell become spaces."""
+    """Join the cells of a table row with tabs. Tabs and line breaks inside a cell become spaces."""
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
@@ -149,24 +154,25 @@ def parse_validation(values: list[str]) -> float | PathList:
         return PathList(values)
 
 
-def format_changes(
-    reading: Mapping[str, Any], changes: Sequence[str] | None, *, no_verify: bool
+def format_overrides(
+    data_options: Mapping[str, Any], overrides: Sequence[str] | None, *, no_verify: bool
 ) -> list[str]:
-    """Return the options of a run that change its recipe, in the KEY=VALUE form of `--set`.
+    """Return the recipe overrides of a run in the KEY=VALUE form of `--set`.
 
     Args:
-        reading: values of keys in `[data]`; None: the user did not set the key.
-        changes: the values of `--set`, which override `reading`.
+        data_options: values for keys of the recipe's `[data]` section; None if the user did not set
+            the key.
+        overrides: the values of `--set`, which take precedence over `data_options`.
         no_verify: whether to skip the verification of checksums.
     """
-    keys = [f"data.{key}={json.dumps(value)}" for key, value in drop_unset(reading).items()]
-    return [*keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
+    keys = [f"data.{key}={json.dumps(value)}" for key, value in drop_unset(data_options).items()]
+    return [*keys, *(overrides or ()), *(["train.verify=false"] if no_verify else [])]
 
 
 def choose_run_folder(
     name: str | None, out: Path | None, advice: str, *, resume: bool | str, overwrite: bool
 ) -> Path:
-    """Return the folder of a run: `out`, or by default `runs/NAME`.
+    """Return the run folder: `out` if given, otherwise `runs/NAME`.
 
     Args:
         name: the preset, recipe or task on the command line.
@@ -190,13 +196,13 @@ def choose_run_folder(
 
 
 def split_pair(line: str) -> tuple[str, str | None]:
-    """Split a line at its first tab. Returns None as the second text if there is no tab."""
+    """Split a line into two texts at its first tab. The second text is None if there is no tab."""
     first, tab, second = line.partition("\t")
     return first, second if tab else None
 
 
 def shorten_count(number: float) -> str:
-    """Format a large number with a unit: 124439808 becomes "124.4M"."""
+    """Format a large count with a unit, such as "124.4M" for 124439808."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.1f}{letter}"

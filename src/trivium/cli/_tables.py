@@ -1,4 +1,4 @@
-"""Tables on the terminal. Only columns of texts are truncated; names and numbers never are."""
+"""Tables on the terminal. Only text columns are truncated; names and numbers never are."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NUMBER = re.compile(r"[-+~<>=≤≥≈]? ?\d|-?$")
 
 @dataclass
 class Column:
-    """A column of a table.
+    """A column of a terminal table.
 
     Args:
         heading: the text in the first row.
         is_text: whether the cells are texts, which may be truncated.
-        most: the maximum width of a column of texts; None: no limit.
+        max_width: the maximum width of a text column; None if there is no limit.
     """
 
     heading: str
     is_text: bool = False
-    most: int | None = None
+    max_width: int | None = None
 
 
 @dataclass
 class TextTable:
-    """A table. The first column names the rows; columns of numbers are aligned to the right."""
+    """A terminal table. The first column contains the row names; numbers are right-aligned."""
 
     columns: list[Column]
     rows: list[Sequence[str]] = field(default_factory=list)
@@ -45,14 +45,14 @@ class TextTable:
         self.columns.append(Column(heading))
 
     def add_row(self, *cells: str) -> None:
-        """Add a row. Missing cells at the end of the row are empty."""
+        """Append a row of cells. Missing cells at the end of the row are left empty."""
         self.rows.append([*cells, *[""] * (len(self.columns) - len(cells))])
 
-    def lines(self, width: int | None) -> list[str]:
-        """Return the lines of the table. `width` is the maximum width of a line; None: no limit.
+    def format_lines(self, max_width: int | None) -> list[str]:
+        """Format the table as lines of text that are at most `max_width` wide (None for no limit).
 
-        Columns that do not fit follow below in further blocks, each of which repeats the first
-        column. A block is wider than `width` if its numbers and names do not fit.
+        Columns that do not fit are moved to further blocks below, each of which repeats the first
+        column. Lines may be wider than `max_width` if the numbers and names of a block do not fit.
         """
         cells = list(zip([column.heading for column in self.columns], *self.rows))
         widths = [max(map(display_width, column)) for column in cells]
@@ -60,15 +60,15 @@ class TextTable:
         for index, column in enumerate(self.columns):
             right[index] &= index > 0 and not column.is_text
             if column.is_text:
-                widths[index] = min(widths[index], column.most or widths[index])
+                widths[index] = min(widths[index], column.max_width or widths[index])
         blocks, used = [[0]], widths[0]
         for index, column in list(enumerate(self.columns))[1:]:
             needed = min(widths[index], _MIN_TEXT_WIDTH) if column.is_text else widths[index]
-            if width is not None and len(blocks[-1]) > 1 and used + _GAP + needed > width:
+            if max_width is not None and len(blocks[-1]) > 1 and used + _GAP + needed > max_width:
                 blocks.append([0])
                 used = widths[0]
-            room = needed if width is None else max(needed, width - used - _GAP)
-            if column.is_text and width is not None:
+            room = needed if max_width is None else max(needed, max_width - used - _GAP)
+            if column.is_text and max_width is not None:
                 widths[index] = min(widths[index], room)
             blocks[-1].append(index)
             used += _GAP + widths[index]
@@ -76,13 +76,13 @@ class TextTable:
         for block in blocks:
             lines += [""] if lines else []
             for row in zip(*cells):
-                shown = [self._truncate(row[index], index, widths[index]) for index in block]
+                shown = [self._truncate_cell(row[index], index, widths[index]) for index in block]
                 aligned = [padded(cell, widths[i], right=right[i]) for i, cell in zip(block, shown)]
                 lines.append((" " * _GAP).join(aligned).rstrip())
         return lines
 
-    def _truncate(self, text: str, index: int, width: int) -> str:
-        """Return a cell of column `index` as one line, truncated to `width` if it is a text."""
+    def _truncate_cell(self, text: str, index: int, width: int) -> str:
+        """Return a cell of column `index` as one line, truncated to `width` in a text column."""
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:
             while display_width(text) > width - 1:
@@ -91,17 +91,22 @@ class TextTable:
         return text
 
 
-def new_table(*columns: str) -> TextTable:
-    """Return an empty table. `columns` are names of headings in `[heading]` of `texts.toml`."""
-    return TextTable([Column(translated(f"heading.{name}")) for name in columns])
+def make_table(*heading_keys: str) -> TextTable:
+    """Create an empty table whose column headings are the texts `heading.KEY` in `texts.toml`."""
+    return TextTable([Column(translated(f"heading.{name}")) for name in heading_keys])
 
 
-def add_texts(table: TextTable, heading: str, width: int | None = None) -> None:
-    """Add a column of texts, truncated to `width` and to the width of the terminal."""
-    table.columns.append(Column(translated(f"heading.{heading}"), is_text=True, most=width))
+def add_text_column(table: TextTable, heading_key: str, max_width: int | None = None) -> None:
+    """Add a text column, which is truncated to `max_width` and to the width of the terminal.
+
+    `heading_key` is the key of the column heading in `texts.toml`.
+    """
+    table.columns.append(
+        Column(translated(f"heading.{heading_key}"), is_text=True, max_width=max_width)
+    )
 
 
 def print_table(table: TextTable) -> None:
-    """Print a table within the width of the terminal. Output to a file or a pipe is not limited."""
+    """Print a table within the width of the terminal. Output to files and pipes is not limited."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo("\n".join(table.lines(width)))
+    typer.echo("\n".join(table.format_lines(width)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trivium.cli import stored
+from trivium.cli import load_json
 from trivium.config import HF_KEY_NAMES
 from trivium.errors import nearest_name
 
@@ -13,10 +13,10 @@ _FILES = {"data", "file", "files", "input", "path"}
 
 
 def suggest_option(option: str, context: Any, similar: Sequence[str] | None) -> str:
-    """Return a suggestion for an option that a command does not have.
+    """Return a suggestion to append to the error message for an unknown option.
 
-    The option may be a positional argument, a misspelled option, a recipe key that is changed with
-    `--set`, or an option of other commands.
+    The unknown option may be a positional argument, a misspelled option, a recipe key (set with
+    `--set`), or an option of other commands.
 
     Args:
         option: the unknown option, with its dashes.
@@ -28,11 +28,11 @@ def suggest_option(option: str, context: Any, similar: Sequence[str] | None) -> 
     if name.rstrip("s") in arguments or (name in _FILES and arguments & _FILES):
         usage = " ".join(context.get_usage().split()).partition(" ")[2]
         return f". It is a positional argument: `{usage.replace(' [OPTIONS]', '')}`."
-    known, keys = stored("keys"), dict[str, list[str]]()
+    known, keys = load_json("keys"), dict[str, list[str]]()
     if any("--set" in param.opts for param in command.params):
         for key in known["recipe"]:
             keys.setdefault(key.rpartition(".")[2], []).append(key)
-    having = [other for other, options in stored("completion").items() if option in options]
+    having = [other for other, options in load_json("completion").items() if option in options]
     elsewhere = f" {option} is an option of {', '.join(having)}." if having else ""
     near_options = [] if name in keys else nearest_name(option, similar or ())
     if near_options:

@@ -70,9 +70,10 @@ def answer(
 
 
 def _attach_context(line: str, context: str | None) -> tuple[str, str]:
-    """Return the question of a line and its context.
+    """Return the question in a line, and its context.
 
-    If `context` is None, the line contains the question, a tab and the context.
+    With `context`, the line contains only the question. If `context` is None, the line contains the
+    question, a tab and its own context. Raises DataError if there is no context.
     """
     if context is not None:
         return line, context

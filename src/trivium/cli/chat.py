@@ -81,7 +81,7 @@ def chat(
 
 
 def _read_messages() -> Iterator[str]:
-    """Yield the lines of piped standard input, or the lines that the user types at a prompt."""
+    """Yield the user's messages: lines of piped standard input, or lines typed at a prompt."""
     if not sys.stdin.isatty():
         yield from read_texts(None)
         return

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import stored
+from trivium.cli import load_json
 from trivium.cli._shared import parse_validation, print_json
-from trivium.cli._tables import add_texts, new_table, print_table
+from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
 from trivium.data.documents import ReadOptions, text_columns
 from trivium.data.records import RECORD_SUFFIXES, ReadReport
@@ -35,7 +35,7 @@ from trivium.messages import padded, translated, translated_english
 from trivium.progress import labelled
 from trivium.text import Tokenizer
 
-_TASKS = ", ".join(stored("keys")["tasks"])
+_TASKS = ", ".join(load_json("keys")["tasks"])
 _WIDTH = 60  # characters of a sample in the table
 
 
@@ -50,7 +50,7 @@ def check(
     changes: opt.TaskSet = None,
     strict: bool = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Count common problems in data: duplicates, wrong encoding, unused labels and more.
 
@@ -74,13 +74,13 @@ def check(
     check_libraries([*data, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
     keys, read_keys = data_changes(changes or ())
     read_keys.pop("bad_records", None)  # they are always counted
-    options = CorpusOptions(validation=fraction_or_files, **{**reading, **read_keys})
+    options = CorpusOptions(validation=fraction_or_files, **{**data_options, **read_keys})
     shards = are_shards(data)
     report, columns = ReadReport(), []
     if task is not None:
         check_task(task, task_kinds())
         if (options.separator, options.text_field) != ("blank", "text"):
-            raise _text_options_error(task)
+            raise _make_text_options_error(task)
         objective = task_objective(task, {}, keys)
         findings = check_examples(
             objective,
@@ -119,7 +119,10 @@ def check(
 def _check_texts(
     data: list[str], options: CorpusOptions, tokenizer: Tokenizer | None
 ) -> list[Finding]:
-    """Check texts. The error for a file of records suggests `--task`."""
+    """Check raw texts for problems.
+
+    If reading fails for a file of records, the error suggests `--task`.
+    """
     try:
         return check_texts(data, options, tokenizer)
     except DataError as error:
@@ -130,8 +133,12 @@ def _check_texts(
         raise
 
 
-def _text_options_error(task: str) -> RecipeError:
-    """Return the error for options that apply to texts but not to labelled examples."""
+def _make_text_options_error(task: str) -> RecipeError:
+    """Return the error for `--separator` or `--text-field` with `--task`.
+
+    Both options apply only to raw texts. The message names the keys for columns of labelled
+    examples.
+    """
     from trivium.objectives import Objective
 
     fields = [name for name in Objective.kinds[task].model_fields if name.endswith("_field")]
@@ -142,10 +149,10 @@ def _text_options_error(task: str) -> RecipeError:
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    """Print the table of findings, then the advice for each problem and the totals."""
-    table = new_table("check", "found", "total", "share")
+    """Print the table of findings, then the advice for each problem and the number of problems."""
+    table = make_table("check", "found", "total", "share")
     table.add_column("")
-    add_texts(table, "such_as", width=_WIDTH)
+    add_text_column(table, "such_as", max_width=_WIDTH)
     for one in findings:
         mark = translated("check.wrong") if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)

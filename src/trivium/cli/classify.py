@@ -41,8 +41,8 @@ def classify(
     splits = not texts and pair is None and lm.settings.reads_pairs is not False
     blank: list[int] = []
     numbers = itertools.count(1)
-    for_files = f"trivium predict {shlex.quote(model)} FILE --out scored.csv"
-    for batch in read_text_batches(texts, lm.source_tokenizer, for_files=for_files):
+    file_command = f"trivium predict {shlex.quote(model)} FILE --out scored.csv"
+    for batch in read_text_batches(texts, lm.source_tokenizer, file_command=file_command):
         pairs = [split_pair(text) if splits else (text, pair) for text in batch]
         labels = iter(lm.classify([texts for texts in pairs if texts[0].strip()]))
         for (text, second), number in zip(pairs, numbers):

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._tables import add_texts, new_table, print_table
+from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
 from trivium.messages import translated, translated_english
@@ -68,9 +68,9 @@ def clean(
 
 
 def _print_report(report: CleanReport) -> None:
-    """Print the numbers of kept and dropped documents, with a sample for each reason."""
-    table = new_table("dropped", "documents", "share")
-    add_texts(table, "such_as", width=70)
+    """Print how many documents were kept, and dropped for each reason, with a sample per reason."""
+    table = make_table("dropped", "documents", "share")
+    add_text_column(table, "such_as", max_width=70)
     for why, count in report.most_common():
         share = f"{count / report.documents:.1%}"
         table.add_row(translated_english(why), f"{count:,}", share, report.samples[why][0])

@@ -91,18 +91,20 @@ def embed(
 def _embed_batch(
     lm: trivium.LanguageModel,
     texts: list[str],
-    pool: Pooling | None,
+    pooling: Pooling | None,
     per_token: bool,
-    scale: bool | None,
+    normalize: bool | None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the vectors of texts, or of their tokens, and the text or token of each vector.
+    """Embed a batch of texts. Returns one vector per text, or per token with `per_token`.
 
-    The vectors are float32 [N, D]: N texts or tokens, D numbers per vector.
+    Returns:
+        The vectors, float32 [N, D], for N texts or tokens with D numbers each, and for each vector
+        a dict with its text (and its token and character span).
     """
     if not per_token:
-        vectors = lm.embed(texts, pooling=pool, normalize=scale)
+        vectors = lm.embed(texts, pooling=pooling, normalize=normalize)
         return vectors.numpy(), [{"text": text} for text in texts]
-    token_states = lm.embed_tokens(texts, normalize=scale is not False)
+    token_states = lm.embed_tokens(texts, normalize=normalize is not False)
     names = [
         {"text": text, "token": token, "span": span}
         for text, states in zip(texts, token_states)
@@ -111,9 +113,16 @@ def _embed_batch(
     return np.concatenate([states.vectors.numpy() for states in token_states]), names
 
 
-def _print_vector(name: dict[str, Any], kind: str, row: np.ndarray, as_json: bool) -> None:
-    """Print a vector with six significant digits per number, after its token if it has one."""
-    numbers = [float(f"{value:.6g}") for value in row.tolist()]
+def _print_vector(source: dict[str, Any], key: str, vector: np.ndarray, as_json: bool) -> None:
+    """Print a vector with six significant digits per number, after its token if it has one.
+
+    Args:
+        source: a dict with the text of the vector (and its token and character span).
+        key: the name of the vector in JSON output.
+        vector: the vector, [D].
+        as_json: whether to print JSON.
+    """
+    numbers = [float(f"{value:.6g}") for value in vector.tolist()]
     line = " ".join(f"{value:g}" for value in numbers)
-    line = join_cells(name["token"], line) if "token" in name else line
-    print_result({**name, kind: numbers}, line, as_json=as_json)
+    line = join_cells(source["token"], line) if "token" in source else line
+    print_result({**source, key: numbers}, line, as_json=as_json)

@@ -21,7 +21,7 @@ import typer
 
 import trivium
 from trivium.cli import _options as opt
-from trivium.cli import stored
+from trivium.cli import load_json
 from trivium.cli._shared import load, print_result
 from trivium.data.sources import check_libraries, missing_paths
 from trivium.errors import DataError, TriviumError
@@ -41,7 +41,7 @@ def eval_(
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"What to measure: {', '.join(['perplexity', *stored('keys')['tasks']])}.",
+            help=f"What to measure: {', '.join(['perplexity', *load_json('keys')['tasks']])}.",
             show_default="the task of the fine-tuned model, otherwise perplexity",
         ),
     ] = None,
@@ -67,7 +67,7 @@ def eval_(
         limit: Evaluate only on the first documents or examples.
         lm_eval: A task of lm-evaluation-harness. Repeatable.
         tasks_folder: A folder with YAML files that define further tasks for --lm-eval.
-        shots: Number of solved examples in the prompt, for --lm-eval.
+        shots: Number of few-shot examples in the prompt, for --lm-eval.
         out: Also write all results and the worst mistakes to this JSON file.
         as_json: Print one JSON object per file.
     """
@@ -90,7 +90,8 @@ def eval_(
     log = ProgressLine()
     text = TextOptions(**options)
 
-    def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    def evaluate_files(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each file or harness task with its metrics, optionally after quantization."""
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
             part = translated("eval.long_file") if is_long and not limit else ""
@@ -109,15 +110,15 @@ def eval_(
                         translated("eval.tokens_scored", count=count)
                     ),
                 )
-            yield file, _to_dict(metrics)
+            yield file, _metrics_to_dict(metrics)
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
             results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)
             yield from results.items()
 
     results: list[dict[str, Any]] = []
-    quantized = evaluate_all(quantize) if quantize else None
-    for file, values in evaluate_all(None):
+    quantized = evaluate_files(quantize) if quantize else None
+    for file, values in evaluate_files(None):
         result: dict[str, Any] = {"file": file, **values}
         if quantized is not None:
             result[str(quantize)] = next(quantized)[1]
@@ -127,15 +128,15 @@ def eval_(
         write_json(out, results)
 
 
-def _to_dict(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
-    """Return the values of metrics, with the examples, notes and mistakes that they contain."""
+def _metrics_to_dict(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
+    """Convert metrics to a dict for output, with the number of examples, notes and mistakes."""
     details = metrics.to_dict()
     kept = ("num_examples", "notes", "mistakes", "calibration")
     return metrics.values | {name: details[name] for name in kept if details.get(name)}
 
 
 def _format_result(result: dict[str, Any], quantize: str | None) -> str:
-    """Return the results of a file as text, one line per value.
+    """Return the metrics of a file as text, one line per value.
 
     With `quantize`, each line also contains the value of the quantized model and the relative
     change.
@@ -163,7 +164,7 @@ def _format_result(result: dict[str, Any], quantize: str | None) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Format a number with thousands separators or four decimals."""
+    """Format an integer with thousands separators, or any other number with four decimals."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"

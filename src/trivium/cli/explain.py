@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from trivium.cli import add_parameter_help, stored
+from trivium.cli import add_parameter_help, load_json
 from trivium.cli._shared import print_json
-from trivium.explain import load_topic, topic_names, topic_summary
-from trivium.explain.page import say
+from trivium.explain import get_topic_summary, load_topic, topic_names
+from trivium.explain.page import render
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, terminal_language
 
@@ -32,17 +32,17 @@ _NAMES = {"Literal": Literal, "pathlib": pathlib}
 
 
 class _TopicGroup(TyperGroup):
-    """The topics as commands.
+    """The click group of `trivium explain`, with one command per topic.
 
-    Their options are read from `topics.json`. The module of a topic is imported only when its
-    command runs.
+    The options of the commands are read from `topics.json`. The module of a topic is imported only
+    when its command runs.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
-        for name, outline in stored("topics").items():
-            summary = say(topic_summary(name), terminal_language())
+        for name, outline in load_json("topics").items():
+            summary = render(get_topic_summary(name), terminal_language())
             topics.command(name, short_help=summary)(_build_command(name, **outline))
         group: Any = typer.main.get_command(topics)
         self.commands |= group.commands
@@ -73,26 +73,29 @@ def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
     if context.invoked_subcommand is None:
         width = max(map(len, topic_names()))
         for name in topic_names():
-            summary = say(topic_summary(name), language or terminal_language())
+            summary = render(get_topic_summary(name), language or terminal_language())
             typer.echo(f"{name:<{width}}  {summary}")
 
 
 def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..., None]:
-    """Return the command of a topic. The first parameter is an argument, the others are options.
+    """Build the command function of a topic, with one parameter for each parameter of the topic.
+
+    The first parameter becomes a positional argument, the others become options.
 
     Args:
         name: The name of the topic.
-        help: The docstring of the topic's function.
+        help: The docstring of the topic's function `explain`.
         parameters: The annotation and the default of each parameter, by its name.
     """
 
-    def command(
+    def run_topic(
         *,
         language: _LANGUAGE = None,
         html: _HTML = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the values as JSON.")] = False,
         **options: Any,
     ) -> None:
+        """Compute the page of the topic and print it, or write it as HTML or JSON."""
         with exit_on_interrupt():
             topic = load_topic(name)
         page = topic.explain(**{key: value for key, value in options.items() if value is not None})
@@ -117,7 +120,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
         )
         for key, (_, default) in parameters.items()
     ]
-    *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    command.__doc__ = help
-    return add_parameter_help(command)
+    *shared, _ = inspect.signature(run_topic, eval_str=True).parameters.values()
+    run_topic.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    run_topic.__doc__ = help
+    return add_parameter_help(run_topic)

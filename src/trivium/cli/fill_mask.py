@@ -56,9 +56,9 @@ def fill_mask(
 
 
 def _format_fills(masks: list[list[Any]], *, percent: bool) -> str:
-    """Return the predictions as text: score, token and completed text, one line per prediction.
+    """Format predictions for masks: one line each, with score, token and completed text.
 
-    `percent`: whether the scores are probabilities, shown as percentages.
+    With `percent`, the scores are probabilities and are shown as percentages.
     """
     style = "7.2%" if percent else "7.4f"  # Probabilities per token do not add up to 100%.
     width = max(len(fill.token or _NOTHING) for fills in masks for fill in fills)

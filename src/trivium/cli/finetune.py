@@ -42,27 +42,27 @@ import typer
 from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
-from trivium.cli import stored
-from trivium.cli._shared import choose_run_folder, format_changes, parse_validation
+from trivium.cli import load_json
+from trivium.cli._shared import choose_run_folder, format_overrides, parse_validation
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
-_TASKS = stored("keys")["tasks"]
+_TASKS = load_json("keys")["tasks"]
 """Task -> the keys of its objective, each with its help."""
 
 
 class Command(TyperCommand):
-    """The finetune command. `finetune TASK --help` also lists the keys of the task."""
+    """The click command `finetune`, whose `--help` also lists the recipe keys of the task."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Store the task before `--help` is handled, then parse the arguments."""
+        """Store the name of the task for `--help`, then parse the arguments."""
         self._task = next((arg for arg in args if arg in _TASKS), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options, then the keys of the task."""
+        """Write the arguments and options, then the recipe keys of the task if one is given."""
         super().format_options(ctx, formatter)
         if self._task is None:
             return
@@ -86,7 +86,7 @@ def finetune(
     auto_resume: opt.AutoResume = False,
     overwrite: opt.Overwrite = False,
     no_verify: opt.NoVerify = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Fine-tune a model on labelled data, then evaluate the best weights.
 
@@ -119,7 +119,7 @@ def finetune(
         data=PathList(data or ()),
         validation=None if validation is None else parse_validation(validation),
         out=out,
-        changes=format_changes(reading, changes, no_verify=no_verify),
+        changes=format_overrides(data_options, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
     )

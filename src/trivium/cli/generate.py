@@ -124,14 +124,14 @@ def generate(
     )
     if rank is not None:
         reward = generation.load_reward(rank)
-        generation.show_ranked(lm, reward, generated, num_samples, pairs, as_json)
+        generation.print_ranked_samples(lm, reward, generated, num_samples, pairs, as_json)
         return
     separator = ""
     for prompt, request, pieces in generated:
         if as_json:
             for _ in pieces:
                 pass
-            print_json(generation.sample_record(prompt, request))
+            print_json(generation.sample_to_dict(prompt, request))
         else:
             typer.echo(separator + (prompt if continues else ""), nl=False)
             for piece in pieces:

@@ -83,7 +83,10 @@ def hidden_states(
 
 
 def _append_states(archive: zipfile.ZipFile, index: int, states: Any) -> None:
-    """Append the `HiddenStates` of text `index` to an .npz file, which starts with the layers."""
+    """Append the hidden states of text `index` to an open .npz file.
+
+    The first text (index 0) also adds the array of layer indices. `states` is a `HiddenStates`.
+    """
     arrays = {
         f"states-{index}": states.vectors.numpy(),
         f"tokens-{index}": np.array(states.tokens, dtype=str),
@@ -96,7 +99,10 @@ def _append_states(archive: zipfile.ZipFile, index: int, states: Any) -> None:
 
 
 def _print_states(text: str, states: Any, as_json: bool) -> None:
-    """Print the `HiddenStates` of a text, with six significant digits per number."""
+    """Print the `HiddenStates` of a text, one line per layer and token.
+
+    Numbers have six significant digits.
+    """
     for layer, rows in zip(states.layers, states.vectors.tolist()):
         for token, span, row in zip(states.tokens, states.spans, rows):
             numbers = [float(f"{value:.6g}") for value in row]

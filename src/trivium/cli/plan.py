@@ -29,8 +29,8 @@ from trivium.interrupts import exit_on_interrupt
 
 
 @dataclass(frozen=True)
-class _OnGPUs:
-    """The options of a plan for GPUs."""
+class _GPUOptions:
+    """The options of `trivium plan` for a plan on GPUs."""
 
     gpus: int | None = option(None, "number of GPUs", unset="the minimum that fits", min=1)
     gpu: str = option("a100-80g", f"GPU model: {', '.join(GPUS)}")
@@ -52,7 +52,7 @@ class _OnGPUs:
     )
 
 
-@opt.with_options(_OnGPUs)
+@opt.with_options(_GPUOptions)
 def plan(
     name: Annotated[str, typer.Argument(metavar="PRESET_OR_RECIPE")],
     this_machine: bool = False,

@@ -33,7 +33,7 @@ def predict(
     prefix: str = "",
     changes: opt.TaskSet = None,
     device: opt.Device = "auto",
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Copy a table and add the columns prediction, score, runner_up and runner_up_score.
 
@@ -53,7 +53,8 @@ def predict(
 
     log = ProgressLine()
 
-    def progress(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
+        """Show the number of rows that are done in the progress line."""
         log.update_or_log(translated("predict.rows", count=done, total=total))
 
     with log.running():
@@ -65,9 +66,9 @@ def predict(
             below=below,
             prefix=prefix,
             device=device,
-            reading=ReadOptions(**reading),
+            reading=ReadOptions(**data_options),
             changes=changes or (),
-            progress=progress,
+            progress=show_progress,
         )
     for index, columns in enumerate(result.columns):
         log.print_line(labelled("" if index else "columns", columns))

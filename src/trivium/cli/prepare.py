@@ -70,7 +70,7 @@ def prepare(
     write_text: Path | None = None,
     part: Annotated[str | None, typer.Option(metavar="I/N")] = None,
     overwrite: opt.Overwrite = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Encode text into token shards, deduplicated and split into training and validation data.
 
@@ -96,7 +96,7 @@ def prepare(
         raise DataError("give either --tokenizer, or --kind and --vocab-size.")
     fraction_or_files = parse_validation([validation])
     check_libraries([*paths, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
-    options = CorpusOptions(validation=fraction_or_files, **reading)
+    options = CorpusOptions(validation=fraction_or_files, **data_options)
     if part is not None and (tokenizer is None or overwrite or write_text is not None):
         raise DataError(
             "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "
@@ -110,18 +110,19 @@ def prepare(
         chosen = _train_or_reuse_tokenizer(paths, out, options, kind, size, overwrite)
     log, shards, tokens = ProgressLine(), None, 0
 
-    def show(progress: PrepareProgress) -> None:
+    def show_progress(progress: PrepareProgress) -> None:
+        """Print a note as a line of its own, and anything else in the progress line."""
         log.print_line(progress.note) if progress.note else log.update_or_log(str(progress))
 
     try:
         with handle_signals(signal.default_int_handler), log.running():
             if part is not None:
                 tokens = prepare_part(
-                    paths, chosen, out, *_parse_part(part), options=options, progress=show
+                    paths, chosen, out, *_parse_part(part), options=options, progress=show_progress
                 )
             else:
                 shards = prepare_shards(
-                    paths, chosen, out, options=options, overwrite=overwrite, progress=show
+                    paths, chosen, out, options=options, overwrite=overwrite, progress=show_progress
                 )
     except KeyboardInterrupt:
         kept = partial_folder(out)
@@ -142,7 +143,7 @@ def prepare(
         return
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
-        typer.echo(_format_line("text", ", ".join(map(str, files.values()))))
+        typer.echo(_format_summary_line("text", ", ".join(map(str, files.values()))))
     typer.echo(_format_summary(shards, out))
 
 
@@ -157,10 +158,10 @@ def _parse_part(part: str) -> tuple[int, int]:
 def _train_or_reuse_tokenizer(
     paths: list[str], out: str, options: CorpusOptions, kind: str, size: int, overwrite: bool
 ) -> Tokenizer:
-    """Train a tokenizer on the training split.
+    """Train a tokenizer on the training split, or load one from an earlier run of the command.
 
-    If an earlier run on the same text has trained a tokenizer of this kind and vocabulary size, its
-    tokenizer is returned instead.
+    An earlier tokenizer is reused if it was trained on the same text with the same kind and
+    vocabulary size, unless `overwrite` is set.
     """
     folder = local_folder(out)
     earlier: Path | None = folder / TOKENIZER
@@ -176,22 +177,24 @@ def _train_or_reuse_tokenizer(
 
 
 def _format_summary(shards: Shards, out: str) -> str:
-    """Return a summary of a folder of shards as a few lines of text."""
+    """Return the document, token and duplicate counts and the unigram loss of shards as text."""
     splits = shards.manifest.splits
-    lines = [_format_line("shards", out)]
+    lines = [_format_summary_line("shards", out)]
     for name, info in splits.items():
         numbers = {"documents": info.documents, "tokens": info.tokens}
         size = info.text_bytes / max(info.tokens, 1)
-        lines.append(_format_line(name, translated("prepare.split", size=size, **numbers)))
+        lines.append(_format_summary_line(name, translated("prepare.split", size=size, **numbers)))
     duplicates = sum(info.duplicates for info in splits.values())
-    lines.append(_format_line("dropped", translated("prepare.duplicates", count=duplicates)))
+    lines.append(
+        _format_summary_line("dropped", translated("prepare.duplicates", count=duplicates))
+    )
     if overlap := sum(info.overlap for info in splits.values()):
-        lines.append(_format_line("dropped", translated("prepare.overlap", count=overlap)))
+        lines.append(_format_summary_line("dropped", translated("prepare.overlap", count=overlap)))
     loss = unigram_loss([shards])
-    lines.append(_format_line("loss", translated("prepare.unigram_loss", loss=loss)))
+    lines.append(_format_summary_line("loss", translated("prepare.unigram_loss", loss=loss)))
     return "\n".join(lines)
 
 
-def _format_line(label: str, text: str) -> str:
-    """Return a line of the summary: a translated label, padded to 12 columns, and a text."""
+def _format_summary_line(label: str, text: str) -> str:
+    """Return a line of the summary: a translated label padded to 12 columns, and a text."""
     return f"{padded(translated(f'label.{label}'), 12)} {text}"

@@ -22,9 +22,9 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
-from trivium.cli import stored
+from trivium.cli import load_json
 from trivium.cli._shared import print_json, shorten_count
-from trivium.cli._tables import add_texts, new_table, print_table
+from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.errors import SpecError, did_you_mean_model
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
@@ -53,12 +53,12 @@ def presets(
             value.
     """
     if recipe:
-        _show_recipe(part, as_json=as_json)
+        _print_published_recipe(part, as_json=as_json)
         return
     if spec:
-        _show_spec(part)
+        _print_spec(part)
         return
-    rows, words = stored("presets"), part.lower()
+    rows, words = load_json("presets"), part.lower()
     selected = [
         row for row in rows if words in f"{row['name']} {row['family']} {row['paper']}".lower()
     ]
@@ -78,8 +78,8 @@ def presets(
         typer.echo(translated("presets.small_ones"), err=True)
 
 
-def _show_spec(name: str) -> None:
-    """Print the complete spec of a preset as TOML. This imports torch."""
+def _print_spec(name: str) -> None:
+    """Print the complete spec of a preset as TOML. Imports torch."""
     with exit_on_interrupt():
         from trivium.models import num_parameters
         from trivium.presets import catalogue
@@ -89,8 +89,8 @@ def _show_spec(name: str) -> None:
     typer.echo(tomli_w.dumps({"model": {"spec": preset.spec.to_dict()}}).rstrip())
 
 
-def _show_recipe(name: str, *, as_json: bool) -> None:
-    """Print the published training settings of a preset."""
+def _print_published_recipe(name: str, *, as_json: bool) -> None:
+    """Print the published training settings of a preset, with the source of every value."""
     from trivium.presets.published import published_recipes
 
     recipe = published_recipes().get(name)
@@ -102,7 +102,7 @@ def _show_recipe(name: str, *, as_json: bool) -> None:
         return
     known = translated("presets.complete" if recipe.is_complete else "presets.incomplete")
     typer.echo(f"{name}: {recipe.paper}. {known}\n")
-    table = new_table("key", "value", "source")
+    table = make_table("key", "value", "source")
     for index, phase in enumerate(recipe.phases, start=1):
         for key, one in phase.items():
             table.add_row(
@@ -124,7 +124,7 @@ def _show_recipe(name: str, *, as_json: bool) -> None:
 
 
 def _format_value(value: Any) -> str:
-    """Format a published value for a table: with thousands separators, lists joined by commas."""
+    """Format a published value for a table. Numbers get thousands separators."""
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
     if isinstance(value, bool):
@@ -135,14 +135,14 @@ def _format_value(value: Any) -> str:
 
 
 def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of presets."""
-    table = new_table(
+    """Print a table of presets with their sizes, vocabulary, context length and paper."""
+    table = make_table(
         "preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff", "context",
         "tokens",
     )  # fmt: skip
-    add_texts(table, "paper")
+    add_text_column(table, "paper")
     for row in rows:
-        d_model, heads, layers, d_ff = format_shape(row)
+        d_model, heads, layers, d_ff = format_model_size(row)
         table.add_row(
             row["name"],
             _format_parameters(row["parameters"], row["active_parameters"]),
@@ -161,27 +161,27 @@ def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _format_parameters(total: int, active: int) -> str:
-    """Format a number of parameters, with the active parameters per token if they are fewer."""
+    """Format a parameter count, with the number of active parameters per token if it is smaller."""
     part = translated("presets.active", count=shorten_count(active)) if active < total else ""
     return shorten_count(total) + part
 
 
-def format_shape(shape: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return the width, heads, layers and feed-forward width of a model as cells of a table.
+def format_model_size(summary: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return the width, heads, layers and feed-forward width of a model as table cells.
 
-    Heads are "32/8" if there are fewer key-value heads, and layers are "6+6" for an encoder and a
-    decoder. "-" means that the model has no such part.
+    Heads are written "32/8" if there are fewer key-value heads, and layers "6+6" for an encoder and
+    a decoder. "-" means that the model has no such component.
 
     Args:
-        shape: the result of `presets.facts.shape_summary`.
+        summary: the result of `presets.facts.shape_summary`.
     """
-    heads, kv_heads = shape.get("num_heads"), shape.get("num_kv_heads")
+    heads, kv_heads = summary.get("num_heads"), summary.get("num_kv_heads")
     shown = f"{heads}/{kv_heads}" if heads != kv_heads else str(heads or "-")
-    layers = [shape.get(f"{name}_layers") for name in ("encoder", "decoder")]
-    layers.append(shape.get("num_layers"))
+    layers = [summary.get(f"{name}_layers") for name in ("encoder", "decoder")]
+    layers.append(summary.get("num_layers"))
     return (
-        str(shape["d_model"]),
+        str(summary["d_model"]),
         shown,
         "+".join(str(count) for count in layers if count),
-        str(shape.get("d_ff") or shape.get("d_hidden") or "-"),
+        str(summary.get("d_ff") or summary.get("d_hidden") or "-"),
     )

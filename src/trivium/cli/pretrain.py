@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import choose_run_folder, format_changes
+from trivium.cli._shared import choose_run_folder, format_overrides
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
@@ -50,7 +50,7 @@ def pretrain(
     no_verify: opt.NoVerify = False,
     show_batch: bool = False,
     show_recipe: bool = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Train a model from raw text: train a tokenizer, encode token shards, train, write a report.
 
@@ -78,7 +78,9 @@ def pretrain(
 
         typer.echo(
             print_recipe(
-                recipe or "", data or (), format_changes(reading, changes, no_verify=no_verify)
+                recipe or "",
+                data or (),
+                format_overrides(data_options, changes, no_verify=no_verify),
             )
         )
         return
@@ -96,7 +98,7 @@ def pretrain(
         recipe or "",
         data=PathList(data or ()),
         out=out,
-        changes=format_changes(reading, changes, no_verify=no_verify),
+        changes=format_overrides(data_options, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
         callbacks=[ShowBatch(out)] if show_batch else [],

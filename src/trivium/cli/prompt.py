@@ -45,20 +45,20 @@ def prompt(
     device: opt.Device = "auto",
     show: bool = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
-    r"""Measure the accuracy on questions, with solved examples in the prompt and without training.
+    r"""Measure the accuracy on questions, with few-shot examples in the prompt and no training.
 
     The answer of the model is the most probable option. If there are no options, the answer is
     generated. \n in a template is a line break.
 
     Args:
         data: The questions: records with a column answer or label.
-        shots: Number of solved examples in the prompt.
-        seed: Seed for the choice of the solved examples.
+        shots: Number of few-shot examples in the prompt.
+        seed: Seed for the choice of the few-shot examples.
         template: The text of an example, with placeholders {column} and {answer}.
         options: The words for the labels 0, 1, ..., separated by commas.
-        examples: Draw the solved examples from this file instead of FILE.
+        examples: Draw the few-shot examples from this file instead of FILE.
         instruction: A text placed once before the examples and the question.
         normalise: Compare the log-probabilities of options as sums, per token or per byte.
         max_new_tokens: Maximum number of tokens of a generated answer.
@@ -74,7 +74,7 @@ def prompt(
     with exit_on_interrupt():
         from trivium.evaluate.prompting import few_shot, fill_prompts
 
-    how = RecordOptions(**reading)
+    how = RecordOptions(**data_options)
     prompts = fill_prompts(
         read_records(data, how),
         shots=shots,

@@ -23,7 +23,7 @@ import typer
 
 from trivium.cli import UsageError
 from trivium.cli._shared import print_json, shorten_count
-from trivium.cli._tables import new_table, print_table
+from trivium.cli._tables import make_table, print_table
 from trivium.errors import DataError
 from trivium.messages import translated
 from trivium.progress import format_duration
@@ -62,7 +62,7 @@ def report(
     if as_json or as_csv:
         if sum(map(bool, (as_json, as_csv, out, open_page))) > 1:
             raise UsageError("give either --json or --csv, without --out and --open.")
-        _print_rows(make_run_table([read_run(run) for run in runs]), as_json=as_json)
+        _print_json_or_csv(make_run_table([read_run(run) for run in runs]), as_json=as_json)
         return
     path = out or (runs[0] / "report.html" if len(runs) == 1 else _COMPARISON)
     try:
@@ -74,15 +74,15 @@ def report(
             f"{path} cannot be written ({error.strerror}): choose another file with --out FILE."
         ) from error
     if len(runs) > 1:
-        _print_table([read_run(run) for run in runs])
+        _print_comparison([read_run(run) for run in runs])
     typer.echo(format_report(runs))
     typer.echo(f"{translated('label.report')}  {path}")
     if open_page:
         webbrowser.open(path.resolve().as_uri())
 
 
-def _print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print the common table as lines of JSON, or as CSV."""
+def _print_json_or_csv(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print the rows of the table of runs as JSON lines, or as CSV."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -92,15 +92,15 @@ def _print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     writer.writerows(rows)
 
 
-def _print_table(runs: Sequence[RunFiles]) -> None:
-    """Print the table of several runs, without settings that all runs share."""
+def _print_comparison(runs: Sequence[RunFiles]) -> None:
+    """Print a table that compares runs, without settings that are equal in all runs."""
     rows = make_run_table(runs)
     settings = [key for key in find_different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
     keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]
     keys += settings if len(settings) <= _SHOWN_SETTINGS else []
     results = dict.fromkeys([*_RESULTS, *(run.metric for run in runs)])
     keys += [key for key in results if key in rows[0]] + ["seconds"]
-    table = new_table("run")
+    table = make_table("run")
     for key in keys:
         known = key in (*_IDENTITY, *_RESULTS, "seconds")
         table.add_column(translated(f"heading.{key}") if known else key)
@@ -111,7 +111,7 @@ def _print_table(runs: Sequence[RunFiles]) -> None:
 
 
 def _format_cell(key: str, value: Any) -> str:
-    """Format the value of column `key` for a table."""
+    """Format a value for the column `key` of the printed table."""
     if value is None:
         return "-"
     if key in ("parameters", "seconds"):

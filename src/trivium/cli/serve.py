@@ -76,7 +76,7 @@ def serve(
     with exit_on_interrupt():
         from trivium.serve import create_app
         from trivium.serve.models import parse_model_arguments
-        from trivium.serve.server import find_allowed_hosts, format_address, listen, run
+        from trivium.serve.server import find_allowed_hosts, format_address, listen, run_server
 
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: give a key, or leave it out.")
@@ -88,7 +88,7 @@ def serve(
     _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
     paths = {name: _find_model_folder(path) for name, path in parse_model_arguments(models).items()}
-    _warn_of_missing(paths)
+    _warn_about_missing_models(paths)
     _LOG.info("starting ...")  # Importing Gradio takes seconds.
     with exit_on_interrupt():  # `create_app` imports Gradio.
         server_app = create_app(
@@ -116,12 +116,12 @@ def serve(
             f"{format_address(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, "
             "its documentation at /docs"
         )
-        run(server_app, listening, ready=lambda: _LOG.info(line))
+        run_server(server_app, listening, ready=lambda: _LOG.info(line))
     _LOG.info("stopped")
 
 
 def _find_model_folder(path: str) -> str:
-    """Return the folder of a model. Raises TriviumError if it does not exist."""
+    """Return the local folder of a model. Raises TriviumError if there is no such folder."""
     from trivium.interop.hub import find_folder
 
     folder = find_folder(path)
@@ -131,8 +131,10 @@ def _find_model_folder(path: str) -> str:
     return str(folder)
 
 
-def _warn_of_missing(paths: dict[str, str]) -> None:
+def _warn_about_missing_models(paths: dict[str, str]) -> None:
     """Log a warning for each folder that does not contain a model yet.
+
+    `paths` is model id -> folder.
 
     Raises:
         TriviumError: no folder contains a model.
@@ -150,15 +152,16 @@ def _warn_of_missing(paths: dict[str, str]) -> None:
 
 
 def _find_runs_folder(path: str) -> Path | None:
-    """Return the parent folder of a run; None if `path` is not a run."""
+    """Return the parent folder of a run folder, or None if `path` is not a run."""
     folder = Path(path).resolve()
     return folder.parent if (folder / "metrics.jsonl").is_file() else None
 
 
 def _configure_logging(file: Path | None, *, quiet: bool) -> None:
-    """Configure logging: from a JSON file for `dictConfig`, or to standard error if `file` is None.
+    """Configure logging from a JSON file for `dictConfig`, or to standard error if `file` is None.
 
-    On standard error, the lines of this module have no timestamps.
+    On standard error, lines of this module have no timestamps. `quiet` logs only warnings and
+    errors.
 
     Raises:
         TriviumError: the file is not valid JSON, or `dictConfig` rejects it.

@@ -71,10 +71,10 @@ def train(
     normalize: Annotated[bool | None, typer.Option("--normalize/--no-normalize")] = None,
     min_frequency: Annotated[int | None, typer.Option(min=1)] = None,
     character_coverage: Annotated[
-        float | None, typer.Option(max=1, callback=opt.greater_than(0))
+        float | None, typer.Option(max=1, callback=opt.check_greater_than(0))
     ] = None,
     sample_bytes: Annotated[int | None, typer.Option(min=1)] = None,
-    **reading: Any,
+    **data_options: Any,
 ) -> None:
     """Train a tokenizer on text.
 
@@ -94,7 +94,7 @@ def train(
     typer.echo(translated("tokenizer.training", kind=kind), err=True)
     tokenizer = Tokenizer.train(
         kind,
-        texts=(document.text for document in read_documents(paths, ReadOptions(**reading))),
+        texts=(document.text for document in read_documents(paths, ReadOptions(**data_options))),
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
         lowercase=lowercase,
@@ -165,7 +165,7 @@ def decode(
 
 
 def _load_tokenizer(path: Path, *, source: bool) -> Tokenizer:
-    """Load a tokenizer from a file or folder; with `source`, the source tokenizer of a folder."""
+    """Load a tokenizer from a file or a folder. With `source`, load a folder's source tokenizer."""
     if source:
         path = path / _SOURCE_TOKENIZER
         if not path.is_file():

@@ -28,18 +28,18 @@ from trivium.explain.page import Table as Table
 from trivium.explain.page import Token as Token
 from trivium.explain.page import TokenRow as TokenRow
 from trivium.explain.page import Tree as Tree
-from trivium.explain.page import bilingual
+from trivium.explain.page import get_text
 
 
 def topic_names() -> list[str]:
-    """Return the names of all topics; `byte-bpe` is the module `topics/byte_bpe.py`."""
+    """Return the names of all topics, such as "byte-bpe" for the module `topics/byte_bpe.py`."""
     files = (Path(__file__).parent / "topics").glob("[!_]*.py")
     return sorted(file.stem.replace("_", "-") for file in files)
 
 
-def topic_summary(name: str) -> Bilingual:
-    """Return the one-line summary of a topic."""
-    return bilingual(f"{name.replace('-', '_')}.summary")
+def get_topic_summary(name: str) -> Bilingual:
+    """Return the one-line summary of a topic in English and Chinese."""
+    return get_text(f"{name.replace('-', '_')}.summary")
 
 
 def load_topic(name: str) -> Any:
@@ -51,5 +51,8 @@ def load_topic(name: str) -> Any:
 
 
 def explain(topic: str, *args: Any, **options: Any) -> Page:
-    """Return the page of a topic. The options are those in `trivium explain TOPIC --help`."""
+    """Compute the explanation of a topic as a page.
+
+    `args` and `options` are the arguments and options in `trivium explain TOPIC --help`.
+    """
     return load_topic(topic).explain(*args, **options)

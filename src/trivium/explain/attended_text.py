@@ -1,4 +1,4 @@
-"""The attention weights of a model for a text, with the tokens as labels."""
+"""Attention maps: the attention weights of a model for a text, with the tokens as labels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ MAX_TOKENS = 64
 _TARGET_TOKENS = 32
 
 
-class AttentionPicture(NamedTuple):
-    """The query tokens, the key tokens and the attention weights [layers, heads, queries, keys]."""
+class AttentionMap(NamedTuple):
+    """Attention weights [layers, heads, queries, keys] with the tokens of the queries and keys."""
 
     queries: list[str]
     keys: list[str]
     weights: np.ndarray
 
 
-def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str, AttentionPicture]:
-    """Return the attention weights of a model for a text, by kind: "encoder", "decoder", "cross".
+def compute_attention_maps(
+    lm: LanguageModel, source: str, target: str = ""
+) -> dict[str, AttentionMap]:
+    """Compute a model's attention weights for a text. Returns a dict of kind -> attention map.
 
-    An encoder-decoder also reads `target`. If the target is blank, the model generates it.
+    The kinds are "encoder", "decoder" and "cross". Only an encoder-decoder reads `target`; if the
+    target is blank, the model generates it.
 
     Raises:
         TriviumError: the text or the target has more than `MAX_TOKENS` tokens.
@@ -49,9 +52,9 @@ def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str,
     keys = [reader.readable_tokens[index] for index in ids]
     queries = [tokenizer.readable_tokens[index] for index in targets] if has_both else keys
     axes = {"encoder": (keys, keys), "decoder": (queries, queries), "cross": (queries, keys)}
-    pictures: dict[str, AttentionPicture] = {}
+    attention_maps: dict[str, AttentionMap] = {}
     for kind, tokens in axes.items():
         if layers := getattr(attention, kind):
             weights = torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
-            pictures[kind] = AttentionPicture(*tokens, weights)
-    return pictures
+            attention_maps[kind] = AttentionMap(*tokens, weights)
+    return attention_maps

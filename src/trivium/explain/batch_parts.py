@@ -1,4 +1,4 @@
-"""The inputs, labels and loss weights that an objective creates for a batch, as parts of a page."""
+"""Training batches on a page: the inputs, labels and loss weights that an objective creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.explain.page import Bilingual, Label, Page, Part, Table, Token, TokenRow, bilingual
+from trivium.explain.page import Bilingual, Label, Page, Part, Table, Token, TokenRow, get_text
 from trivium.objectives import Objective
 from trivium.objectives.masked import TokenMasking
 from trivium.text import Tokenizer
@@ -24,11 +24,11 @@ WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
 
 _SIDES = {
-    "input": bilingual("page.input"),
-    "encoder": bilingual("page.encoder_input"),
-    "decoder": bilingual("page.decoder_input"),
-    "left": bilingual("page.input_read_from_left"),
-    "right": bilingual("page.input_read_from_right"),
+    "input": get_text("page.input"),
+    "encoder": get_text("page.encoder_input"),
+    "decoder": get_text("page.decoder_input"),
+    "left": get_text("page.input_read_from_left"),
+    "right": get_text("page.input_read_from_right"),
 }
 
 
@@ -37,19 +37,19 @@ def encode_rows(
     tokenizer: str | None,
     special_tokens: Sequence[str],
     *,
-    draws: int = 1,
-    ends: bool = True,
+    num_copies: int = 1,
+    add_special_tokens: bool = True,
 ) -> tuple[Tokenizer, RowBatch]:
-    """Load or train a tokenizer and encode texts. Each text is a document and a row.
+    """Load or train a tokenizer and encode texts. Each text becomes a document and a row.
 
     Args:
         texts: the texts.
-        tokenizer: a tokenizer file or the folder of a model. None: train a tokenizer on the texts,
-            whose tokens are words, single Chinese characters and punctuation marks.
-        special_tokens: the special tokens of a trained tokenizer.
-        draws: how often to repeat the rows.
-        ends: whether to add the special tokens at the start and end of a document. Rows of packed
-            text usually do not contain them.
+        tokenizer: a tokenizer file or the folder of a model. If None, a word-level tokenizer is
+            trained on the texts (words, single Chinese characters and punctuation marks).
+        special_tokens: the special tokens of the tokenizer, if one is trained here.
+        num_copies: how many times to repeat the rows.
+        add_special_tokens: whether to add the special tokens at the start and end of each document.
+            Rows of packed text usually do not contain them.
 
     Returns:
         The tokenizer and the rows.
@@ -62,17 +62,19 @@ def encode_rows(
             "whitespace", texts=texts, special_tokens=special_tokens, progress=False
         )
     vocabulary = chosen.vocabulary
-    before, after = (vocabulary.prefix_ids, vocabulary.suffix_ids) if ends else ((), ())
-    rows = [[*before, *ids, *after] for ids in chosen.encode_ids_batch(texts)] * draws
+    before, after = (
+        (vocabulary.prefix_ids, vocabulary.suffix_ids) if add_special_tokens else ((), ())
+    )
+    rows = [[*before, *ids, *after] for ids in chosen.encode_ids_batch(texts)] * num_copies
     lengths = np.array([len(row) for row in rows])
     ids = np.full((len(rows), lengths.max()), vocabulary.pad_id or 0)
     real = np.arange(ids.shape[1]) < lengths[:, None]
     ids[real] = np.concatenate(rows)
-    documents = np.tile(np.arange(len(texts)), draws)
+    documents = np.tile(np.arange(len(texts)), num_copies)
     return chosen, RowBatch(ids, lengths, real.astype(np.int64), documents)
 
 
-def objective_page(
+def build_objective_page(
     title: Label,
     objective: Objective,
     tokenizer: Tokenizer,
@@ -80,10 +82,10 @@ def objective_page(
     *notes: Part,
     seed: int = 0,
 ) -> Page:
-    """Return a page with the batch that an objective creates from rows, followed by `notes`."""
+    """Build a page that shows the batch an objective creates from rows, followed by `notes`."""
     batch = prepare_batch(objective, tokenizer, rows, seed=seed)
-    parts = batch_parts(objective, batch, tokenizer, details=True)
-    return Page(title, [*parts, *notes], batch_data(objective, batch, tokenizer))
+    parts = build_batch_parts(objective, batch, tokenizer, details=True)
+    return Page(title, [*parts, *notes], batch_to_dict(objective, batch, tokenizer))
 
 
 def prepare_batch(
@@ -91,10 +93,10 @@ def prepare_batch(
 ) -> Batch:
     """Return the batch that an objective creates from rows, with different noise for each row.
 
-    With short texts, a seed may select no token to predict. Then the next seed is tried.
+    With short texts, noise may leave a row without labels. Then the next seeds are tried.
 
     Raises:
-        RecipeError: the tokenizer lacks a special token.
+        RecipeError: the tokenizer lacks a special token that the objective needs.
     """
     objective.check_tokens(tokenizer.vocabulary)
     if not objective.needs_documents:
@@ -104,15 +106,15 @@ def prepare_batch(
         objective.prepare(rows, RowRandom(row_seed, row_indices), tokenizer.vocabulary)
         for row_seed in range(seed, seed + _SEEDS)
     ]
-    return next((batch for batch in batches if _has_labels(batch)), batches[0])
+    return next((batch for batch in batches if _all_rows_have_labels(batch)), batches[0])
 
 
-def _has_labels(batch: Batch) -> bool:
-    """Return whether every row has a label, or the objective has no token labels."""
+def _all_rows_have_labels(batch: Batch) -> bool:
+    """Return whether every row has a token label. True if the objective has no token labels."""
     return batch.labels is None or bool((batch.labels != IGNORE_INDEX).any(-1).all())
 
 
-def batch_parts(
+def build_batch_parts(
     objective: Objective,
     batch: Batch,
     tokenizer: Tokenizer,
@@ -120,11 +122,11 @@ def batch_parts(
     source_tokenizer: Tokenizer | None = None,
     label_names: Sequence[str] = (),
     label_counts: Mapping[str, int] | None = None,
-    most_rows: int | None = None,
-    most_tokens: int | None = None,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
     details: bool = False,
 ) -> list[Part]:
-    """Return a batch as rows of tokens with their labels, and a table of the loss weights.
+    """Build page parts for a batch: rows of tokens with their labels, and a table of loss weights.
 
     Args:
         objective: the objective that created the batch.
@@ -132,27 +134,31 @@ def batch_parts(
         tokenizer: the tokenizer of the token ids.
         source_tokenizer: the tokenizer of the encoder input, if it has its own tokenizer.
         label_names: the names of the labels, if labels are not tokens.
-        label_counts: the number of labels per loss term in the whole step; None: those of `batch`.
-        most_rows: the maximum number of rows to show; None: all rows.
-        most_tokens: the maximum number of tokens per row to show; None: all tokens.
+        label_counts: the number of labels per loss term in the whole step; None counts the labels
+            of `batch`.
+        max_rows: the maximum number of rows to show; None shows all rows.
+        max_tokens: the maximum number of tokens per row to show; None shows all tokens.
         details: whether to add a table with all values at each position of the first row.
     """
     labels = label_names or tokenizer.readable_tokens
     parts: list[Part] = []
-    for row in range(min(batch.num_rows, most_rows or batch.num_rows)):
-        for side, ids, targets in _split_inputs(batch, row):
+    for row in range(min(batch.num_rows, max_rows or batch.num_rows)):
+        for side, ids, targets in _iterate_inputs(batch, row):
             reads = source_tokenizer if side == "encoder" else None
-            view = _Side(objective, reads or tokenizer, labels, ids, targets)
+            view = _InputRow(objective, reads or tokenizer, labels, ids, targets)
             parts.append(
-                TokenRow(view.tokens(most_tokens), _row_caption(batch, row, side, targets))
+                TokenRow(view.make_tokens(max_tokens), _make_row_caption(batch, row, side, targets))
             )
             if details and row == 0 and targets is not None:
-                parts.append(view.table(batch))
-    return [*parts, _loss_weight_table(objective, label_counts or objective.label_counts(batch))]
+                parts.append(view.make_position_table(batch))
+    return [
+        *parts,
+        _make_loss_weight_table(objective, label_counts or objective.label_counts(batch)),
+    ]
 
 
-def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the arrays of a batch by name, and its inputs and labels as tokens.
+def batch_to_dict(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Convert a batch to a dict: its arrays by name, and its inputs and labels as tokens.
 
     A label is None at positions without a loss.
     """
@@ -163,18 +169,27 @@ def batch_data(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict
             "tokens": [names[i] for i in ids],
             "labels": None
             if targets is None
-            else [_label_name(names, label) or None for label in targets],
+            else [_get_label_name(names, label) or None for label in targets],
         }
         for row in range(batch.num_rows)
-        for side, ids, targets in _split_inputs(batch, row)
+        for side, ids, targets in _iterate_inputs(batch, row)
     ]
     arrays = {name: array.tolist() for name, array in batch.arrays().items()}
     return {"objective": objective.kind, "rows": rows, "batch": arrays}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Side:
-    """One row of the encoder or decoder input, with the target at each position."""
+class _InputRow:
+    """One row of an encoder or decoder input, with its targets.
+
+    Args:
+        objective: the objective that created the row.
+        tokenizer: the tokenizer of the token ids.
+        labels: the name of each label.
+        ids: the token ids, [T] for T positions.
+        targets: the label at each position, [T], or `IGNORE_INDEX` where there is no loss. None if
+            the input has no labels.
+    """
 
     objective: Objective
     tokenizer: Tokenizer
@@ -183,33 +198,33 @@ class _Side:
     targets: Ints | None
 
     @property
-    def size(self) -> int:
-        """The number of tokens, without padding at the end of the row."""
+    def num_tokens(self) -> int:
+        """The number of tokens in the row, without padding at its end."""
         used = self.ids != self.tokenizer.pad_id
         if self.targets is not None:
             used |= self.targets != IGNORE_INDEX
         return int(np.flatnonzero(used).max(initial=-1)) + 1
 
-    def tokens(self, most: int | None) -> list[Token]:
-        """Return the tokens with their labels as notes, at most `most` tokens (None: all)."""
-        size = self.size
-        shown = [self._token(column) for column in range(min(size, most or size))]
+    def make_tokens(self, max_tokens: int | None) -> list[Token]:
+        """Return at most `max_tokens` tokens (None for all), with their labels as notes."""
+        size = self.num_tokens
+        shown = [self._make_token(column) for column in range(min(size, max_tokens or size))]
         return shown if len(shown) == size else [*shown, Token("...", f"+{size - len(shown)}")]
 
-    def _token(self, column: int) -> Token:
-        """Return the token at a position with its label as a note."""
-        name = self.tokenizer.readable_tokens[self.ids[column]]
-        if self.targets is None or self.targets[column] == IGNORE_INDEX:
-            special = self.tokenizer.vocabulary.is_special[self.ids[column]]
+    def _make_token(self, position: int) -> Token:
+        """Return the token at a position, with its label as a note."""
+        name = self.tokenizer.readable_tokens[self.ids[position]]
+        if self.targets is None or self.targets[position] == IGNORE_INDEX:
+            special = self.tokenizer.vocabulary.is_special[self.ids[position]]
             return Token(name, "", "special" if special else "")
         # Only for these objectives, the label is the original token at the same position.
         replaces = isinstance(self.objective, TokenMasking)
-        changed = replaces and self.targets[column] != self.ids[column]
+        changed = replaces and self.targets[position] != self.ids[position]
         tone = "changed" if changed else "predicted"
-        return Token(name, _label_name(self.labels, self.targets[column]), tone)
+        return Token(name, _get_label_name(self.labels, self.targets[position]), tone)
 
-    def table(self, batch: Batch) -> Table:
-        """Return a table with all values of the batch at each position of its first row."""
+    def make_position_table(self, batch: Batch) -> Table:
+        """Build a table with all values of the batch at each position of the batch's first row."""
         assert self.targets is not None
         count = max(1, batch.num_labels)
         others = {
@@ -222,31 +237,31 @@ class _Side:
             [
                 column,
                 self.tokenizer.readable_tokens[self.ids[column]],
-                _label_name(self.labels, target),
+                _get_label_name(self.labels, target),
                 "0" if target == IGNORE_INDEX else f"1/{count}",
                 *(str(values[column]) for values in others.values()),
             ]
-            for column, target in enumerate(self.targets[: self.size])
+            for column, target in enumerate(self.targets[: self.num_tokens])
         ]
         columns = [
-            bilingual("page.position"),
-            bilingual("page.input"),
-            bilingual("page.label"),
-            bilingual("page.weight"),
+            get_text("page.position"),
+            get_text("page.input"),
+            get_text("page.label"),
+            get_text("page.weight"),
         ]
-        return Table([*columns, *others], rows, bilingual("page.row_1_by_position"))
+        return Table([*columns, *others], rows, get_text("page.row_1_by_position"))
 
 
-def _split_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
-    """Yield the inputs of a row: their name (such as "encoder"), the ids [T] and the targets [T].
+def _iterate_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
+    """Yield the inputs of a row: name (such as "encoder"), token ids [T] and targets [T].
 
-    T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss; targets
-    are None for inputs without labels.
+    T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss. Inputs
+    without labels have None as targets.
     """
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
         for index in range(2):
             arrays = {name: a[:, index] for name, a in batch.arrays().items() if a.ndim == 3}
-            yield from _split_inputs(Batch(**arrays), row)
+            yield from _iterate_inputs(Batch(**arrays), row)
         return
     ids, labels = batch.input_ids[row], None if batch.labels is None else batch.labels[row]
     if batch.decoder_input_ids is not None:
@@ -263,33 +278,33 @@ def _split_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | No
         yield "input", ids, labels
 
 
-def _label_name(names: Sequence[str], label: int) -> str:
-    """Return the name of a label, "" for `IGNORE_INDEX`."""
+def _get_label_name(names: Sequence[str], label: int) -> str:
+    """Return the name of a label; "" for `IGNORE_INDEX`."""
     return "" if label == IGNORE_INDEX else names[label]
 
 
-def _row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
-    """Return the caption above the tokens of a row."""
-    parts = [bilingual("page.caption", row=row + 1, side=_SIDES[side])]
+def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
+    """Return the caption above the tokens of a row, with the row's own label if it has one."""
+    parts = [get_text("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:
-        parts.append(bilingual("page.label_below"))
+        parts.append(get_text("page.label_below"))
     # Float values are random numbers for sampling (replaced-token detection), not labels.
     if batch.sequence_labels is not None and batch.sequence_labels.dtype.kind == "i":
-        parts.append(bilingual("page.label_of_row", label=batch.sequence_labels[row].tolist()))
+        parts.append(get_text("page.label_of_row", label=batch.sequence_labels[row].tolist()))
     return Bilingual(*map("".join, zip(*parts)))
 
 
-def _loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
-    """Return a table of the loss terms: the number of labels, and the weight per term and label."""
+def _make_loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
+    """Build a table of the loss terms: number of labels, term weight, and weight per label."""
     weights = objective.term_weights()
     rows = [
         [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]
         for term, count in label_counts.items()
     ]
     columns = [
-        bilingual("page.term_loss"),
-        bilingual("page.labels"),
-        bilingual("page.own_weight"),
-        bilingual("page.weight_one_label"),
+        get_text("page.term_loss"),
+        get_text("page.labels"),
+        get_text("page.own_weight"),
+        get_text("page.weight_one_label"),
     ]
     return Table(columns, rows)

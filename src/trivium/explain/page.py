@@ -1,4 +1,4 @@
-"""Pages of explanations. Their parts are texts, formulas, tables, grids, curves, tokens and trees.
+"""Pages of explanations, and the parts of a page: formulas, tables, grids, curves, tokens, trees.
 
 A page contains its texts in English and in Chinese. It can be written as plain text, HTML or JSON.
 """
@@ -37,8 +37,11 @@ class Bilingual(NamedTuple):
     zh: str
 
 
-def bilingual(identifier: str, /, **values: object) -> Bilingual:
-    """Return the text of an identifier in `texts.toml`, such as "norm.mean", with fields filled."""
+def get_text(identifier: str, /, **values: object) -> Bilingual:
+    """Return a text of `texts.toml` in both languages, with its placeholders filled in.
+
+    `identifier` consists of the table and the key, such as "norm.mean".
+    """
     table, name = identifier.split(".")
     texts = _load_texts()[table][name]
     return Bilingual(*(text.format(**values) if values else text for text in texts))
@@ -46,7 +49,7 @@ def bilingual(identifier: str, /, **values: object) -> Bilingual:
 
 @functools.cache
 def _load_texts() -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Return `texts.toml`: for each table, the English and the Chinese text of each name."""
+    """Load `texts.toml`: table -> key -> English and Chinese text."""
     path = Path(__file__).with_name("texts.toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -55,29 +58,29 @@ Label: TypeAlias = Bilingual | str
 """A label of a part. A plain string, such as a token or a symbol, is not translated."""
 
 
-def say(label: Any, language: Language) -> str:
-    """Return a label as text in a language.
+def render(label: Any, language: Language) -> str:
+    """Convert a label or number to text in a language.
 
-    Numbers have four significant digits. A list is formatted as "(a, b, ...)".
+    Numbers have four significant digits. A list becomes "(a, b, ...)".
     """
     if isinstance(label, Bilingual):
         return getattr(label, language)
     if isinstance(label, float):
         return f"{label + 0.0:.4g}"  # no -0
     if isinstance(label, list):
-        return f"({', '.join(say(item, language) for item in label)})"
+        return f"({', '.join(render(item, language) for item in label)})"
     return str(label)
 
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of a section."""
+    """A section heading on a page."""
 
     words: Label
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        return underline(say(self.words, language), "-")
+    def format_text(self, language: Language) -> str:
+        """Format the heading as underlined text for a terminal."""
+        return underline(render(self.words, language), "-")
 
 
 @dataclass(frozen=True)
@@ -86,40 +89,40 @@ class Formula:
 
     lines: Label
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        return "\n".join(f"    {line}" for line in say(self.lines, language).splitlines())
+    def format_text(self, language: Language) -> str:
+        """Format the formula as indented text for a terminal."""
+        return "\n".join(f"    {line}" for line in render(self.lines, language).splitlines())
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with named columns, whose cells are labels and numbers."""
+    """A table whose cells are labels and numbers."""
 
     columns: Sequence[Label]
     rows: Sequence[Sequence[Any]]
     caption: Label = ""
 
-    def cells(self, language: Language) -> list[list[str]]:
+    def format_cells(self, language: Language) -> list[list[str]]:
         """Return all cells as text in a language. The first row contains the column names."""
-        return [[say(cell, language) for cell in row] for row in (self.columns, *self.rows)]
+        return [[render(cell, language) for cell in row] for row in (self.columns, *self.rows)]
 
-    def numeric(self, language: Language) -> list[bool]:
-        """Return whether each column contains only numbers."""
-        return find_numeric_columns(self.cells(language))
+    def find_numeric_columns(self, language: Language) -> list[bool]:
+        """Return for each column whether all of its cells are numbers."""
+        return find_numeric_columns(self.format_cells(language))
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        return format_table(say(self.caption, language), self.cells(language))
+    def format_text(self, language: Language) -> str:
+        """Format the table as text for a terminal."""
+        return format_table(render(self.caption, language), self.format_cells(language))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A matrix of numbers, shown as cells whose shade depends on the absolute value.
+    """A matrix of numbers, shown as cells. The shade of a cell depends on the absolute value.
 
     Args:
         values: the matrix [rows, columns].
-        rows: the names of the rows; empty: counted from 1.
-        columns: the names of the columns; empty: counted from 1.
+        rows: the names of the rows; if empty, they are numbered from 1.
+        columns: the names of the columns; if empty, they are numbered from 1.
         caption: the title above the grid.
         digits: whether to show the numbers. If False, as for masks, the plain text contains a
             filled square for a positive number, an empty square for a negative number, and a dot
@@ -132,25 +135,27 @@ class Grid:
     caption: Label = ""
     digits: bool = True
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        cells = self.numbers() if self.digits else draw_squares(self.values)
-        return format_grid(say(self.caption, language), cells, *self.labels(language))
+    def format_text(self, language: Language) -> str:
+        """Format the grid as text for a terminal, with numbers or squares as cells."""
+        cells = self.format_numbers() if self.digits else draw_squares(self.values)
+        return format_grid(render(self.caption, language), cells, *self.format_labels(language))
 
-    def labels(self, language: Language) -> tuple[list[str], list[str]]:
-        """Return the names of the rows and of the columns as text."""
+    def format_labels(self, language: Language) -> tuple[list[str], list[str]]:
+        """Return the names of the rows and the names of the columns as text."""
         rows = self.rows or range(1, len(self.values) + 1)
         columns = self.columns or range(1, len(self.values[0]) + 1)
-        return [say(row, language) for row in rows], [say(column, language) for column in columns]
+        return [render(row, language) for row in rows], [
+            render(column, language) for column in columns
+        ]
 
-    def svg(self, language: Language, title: Label = "") -> str:
-        """Return the grid as an SVG image. If it has no caption, `title` is its accessible name."""
-        cells = self.numbers() if self.digits else [[""] * len(row) for row in self.values]
-        name = say(self.caption or title, language)
-        return draw_grid(name, self.values, *self.labels(language), cells)
+    def draw_svg(self, language: Language, title: Label = "") -> str:
+        """Draw the grid as an SVG image. `title` is its accessible name if it has no caption."""
+        cells = self.format_numbers() if self.digits else [[""] * len(row) for row in self.values]
+        name = render(self.caption or title, language)
+        return draw_grid(name, self.values, *self.format_labels(language), cells)
 
-    def numbers(self) -> list[list[str]]:
-        """Format the values: as integers if all are integers, otherwise with two decimals."""
+    def format_numbers(self) -> list[list[str]]:
+        """Format the values: all as integers if possible, otherwise with two decimals."""
         whole = all(value == round(value) for row in self.values for value in row)
         decimals = 0 if whole else 2
         return [[f"{round(v, decimals) + 0.0:.{decimals}f}" for v in row] for row in self.values]
@@ -158,30 +163,42 @@ class Grid:
 
 @dataclass(frozen=True)
 class Curves:
-    """Functions of x. `series` contains the values at each x, by the name of the function."""
+    """A plot of several functions of x.
+
+    Args:
+        x: the x values.
+        series: name of a function -> its value at each x.
+        x_label: the label of the x axis.
+        caption: the title above the plot.
+    """
 
     x: Sequence[float]
     series: Mapping[Label, Sequence[float]]
     x_label: Label
     caption: Label = ""
 
-    def named(self, language: Language) -> dict[str, Sequence[float]]:
-        """Return the series, with their names as text in a language."""
-        return {say(name, language): values for name, values in self.series.items()}
+    def format_series(self, language: Language) -> dict[str, Sequence[float]]:
+        """Return the function values by name, with the names as text in a language."""
+        return {render(name, language): values for name, values in self.series.items()}
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        caption, x_label = say(self.caption, language), say(self.x_label, language)
-        return format_curves(caption, x_label, self.x, self.named(language))
+    def format_text(self, language: Language) -> str:
+        """Format the curves as a text table of points for a terminal."""
+        caption, x_label = render(self.caption, language), render(self.x_label, language)
+        return format_curves(caption, x_label, self.x, self.format_series(language))
 
-    def svg(self, language: Language, title: Label = "") -> str:
-        """Return the curves as an SVG image. Without a caption, `title` is the accessible name."""
-        name = say(self.caption or title, language)
-        return draw_curves(name, self.x, self.named(language), say(self.x_label, language))
+    def draw_svg(self, language: Language, title: Label = "") -> str:
+        """Draw the curves as an SVG image.
+
+        `title` is its accessible name if there is no caption.
+        """
+        name = render(self.caption or title, language)
+        return draw_curves(
+            name, self.x, self.format_series(language), render(self.x_label, language)
+        )
 
 
 class Token(NamedTuple):
-    """A token with a note below it and a tone, which determines its colour."""
+    """A token on a page, with a note below it and a tone that determines its colour."""
 
     text: str
     note: Label = ""
@@ -192,36 +209,38 @@ class Token(NamedTuple):
 class TokenRow:
     """A row of tokens with notes.
 
-    Tokens with a label of the loss have the tone "predicted", or "changed" if the input contains a
-    replacement of the original token.
+    Tokens that have a label of the loss have the tone "predicted", or "changed" if the input
+    contains a replacement of the original token.
     """
 
     tokens: Sequence[Token]
     caption: Label = ""
 
-    def cells(self, language: Language) -> list[tuple[str, str, str]]:
+    def format_cells(self, language: Language) -> list[tuple[str, str, str]]:
         """Return the text, the note and the tone of each token in a language."""
-        return [(token.text, say(token.note, language), token.tone) for token in self.tokens]
+        return [(token.text, render(token.note, language), token.tone) for token in self.tokens]
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        return format_tokens(say(self.caption, language), self.cells(language))
+    def format_text(self, language: Language) -> str:
+        """Format the tokens as lines of text for a terminal, with their notes below."""
+        return format_tokens(render(self.caption, language), self.format_cells(language))
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree: a label and the subtrees below it."""
+    """A tree diagram: a label and the subtrees below it."""
 
     label: Label
     branches: Sequence[Tree] = ()
 
-    def text(self, language: Language) -> str:
-        """Return this part as text for a terminal."""
-        return format_tree(self.shape(language))
+    def format_text(self, language: Language) -> str:
+        """Format the tree as indented lines of text for a terminal."""
+        return format_tree(self.to_tuples(language))
 
-    def shape(self, language: Language) -> tuple[str, list[Any]]:
+    def to_tuples(self, language: Language) -> tuple[str, list[Any]]:
         """Return the tree as nested tuples of a label and a list of subtrees."""
-        return say(self.label, language), [branch.shape(language) for branch in self.branches]
+        return render(self.label, language), [
+            branch.to_tuples(language) for branch in self.branches
+        ]
 
 
 Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow | Tree
@@ -229,27 +248,33 @@ Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow |
 
 @dataclass(frozen=True)
 class Page:
-    """An explanation: a title, the parts to show, and the plain values `data` for JSON."""
+    """An explanation of one topic.
+
+    Args:
+        title: the title of the page.
+        parts: the texts, tables and figures to show.
+        data: the values of the page for JSON output.
+    """
 
     title: Label
     parts: Sequence[Part]
     data: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def text(self, language: Language = "en") -> str:
-        """Return the page as text for a terminal."""
+        """Format the whole page as plain text for a terminal."""
         parts = [
-            wrap_paragraph(say(part, language))
+            wrap_paragraph(render(part, language))
             if isinstance(part, str | Bilingual)
-            else part.text(language)
+            else part.format_text(language)
             for part in self.parts
         ]
-        return "\n\n".join([underline(say(self.title, language), "="), *parts])
+        return "\n\n".join([underline(render(self.title, language), "="), *parts])
 
     def html(self, language: Language = "en", *, whole: bool = True) -> str:
-        """Return the page as a self-contained HTML document, or an HTML fragment if not `whole`."""
+        """Return the page as a self-contained HTML document, or as a fragment if not `whole`."""
         loader = PackageLoader("trivium", "explain")
         environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
-        environment.filters["say"] = lambda label: say(label, language)
+        environment.filters["render"] = lambda label: render(label, language)
         template = environment.get_template("page.html.j2")
         return template.render(
             page=self,
@@ -259,9 +284,9 @@ class Page:
         )
 
     def save(self, path: str | Path, language: Language = "en") -> None:
-        """Write the page as an HTML file."""
+        """Write the page to an HTML file."""
         write_file(path, self.html(language))
 
     def _repr_html_(self) -> str:
-        """Return the HTML fragment that a Jupyter notebook shows."""
+        """Return the page as an HTML fragment. Jupyter notebooks call this method to display it."""
         return self.html(terminal_language(), whole=False)

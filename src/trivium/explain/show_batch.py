@@ -1,12 +1,12 @@
-"""`ShowBatch`: a callback that prints the first batch before the first training step."""
+"""The callback `ShowBatch` prints the first batch before the first training step."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from trivium.explain.batch_parts import batch_parts
-from trivium.explain.page import Page, TokenRow, bilingual, say
+from trivium.explain.batch_parts import build_batch_parts
+from trivium.explain.page import Page, TokenRow, get_text, render
 from trivium.language_model import LanguageModel
 from trivium.messages import terminal_language
 from trivium.train import Callback
@@ -17,7 +17,7 @@ _ROWS, _TOKENS = 2, 64  # the maximum numbers to show
 
 
 class ShowBatch(Callback):
-    """Shows the inputs and labels of the first batch, on the terminal and in the report.
+    """A callback that shows the first batch with its labels, on the terminal and in the report.
 
     Args:
         run: the folder of the run.
@@ -27,23 +27,23 @@ class ShowBatch(Callback):
         self.run = RunFolder(run)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Print the first rows to standard error and store them in the run metadata."""
+        """Print the batch's first rows to standard error and store them in the run metadata."""
         objective = batch.stream.objective
         labels = lm.settings.labels if objective.labelled else ()
-        parts = batch_parts(
+        parts = build_batch_parts(
             objective,
             batch.micro_batches[0],
             lm.text_tokenizer,
             source_tokenizer=lm.source_tokenizer,
             label_names=labels,
             label_counts=batch.label_counts,
-            most_rows=_ROWS,
-            most_tokens=_TOKENS,
+            max_rows=_ROWS,
+            max_tokens=_TOKENS,
         )
-        title = bilingual("page.first_batch_loss_sees", objective=objective.kind)
+        title = get_text("page.first_batch_loss_sees", objective=objective.kind)
         print(Page(title, parts).text(terminal_language()), file=sys.stderr)
         rows = [
-            {"caption": say(part.caption, "en"), "tokens": part.cells("en")}
+            {"caption": render(part.caption, "en"), "tokens": part.format_cells("en")}
             for part in parts
             if isinstance(part, TokenRow)
         ]

@@ -12,8 +12,12 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 480, 300, 46, 40
 _FEW, _MANY = 12, 30  # max columns with wide cells, max columns that show numbers
 
 
-def _svg_image(name: str, width: float, height: float, body: list[str], shown: float) -> str:
-    """Return an SVG image with elements `body`. `shown` is its displayed width in pixels."""
+def _make_svg_image(name: str, width: float, height: float, body: list[str], shown: float) -> str:
+    """Return an SVG image that contains the elements `body`.
+
+    `name` is the accessible name. `width` and `height` are the size of the drawing, `shown` is the
+    displayed width in pixels.
+    """
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{shown:g}" role="img" aria-label="{escape(name)}" '
@@ -22,21 +26,23 @@ def _svg_image(name: str, width: float, height: float, body: list[str], shown: f
     )
 
 
-def _svg_text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
-    """Return an SVG text element; `more` contains further attributes."""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+def _make_svg_text(
+    x: float, y: float, text: str, anchor: str = "middle", attributes: str = ""
+) -> str:
+    """Return an SVG text element. `attributes` are further XML attributes of the element."""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'
 
 
-def _text_width(text: str) -> int:
-    """Estimate the width of a text in pixels."""
+def _estimate_width(text: str) -> int:
+    """Estimate the displayed width of a text in pixels."""
     return sum(13 if unicodedata.east_asian_width(one) in "WF" else 8 for one in text)
 
 
 def draw_grid(
     name: str,
     values: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
     cells: Sequence[Sequence[str]],
 ) -> str:
     """Draw a matrix as shaded cells. Returns an SVG image.
@@ -47,29 +53,34 @@ def draw_grid(
     Args:
         name: the accessible name of the image, for screen readers.
         values: the matrix [rows, columns], which determines the shades.
-        rows: the names of the rows.
-        columns: the names of the columns.
+        row_labels: the names of the rows.
+        column_labels: the names of the columns.
         cells: the text in each cell.
     """
-    digits, longest = any(map(any, cells)), max(map(_text_width, columns), default=0)
-    width = 38 if digits and len(columns) <= _FEW else 27 if len(columns) <= _MANY else 14
+    digits, longest = any(map(any, cells)), max(map(_estimate_width, column_labels), default=0)
+    width = (
+        38 if digits and len(column_labels) <= _FEW else 27 if len(column_labels) <= _MANY else 14
+    )
     height = min(width, 26)
     upright = longest > width
     size = 12 if height > 14 else 9
-    left, top = max(map(_text_width, rows), default=0) + 8, (longest if upright else 14) + 8
+    left, top = (
+        max(map(_estimate_width, row_labels), default=0) + 8,
+        (longest if upright else 14) + 8,
+    )
     largest = max((abs(value) for row in values for value in row), default=0.0) or 1.0
     more = f' font-size="{size}"'
     body = [
-        _svg_text(left - 6, top + height * (i + 0.5) + 4, row_name, "end", more)
-        for i, row_name in enumerate(rows)
+        _make_svg_text(left - 6, top + height * (i + 0.5) + 4, row_name, "end", more)
+        for i, row_name in enumerate(row_labels)
     ]
-    for j, column in enumerate(columns):
+    for j, column in enumerate(column_labels):
         x, y = left + width * (j + 0.5), top - 6
         turn = f'{more} transform="rotate(-90 {x + 4:g} {y:g})"'
         body.append(
-            _svg_text(x + 4, y, column, "start", turn)
+            _make_svg_text(x + 4, y, column, "start", turn)
             if upright
-            else _svg_text(x, y, column, more=more)
+            else _make_svg_text(x, y, column, attributes=more)
         )
     for i, row in enumerate(values):
         for j, value in enumerate(row):
@@ -80,15 +91,17 @@ def draw_grid(
                 f'fill="{colour}" fill-opacity="{share:.3f}" stroke="currentColor" '
                 f'stroke-opacity=".2"><title>{value:.4g}</title></rect>'
             )
-            if len(columns) <= _MANY and cells[i][j]:
+            if len(column_labels) <= _MANY and cells[i][j]:
                 small = f' font-size="{11 if width > 30 else 9}"'
-                body.append(_svg_text(x + width / 2, y + height / 2 + 4, cells[i][j], more=small))
-    wide, high = left + width * len(columns) + 4, top + height * len(rows) + 4
-    return _svg_image(name, wide, high, body, wide)
+                body.append(
+                    _make_svg_text(x + width / 2, y + height / 2 + 4, cells[i][j], attributes=small)
+                )
+    wide, high = left + width * len(column_labels) + 4, top + height * len(row_labels) + 4
+    return _make_svg_image(name, wide, high, body, wide)
 
 
-def _round_ticks(low: float, high: float) -> list[float]:
-    """Return four to nine round numbers between `low` and `high`, for the ticks of an axis."""
+def _compute_ticks(low: float, high: float) -> list[float]:
+    """Return four to nine round numbers between `low` and `high`: the tick positions of an axis."""
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.99)
@@ -99,45 +112,46 @@ def _round_ticks(low: float, high: float) -> list[float]:
 def draw_curves(
     name: str, x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str
 ) -> str:
-    """Draw lines over x with two axes and a legend above. Returns an SVG image.
+    """Plot several functions of x as lines, with two axes and a legend. Returns an SVG image.
 
-    `name` is the accessible name of the image, for screen readers. `series` contains the value at
-    each x, by name of the line.
+    `name` is the accessible name of the image, for screen readers. `series` maps the name of each
+    line to its value at each x.
     """
     values = [value for line in series.values() for value in line]
     low, high, first, last = min(values), max(values), min(x), max(x)
     names, x_at, y_at = [], _LEFT, 14
     for index, line_name in enumerate(series):
-        if x_at > _LEFT and x_at + 26 + _text_width(line_name) > _WIDTH:
+        if x_at > _LEFT and x_at + 26 + _estimate_width(line_name) > _WIDTH:
             x_at, y_at = _LEFT, y_at + 18
         colour = _COLOURS[index % len(_COLOURS)]
         names.append(
             f'<line x1="{x_at}" x2="{x_at + 16}" y1="{y_at - 4}" y2="{y_at - 4}" '
-            f'stroke="{colour}" stroke-width="3"/>' + _svg_text(x_at + 21, y_at, line_name, "start")
+            f'stroke="{colour}" stroke-width="3"/>'
+            + _make_svg_text(x_at + 21, y_at, line_name, "start")
         )
-        x_at += 40 + _text_width(line_name)
+        x_at += 40 + _estimate_width(line_name)
     top, right = y_at + 14, _WIDTH - 14
     across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
-    def at(x_value: float, y_value: float) -> tuple[float, float]:
-        """Return the pixel coordinates of a point."""
+    def to_pixels(x_value: float, y_value: float) -> tuple[float, float]:
+        """Convert a data point to the pixel coordinates of the image."""
         return _LEFT + (x_value - first) * across, top + (high - y_value) / ((high - low) or 1) * up
 
     body = names
-    for value in _round_ticks(low, high):
-        y = at(first, value)[1]
+    for value in _compute_ticks(low, high):
+        y = to_pixels(first, value)[1]
         body += [
             f'<line x1="{_LEFT}" x2="{right}" y1="{y:g}" y2="{y:g}" stroke="currentColor" '
             'stroke-opacity=".15"/>',
-            _svg_text(_LEFT - 6, y + 4, f"{value:.4g}", "end"),
+            _make_svg_text(_LEFT - 6, y + 4, f"{value:.4g}", "end"),
         ]
     body += [
-        _svg_text(at(number, low)[0], _HEIGHT - _BOTTOM + 18, f"{number:.4g}")
-        for number in _round_ticks(first, last)
+        _make_svg_text(to_pixels(number, low)[0], _HEIGHT - _BOTTOM + 18, f"{number:.4g}")
+        for number in _compute_ticks(first, last)
     ]
-    body.append(_svg_text((_LEFT + right) / 2, _HEIGHT - 6, x_label))
+    body.append(_make_svg_text((_LEFT + right) / 2, _HEIGHT - 6, x_label))
     for index, line in enumerate(series.values()):
-        points = " ".join("{:.1f},{:.1f}".format(*at(*point)) for point in zip(x, line))
+        points = " ".join("{:.1f},{:.1f}".format(*to_pixels(*point)) for point in zip(x, line))
         colour = _COLOURS[index % len(_COLOURS)]
         body.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    return _svg_image(name, _WIDTH, _HEIGHT, body, 1.25 * _WIDTH)
+    return _make_svg_image(name, _WIDTH, _HEIGHT, body, 1.25 * _WIDTH)

@@ -1,4 +1,4 @@
-"""Parts of a page as plain text. Chinese characters are two terminal columns wide."""
+"""Formatting of page parts as plain text. Chinese characters are two terminal columns wide."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from trivium.messages import display_width, padded
 _WIDTH, _CURVE_ROWS = 79, 9
 
 
-def underline(title: str, line: str) -> str:
-    """Return a title, underlined with the character `line`."""
-    return f"{title}\n{line * display_width(title)}"
+def underline(title: str, character: str) -> str:
+    """Return a title with a line of `character` below it."""
+    return f"{title}\n{character * display_width(title)}"
 
 
 def wrap_paragraph(text: str) -> str:
-    """Wrap a paragraph at 79 columns. Chinese text is not wrapped, because terminals wrap it."""
+    """Wrap a paragraph at 79 columns. Chinese text is left to the terminal to wrap."""
     return text if display_width(text) > len(text) else textwrap.fill(text, _WIDTH)
 
 
 def find_numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Return whether each column contains only numbers, not counting the names in the first row."""
+    """Return for each column whether all of its cells are numbers. The header row is ignored."""
     return [not "".join(column[1:]).strip("-+.0123456789e,% ") for column in zip(*cells)]
 
 
 def format_table(caption: str, cells: Sequence[Sequence[str]]) -> str:
-    """Return a table with aligned columns. The first row contains the names of the columns.
+    """Format a table as text with aligned columns. The first row contains the column names.
 
     Columns of numbers are aligned to the right.
     """
@@ -41,27 +41,31 @@ def format_table(caption: str, cells: Sequence[Sequence[str]]) -> str:
 
 
 def format_grid(
-    caption: str, cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
+    caption: str,
+    cells: Sequence[Sequence[str]],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
 ) -> str:
-    """Return a matrix as a table with names of rows and columns."""
+    """Format a matrix as a text table with row and column names."""
     return format_table(
-        caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))]
+        caption, [["", *column_labels], *([row, *line] for row, line in zip(row_labels, cells))]
     )
 
 
 def draw_squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
-    """Replace positive numbers by filled squares, negative numbers by empty squares, 0 by a dot."""
+    """Convert numbers to symbols: filled square (positive), empty square (negative) or dot (0)."""
 
-    def square(value: float) -> str:
+    def to_symbol(value: float) -> str:
+        """Return the symbol of a number."""
         return "\u25a0" if value > 0 else "\u25a1" if value < 0 else "\u00b7"
 
-    return [list(map(square, row)) for row in values]
+    return [list(map(to_symbol, row)) for row in values]
 
 
 def format_curves(
     caption: str, x_label: str, x: Sequence[float], series: Mapping[str, Sequence[float]]
 ) -> str:
-    """Return curves as a table with the values at some of the points."""
+    """Format curves as a text table of their values at up to nine points."""
     step = max(1, -(-(len(x) - 1) // (_CURVE_ROWS - 1)))
     lines = list(zip(x, *series.values()))[::step]
     cells = [[x_label, *series], *([f"{value:.4g}" for value in line] for line in lines)]
@@ -69,9 +73,10 @@ def format_curves(
 
 
 def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
-    """Return tokens as wrapped lines with their notes below.
+    """Format tokens as wrapped lines of text, with their notes below.
 
-    Tokens with the tone "predicted" are in brackets, and "changed" tokens are marked with "*".
+    Each cell contains the token, its note and its tone. Tokens with the tone "predicted" are in
+    brackets, and "changed" tokens are marked with "*".
     """
     lines = [caption] if caption else []
     above, below = "    ", "    "
@@ -85,7 +90,10 @@ def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(line for line in [*lines, above.rstrip(), below.rstrip()] if line)
 
 
-def format_tree(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
-    """Return a tree with one line per node; subtrees are indented below their parent."""
-    label, branches = shape
+def format_tree(tree: tuple[str, list[Any]], indent: str = "    ") -> str:
+    """Format a tree as text with one line per node. Subtrees are indented below their parent.
+
+    `tree` is a tuple of a label and a list of subtrees.
+    """
+    label, branches = tree
     return "\n".join([indent + label, *(format_tree(branch, indent + "  ") for branch in branches)])

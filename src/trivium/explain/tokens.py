@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Heading, Page, Part, Token, TokenRow, bilingual
+from trivium.explain.page import Heading, Page, Part, Token, TokenRow, get_text
 from trivium.text import Tokenizer
 from trivium.text.loading import convert_library_errors
 
@@ -16,7 +16,7 @@ Word: TypeAlias = tuple[Part, dict[str, Any]]
 
 
 def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
-    """Return the texts to explain, or `default` if there are none.
+    """Return the user's texts, or `default` if there are none.
 
     Raises:
         TokenizerError: the texts are blank or not valid Unicode.
@@ -30,7 +30,7 @@ def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
 
 
 def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
-    """Load a tokenizer. Raises TokenizerError if it is not of one of the `kinds`."""
+    """Load a tokenizer. Raises TokenizerError if its kind is not one of `kinds`."""
     tokenizer = Tokenizer.load(path)
     if tokenizer.kind not in kinds:
         raise TokenizerError(
@@ -40,12 +40,12 @@ def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
     return tokenizer
 
 
-def encoding_page(
+def build_encoding_page(
     tokenizer: Tokenizer, texts: Iterable[str], explain_word: Callable[[str], Word]
 ) -> Page:
-    """Return a page that shows how each word is encoded, then all tokens of a text with their ids.
+    """Build a page that shows how a tokenizer encodes each word, and the tokens of each text.
 
-    `explain_word` returns the encoding of one word.
+    `explain_word` returns the page part and the data for one word.
     """
     parts, data = list[Part](), []
     for text in texts:
@@ -55,7 +55,7 @@ def encoding_page(
             Token(token, str(index), "changed" if index == tokenizer.unk_id else "")
             for token, index in zip(encoding.tokens, encoding.ids)
         ]
-        caption = bilingual("page.tokens_their_ids")
+        caption = get_text("page.tokens_their_ids")
         parts += [Heading(text), *(part for part, _ in words), TokenRow(tokens, caption)]
         data.append(
             {
@@ -64,5 +64,5 @@ def encoding_page(
                 "tokens": encoding.tokens,
             }
         )
-    title = bilingual("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
+    title = get_text("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
     return Page(title, parts, {"texts": data})

@@ -29,10 +29,10 @@ _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
 
 
 def terminal_language() -> Language:
-    """Return the language of the environment variable TRIVIUM_LANGUAGE, otherwise of the locale.
+    """Return the language of messages: from TRIVIUM_LANGUAGE if set, otherwise from the locale.
 
-    `trivium --language` sets TRIVIUM_LANGUAGE, also for child processes. As in GNU gettext, the
-    variable LANGUAGE takes precedence over the locale, unless the locale is C.
+    `trivium --language` sets the environment variable TRIVIUM_LANGUAGE, also for child processes.
+    As in GNU gettext, LANGUAGE takes precedence over the locale, unless the locale is C.
     """
     variable = os.environ.get
     locale = variable("LC_ALL") or variable("LC_MESSAGES") or variable("LANG") or "C"
@@ -43,7 +43,7 @@ def terminal_language() -> Language:
 
 @functools.cache
 def catalog(language: Language) -> Mapping[str, str]:
-    """Return all texts of a language by their identifiers, with {fields} not yet filled in."""
+    """Load all messages of a language: identifier -> text with unfilled {fields}."""
     place, tables = ("en", "zh").index(language), _read_toml("texts.toml").items()
     return {
         f"{table}.{name}": text[place] for table, texts in tables for name, text in texts.items()
@@ -51,30 +51,33 @@ def catalog(language: Language) -> Mapping[str, str]:
 
 
 @functools.cache
-def chinese_help() -> Mapping[str, Mapping[str, str]]:
-    """Return the Chinese texts of `--help` by command and by name of the parameter."""
+def load_chinese_help() -> Mapping[str, Mapping[str, str]]:
+    """Load the Chinese texts of `--help`: command -> parameter -> text."""
     return _read_toml("help_zh.toml")
 
 
 def _read_toml(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Read a TOML file in this folder."""
+    """Parse a TOML file in the folder of this module."""
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 def translated(identifier: str, /, **values: object) -> str:
-    """Return the text of an identifier in the user's language, with {fields} filled by `values`."""
+    """Return the message `identifier` in the user's language, with its {fields} filled in."""
     return catalog(terminal_language())[identifier].format(**values)
 
 
 def english(identifier: str, /, **values: object) -> str:
-    """Return the English text of an identifier, for a file; see `translated_english`."""
+    """Return the message `identifier` in English, with its {fields} filled in.
+
+    Files of a run contain English messages. `translated_english` translates them for display.
+    """
     return catalog("en")[identifier].format(**values)
 
 
 def translated_english(text: str, /) -> str:
-    """Translate a text created by `english` into the user's language.
+    """Translate an English message into the user's language.
 
-    Any other text is returned unchanged.
+    The message must have been created by `english`. Any other text is returned unchanged.
     """
     for identifier, pattern in _compile_patterns().items():
         if match := pattern.fullmatch(text):
@@ -85,7 +88,10 @@ def translated_english(text: str, /) -> str:
 
 @functools.cache
 def _compile_patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return regular expressions that match texts created by `english`, by identifier."""
+    """Compile a regular expression for each message that may be in files: identifier -> pattern.
+
+    Each pattern matches the English message with any values of its fields.
+    """
     patterns = {}
     for identifier, text in catalog("en").items():
         if identifier.startswith(_IN_FILES):
@@ -96,13 +102,13 @@ def _compile_patterns() -> Mapping[str, re.Pattern[str]]:
 
 
 def display_width(text: str) -> int:
-    """Return the width of a text in terminal columns; Chinese characters are two columns wide."""
+    """Return the width of a text in terminal columns. Chinese characters are two columns wide."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     narrow = sum(not unicodedata.combining(character) for character in text)
     return narrow + wide
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """Pad a text with spaces to `width` terminal columns; `right` aligns the text to the right."""
+    """Pad a text with spaces to `width` terminal columns. `right` aligns the text to the right."""
     space = " " * (width - display_width(text))
     return space + text if right else text + space

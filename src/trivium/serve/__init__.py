@@ -13,7 +13,7 @@ __all__ = ["create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `create_app` on first access, because it needs torch and optional libraries."""
+    """Import `create_app` on first access, because it needs torch and optional dependencies."""
     if name != "create_app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

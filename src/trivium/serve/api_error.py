@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, in the JSON format of OpenAI's API."""
+"""Conversion of exceptions to HTTP error responses in the JSON format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """An HTTP error that is sent in the format of OpenAI's API.
+    """An HTTP error response in the format of OpenAI's API, as an exception.
 
     Args:
         status: the HTTP status code.
-        message: the message for people; stored in the attribute `detail`.
-        param: the field of the request that is wrong.
-        code: an error code for programs.
+        message: the error message for users; stored in the attribute `detail`.
+        param: the field of the request body that is wrong.
+        code: a machine-readable error code.
         headers: additional response headers, such as Retry-After.
     """
 
@@ -48,28 +48,29 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
-    def body(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the JSON body: `{"error": {"message", "type", "param", "code"}}`."""
         default = "invalid_request_error" if self.status_code < 500 else "server_error"
         kind = _TYPES.get(self.status_code, default)
         detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail).model_dump()
 
-    def response(self) -> JSONResponse:
-        """Return the error as an HTTP response."""
-        return JSONResponse(self.body(), self.status_code, headers=self.headers)
+    def to_response(self) -> JSONResponse:
+        """Convert the error to an HTTP response."""
+        return JSONResponse(self.to_dict(), self.status_code, headers=self.headers)
 
 
 def to_api_error(error: BaseException) -> ApiError:
     """Convert any exception to an ApiError.
 
-    For unexpected exceptions, the message contains no details. They are only in the log.
+    Details of unexpected exceptions are only logged; the message for the client does not contain
+    them.
     """
     match error:
         case ApiError():
             return error
         case RequestValidationError() | ValidationError():
-            return _body_error(error.errors())
+            return _make_body_error(error.errors())
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case TriviumError():
@@ -83,23 +84,25 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
-    """Return the HTTP response for an exception. FastAPI calls this exception handler."""
+    """Convert an exception to an HTTP response. FastAPI calls this exception handler."""
     if isinstance(error, RequestValidationError):
         body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
-        return _body_error(error.errors(), getattr(body, "model_fields", None)).response()
-    return to_api_error(error).response()
+        return _make_body_error(error.errors(), getattr(body, "model_fields", None)).to_response()
+    return to_api_error(error).to_response()
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Make the app send every exception as an error in the format of OpenAI's API."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Register handlers so that the app sends every exception in the format of OpenAI's API."""
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, handle_error)
 
 
-def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = None) -> ApiError:
-    """Return the error (400) for a body that is not JSON or does not match the schema.
+def _make_body_error(
+    errors: Sequence[Any], known_fields: Mapping[str, Any] | None = None
+) -> ApiError:
+    """Return the error (400) for a request body that is not JSON or does not match the schema.
 
-    The message names only the first field that is wrong.
+    The message names only the first wrong field.
 
     Args:
         errors: the list of errors from pydantic.
@@ -109,12 +112,12 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
-    field = _field_path(first)[:1]
+    field = _get_field_path(first)[:1]
     # pydantic reports errors for every member of a union. The error with the longest path belongs
     # to the member that the client meant.
-    same_field = [error for error in errors if _field_path(error)[:1] == field]
-    deepest = max(same_field, key=lambda error: len(_field_path(error)))
-    path = _field_path(deepest)
+    same_field = [error for error in errors if _get_field_path(error)[:1] == field]
+    deepest = max(same_field, key=lambda error: len(_get_field_path(error)))
+    path = _get_field_path(deepest)
     if not path:
         return ApiError(400, "the body must be a JSON object; /docs has one for every endpoint.")
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
@@ -132,7 +135,7 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
             message = f"{name} is empty, but must have at least one entry."
         case "missing":
             message = f"{name} is missing; "
-            unknown = [_field_path(e) for e in errors if e["type"] == "extra_forbidden"]
+            unknown = [_get_field_path(e) for e in errors if e["type"] == "extra_forbidden"]
             if siblings := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
                 other_name = _shorten_printable(siblings[0], _MAX_NAME)
                 message += f"there is no field {other_name}, did you mean {path[-1]}? "
@@ -144,7 +147,7 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
         case "none_required":
             message = f"{name} is not supported: leave it out."
         case _:
-            same = [error for error in errors if _field_path(error) == path]
+            same = [error for error in errors if _get_field_path(error) == path]
             allowed = " or ".join(dict.fromkeys(map(expected, same)))
             allowed = allowed.replace("a table of keys", "an object")  # as JSON calls it
             value = _shorten_printable(json.dumps(deepest["input"], default=str), _MAX_VALUE)
@@ -152,10 +155,11 @@ def _body_error(errors: Sequence[Any], known_fields: Mapping[str, Any] | None = 
     return ApiError(400, message, param=param)
 
 
-def _field_path(error: Any) -> list[str | int]:
-    """Return the path to the wrong field: its keys and indices in the JSON body.
+def _get_field_path(error: Any) -> list[str | int]:
+    """Return the path to a wrong field: its keys and indices in the JSON body.
 
-    Names of types, which pydantic adds for unions, are left out.
+    `error` is an error from pydantic. The names of types, which pydantic adds for unions, are left
+    out.
     """
     steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
     return [
@@ -166,7 +170,7 @@ def _field_path(error: Any) -> list[str | int]:
 
 
 def _shorten_printable(value: Any, max_length: int) -> str:
-    """Return a value as a string, shortened to `max_length` characters, for an error message.
+    """Convert a value to a string of at most `max_length` characters, for an error message.
 
     Lone surrogates, which JSON can express, are replaced by escape sequences.
     """

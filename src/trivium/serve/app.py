@@ -18,9 +18,9 @@ from starlette.routing import Match
 
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
-from trivium.serve.api_error import ApiError, add_handlers
+from trivium.serve.api_error import ApiError, add_error_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
-from trivium.serve.generation import longest_prompt
+from trivium.serve.generation import find_prompt_limit
 from trivium.serve.limits import Limits
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.replies import EventStream, run_until
@@ -52,18 +52,20 @@ def create_app(
     playground: bool = True,
     runs: Path | None = None,
 ) -> Security:
-    """Create an ASGI app that serves models.
+    """Create the ASGI app that serves models.
 
     Args:
-        models: id -> folder of the model, or the loaded model.
-        limits: the limits of the server; default: `Limits()`.
-        key: the API key that clients must send; None: no key is needed.
-        hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None:
-            any.
-        origins, proxies, root_path: see `Security`.
+        models: model id -> folder of the model, or the loaded model.
+        limits: the limits of the server; None uses `Limits()`.
+        key: the API key that clients must send; None if no key is needed.
+        hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None
+            allows any.
+        origins: the origins whose pages may call the server (CORS), as `https://HOST[:PORT]`.
+        proxies: addresses and networks of trusted proxies, separated by commas.
+        root_path: the path under which a proxy serves the app.
         load: loads a model from a folder.
-        preload: whether `run` loads all models before it accepts requests. If False, each model is
-            loaded at its first request.
+        preload: whether `run_server` loads all models before it accepts requests. If False, each
+            model is loaded at its first request.
         playground: whether to show the playground at `/` if Gradio is installed.
         runs: a folder of training runs. The playground shows their loss curves.
     """
@@ -71,13 +73,14 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Stop the threads of all models when the app shuts down."""
         yield
         await asyncio.to_thread(registry.close)
 
     app = FastAPI(
         lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    add_handlers(app)
+    add_error_handlers(app)
     for endpoint in ENDPOINTS.values():
         _add_endpoint_route(app, endpoint, registry)
     _add_status_routes(app, registry)
@@ -100,29 +103,30 @@ def create_app(
 
 
 def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
-    """Add the route of an endpoint to the app."""
+    """Add the POST route of an endpoint to the app."""
     timeout = registry.limits.timeout
 
-    async def handle(http: Request, body: ModelRequest) -> Response:
+    async def handle_request(request: Request, body: ModelRequest) -> Response:
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def make_response() -> Response:
-            http.state.model = registry.find(body.model).name
+            """Compute the reply of the endpoint and convert it to an HTTP response."""
+            request.state.model = registry.find(body.model).name
             reply = await endpoint.respond(registry, body)
-            http.state.usage = reply.usage
+            request.state.usage = reply.usage
             if isinstance(reply.content, dict):
                 return JSONResponse(reply.content)
             # An error before the first event can still set the status code of the response.
-            first = await anext(reply.content)
-            return EventStream(first, reply.content, deadline)
+            first_event = await anext(reply.content)
+            return EventStream(first_event, reply.content, deadline)
 
-        return await run_until(make_response(), _wait_for_disconnect(http), timeout=timeout)
+        return await run_until(make_response(), _wait_for_disconnect(request), timeout=timeout)
 
-    handle.__annotations__["body"] = endpoint.schema
+    handle_request.__annotations__["body"] = endpoint.schema
     streams = "stream" in endpoint.schema.model_fields
     app.add_api_route(
         endpoint.path,
-        handle,
+        handle_request,
         methods=["POST"],
         name=endpoint.path,
         summary=endpoint.summary,
@@ -137,7 +141,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
-    """Add the routes that list the models and report the health and the metrics of the server."""
+    """Add the routes that list the models and report the health and metrics of the server."""
 
     @app.get("/v1/models", summary="List the models")
     async def list_models() -> JSONResponse:
@@ -150,8 +154,8 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
 
     @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:
-        loaded = [model for model in registry if model.loaded]
-        failed = [model.name for model in loaded if not model.thread.alive]
+        loaded = [model for model in registry if model.is_loaded]
+        failed = [model.name for model in loaded if not model.thread.is_alive]
         body = {
             "status": "failed" if failed else "ok",
             "models": registry.names,
@@ -166,9 +170,9 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
 
 
 async def _make_model_card(model: ServedModel) -> dict[str, Any]:
-    """Return the description of a model in the format of OpenAI's API, with additional fields.
+    """Describe a model in the format of OpenAI's API, with additional fields such as its endpoints.
 
-    The additional fields are null if the model's folder is damaged.
+    The additional fields are null if the model's folder is corrupt.
     """
     lm = await asyncio.to_thread(model.load_outline)
     able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
@@ -177,40 +181,46 @@ async def _make_model_card(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "trivium",
-        "loaded": model.loaded,
+        "loaded": model.is_loaded,
         "endpoints": able,
         "task": None if lm is None else lm.settings.task,
         "max_length": None if lm is None else lm.max_length,
-        "max_prompt": None if lm is None else longest_prompt(lm, model.limits)[0],
+        "max_prompt": None if lm is None else find_prompt_limit(lm, model.limits)[0],
     }
 
 
 def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
-    """Add the documentation pages, and routes that answer requests to unknown paths.
+    """Add the documentation pages, and routes that send an error for unknown paths.
 
     `has_key` says whether clients must send an API key, which the OpenAPI document then mentions.
     """
     app.add_api_route("/docs", _send_docs_page, include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def send_openapi(http: Request) -> JSONResponse:
+    async def send_openapi(request: Request) -> JSONResponse:
+        """Send the OpenAPI document with the URL of this server."""
         document = await _make_openapi(app, registry, has_key=has_key)
-        return JSONResponse(document | {"servers": [{"url": http.scope["root_path"] or "/"}]})
+        return JSONResponse(document | {"servers": [{"url": request.scope["root_path"] or "/"}]})
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
-    async def refuse_unknown_path(http: Request, rest: str) -> Response:
-        """Refuse unknown paths and methods with an error in the format of OpenAI's API."""
-        matching = [each for each in app.routes if each.matches(http.scope)[0] is Match.PARTIAL]
+    async def refuse_unknown_path(request: Request, rest: str) -> Response:
+        """Reject an unknown path or method with an error in the format of OpenAI's API."""
+        matching = [each for each in app.routes if each.matches(request.scope)[0] is Match.PARTIAL]
         allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
         if allowed:
-            message = f"{http.url.path} does not allow {http.method}, only {', '.join(allowed)}."
+            message = (
+                f"{request.url.path} does not allow {request.method}, only {', '.join(allowed)}."
+            )
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
-    async def refuse_without_v1(http: Request) -> Response:
-        """Refuse a path of the API without the prefix /v1, and name the path with the prefix."""
-        path = http.scope["route"].path
-        url = f"{http.base_url}v1"
+    async def refuse_without_v1(request: Request) -> Response:
+        """Reject an API path without the prefix /v1.
+
+        The error contains the path with the prefix.
+        """
+        path = request.scope["route"].path
+        url = f"{request.base_url}v1"
         raise ApiError(404, f"there is no {path}, but /v1{path}: a client's base URL is {url}.")
 
     # These routes come before Gradio's, whose errors have another format.
@@ -221,11 +231,12 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
 
 
 async def _send_docs_page() -> FileResponse:
+    """Send the HTML page of the API documentation."""
     return FileResponse(_DOCS_PAGE, media_type="text/html")
 
 
 async def _make_openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
-    """Return the OpenAPI document. Every example names a served model that can answer it."""
+    """Build the OpenAPI document. Every example uses a served model that can answer it."""
     document = get_openapi(
         title="Trivium",
         version=version("trivium"),

@@ -1,6 +1,6 @@
 """The table of all endpoints, and the functions that answer their requests.
 
-Routes, the OpenAPI document and `/v1/models` are made from the table `ENDPOINTS`. An endpoint
+Routes, the OpenAPI document and `/v1/models` are generated from the table `ENDPOINTS`. An endpoint
 consists of a request schema, a function and an entry in the table. For completions and chat, the
 schemas are in `schemas.py` and the functions in `generation.py`.
 """
@@ -23,12 +23,12 @@ from trivium.language_model import LanguageModel
 from trivium.models.heads.text import Pooling
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
-    chat_completions,
     check_num_texts,
     check_num_tokens,
     check_token_ids,
-    completions,
-    longest_prompt,
+    complete,
+    complete_chat,
+    find_prompt_limit,
 )
 from trivium.serve.model_thread import Function
 from trivium.serve.models import ModelRegistry, ServedModel
@@ -62,12 +62,12 @@ class Endpoint:
     """An endpoint of the API.
 
     Args:
-        path: the path of the URL.
+        path: the URL path.
         schema: the schema of the request body.
         function: the function that answers a request. The first line of its docstring is the
             summary in the OpenAPI document.
-        capability: the capability that a model needs: one of `LanguageModel.capabilities`, the
-            task that it was fine-tuned for, "chat" (it has a chat template) or "tokenize".
+        capability: the capability that a model needs: one of `LanguageModel.capabilities`, the task
+            that it was fine-tuned for, "chat" (it has a chat template) or "tokenize".
         example: an example of a request body without the field `model`.
     """
 
@@ -93,7 +93,7 @@ class Endpoint:
         return lm.tokenizer is not None and self.capability in supported
 
     async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
-        """Return the reply of the model that the request names. Loads the model if necessary.
+        """Answer a request with the model that it names, after loading the model if necessary.
 
         Raises ApiError (400) if the model cannot answer requests to this endpoint.
         """
@@ -117,9 +117,9 @@ class Endpoint:
 async def _run_and_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
-    """Call `function(lm, items, **options)` in the model's thread and reply with the results.
+    """Call `function(lm, items, **options)` in the model's thread and reply with its results.
 
-    `num_tokens` is the number of tokens of all items.
+    `num_tokens` is the total number of tokens of all items, for the usage counts.
     """
     data = await model.thread.call(
         function, items, num_tokens, special_tokens=model.special_tokens, **options
@@ -128,15 +128,15 @@ async def _run_and_reply(
 
 
 def _make_list_reply(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
-    """Return a reply with a list of results, each with its index, and count the tokens.
+    """Build a reply with a list of results, and add its token counts to the metrics.
 
-    The results are dataclasses, or dicts whose values may be dataclasses.
+    Each result gets its index. Results are dataclasses, or dicts whose values may be dataclasses.
     """
     counts = {"prompt": usage.prompt_tokens, "generated": usage.completion_tokens}
     for kind, count in counts.items():
         model.metrics.tokens.labels(model.name, kind).inc(count)
     numbered = [{"index": index, **each} for index, each in enumerate(to_jsonable_python(data))]
-    body = {"object": "list", "model": model.name, "data": numbered, "usage": usage.body()}
+    body = {"object": "list", "model": model.name, "data": numbered, "usage": usage.to_dict()}
     return Reply(body, usage)
 
 
@@ -156,20 +156,20 @@ async def _count_tokens(
     return sum(counts)
 
 
-def _max_text_tokens(model: ServedModel) -> int:
-    """Return the maximum number of tokens of a text that the model reads in one piece."""
+def _get_max_text_tokens(model: ServedModel) -> int:
+    """Return the maximum number of tokens of a text that the model can process at once."""
     return min(model.limits.max_prompt, model.lm.max_length or model.limits.max_prompt)
 
 
 async def _encode_texts(
     model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
-    """Tokenize texts or pairs of texts as inputs of the model; texts that are too long are cut.
+    """Tokenize texts or pairs of texts as inputs of the model, and truncate long inputs.
 
     Raises ApiError (400) for too many texts, or without `truncate` for a text that is too long.
     """
     check_num_texts(len(texts), model.limits)
-    lm, longest = model.lm, _max_text_tokens(model)
+    lm, longest = model.lm, _get_max_text_tokens(model)
     inputs = await asyncio.to_thread(
         encode_inputs,
         lm.source_tokenizer,
@@ -209,7 +209,7 @@ class EmbeddingRequest(ModelRequest):
     user: str | None = Field(None, description=NO_EFFECT)
 
 
-async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
+async def embed(model: ServedModel, request: EmbeddingRequest) -> Reply:
     """Compute embedding vectors of texts."""
     lm = model.lm
     if request.dimensions not in (None, lm.vector_size):
@@ -221,13 +221,13 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
         raise ApiError(400, "an input is empty.", param="input")
     if not isinstance(texts[0], str):
         check_num_texts(len(texts), model.limits)
-        check_num_tokens("input", max(map(len, texts)), _max_text_tokens(model))
+        check_num_tokens("input", max(map(len, texts)), _get_max_text_tokens(model))
         check_token_ids("input", [max(row) for row in texts], lm.source_tokenizer)
         windows = [[TextInput(row, [0] * len(row), [], [])] for row in texts]
     elif request.truncate:
         check_num_texts(len(texts), model.limits)
         windows = await asyncio.to_thread(
-            lm.embedding_windows, texts, max_length=_max_text_tokens(model)
+            lm.embedding_windows, texts, max_length=_get_max_text_tokens(model)
         )
     else:
         await _count_tokens(model, texts)
@@ -235,7 +235,7 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     return await _run_and_reply(
         model,
         sum(len(window.ids) for each in windows for window in each),
-        _embed,
+        _embed_to_json,
         windows,
         pooling=request.pooling,
         normalize=request.normalize,
@@ -243,7 +243,7 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     )
 
 
-def _embed(
+def _embed_to_json(
     lm: LanguageModel,
     windows: Sequence[list[TextInput]],
     *,
@@ -251,7 +251,10 @@ def _embed(
     normalize: bool | None,
     base64: bool,
 ) -> list[Json]:
-    """Return the embedding of each text in the format of OpenAI's API."""
+    """Embed texts, given as lists of windows, in the JSON format of OpenAI's API.
+
+    `base64` encodes each vector as base64 of little-endian float32 instead of a list of numbers.
+    """
     vectors = embed_windows(lm, windows, pooling=pooling, normalize=normalize)
     return [
         {
@@ -280,11 +283,11 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     texts = as_list(request.text)
     around = model.lm.source_template.num_special(paired=False)
     num_tokens = await _count_tokens(model, texts) + around * len(texts)
-    return await _run_and_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
+    return await _run_and_reply(model, num_tokens, _fill_all_masks, texts, top_k=request.top_k)
 
 
-def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
-    """Return the predictions for every mask of each text."""
+def _fill_all_masks(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
+    """Predict the `top_k` most probable fills for every mask of each text."""
     fills = [lm.fill_mask(text, top_k=top_k) for text in texts]
     return [{"masks": each if isinstance(each[0], list) else [each]} for each in fills]
 
@@ -326,11 +329,11 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
     if not all(text.strip() if isinstance(text, str) else text and all(text) for text in texts):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
     num_tokens = await _count_tokens(model, texts)
-    return await _run_and_reply(model, num_tokens, _tag, texts)
+    return await _run_and_reply(model, num_tokens, _tag_texts, texts)
 
 
-def _tag(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
-    """Return the tagged words and the entities of each text."""
+def _tag_texts(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
+    """Tag the words of each text. Returns the tagged words and the entities per text."""
     results: list[Json] = []
     for text, words in zip(texts, lm.tag(texts)):
         joined = text if isinstance(text, str) else join_words(text)[0]
@@ -348,18 +351,20 @@ class AnswerRequest(ModelRequest):
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
     """Answer a question with spans of a context, the best answer first."""
-    longest = _max_text_tokens(model) // 4
+    longest = _get_max_text_tokens(model) // 4
     in_question = await _count_tokens(model, [request.question])
     hint = "shorten it, to leave room for its context"
     check_num_tokens("question", in_question, longest, hint)
     in_context = await _count_tokens(model, [request.context])
     items = [(request.question, request.context)]
     return await _run_and_reply(
-        model, in_question + in_context, _answer, items, top_k=request.top_k
+        model, in_question + in_context, _answer_questions, items, top_k=request.top_k
     )
 
 
-def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) -> list[Json]:
+def _answer_questions(
+    lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int
+) -> list[Json]:
     """Return the `top_k` best answers for each pair of question and context."""
     return [{"answers": spans} for spans in lm.answer_all(items, top_k=top_k)]
 
@@ -388,32 +393,37 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
-    options |= {"max_tokens": request.max_tokens, "most": model.limits.max_tokens}
+    options |= {"max_tokens": request.max_tokens, "server_limit": model.limits.max_tokens}
     options["special_tokens"] = model.special_tokens
-    targets = await model.thread.call(_translate, texts, num_tokens, **options)
+    targets = await model.thread.call(_translate_texts, texts, num_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
     return _make_list_reply(model, data, Usage(num_tokens, sum(map(len, encoded))))
 
 
-def _translate(
-    lm: LanguageModel, texts: Sequence[str], *, max_tokens: int | None, most: int, **options: Any
+def _translate_texts(
+    lm: LanguageModel,
+    texts: Sequence[str],
+    *,
+    max_tokens: int | None,
+    server_limit: int,
+    **options: Any,
 ) -> list[str]:
-    """Generate the translation of each text.
+    """Translate each text.
 
     Args:
         lm: the model.
         texts: the source texts.
-        max_tokens: the maximum number of tokens that the request sets; None: the default of
+        max_tokens: the maximum number of tokens that the request sets; None uses the default of
             `LanguageModel.translate`.
-        most: the server's limit, which overrides larger limits.
+        server_limit: the server's limit, which overrides larger limits.
         options: other arguments of `LanguageModel.translate`.
     """
     if max_tokens is not None:
-        return lm.translate([*texts], max_new_tokens=min(max_tokens, most), **options)
-    too_long = [lm.target_limit(ids) > most for ids in lm.prompts(texts)]
+        return lm.translate([*texts], max_new_tokens=min(max_tokens, server_limit), **options)
+    too_long = [lm.target_limit(ids) > server_limit for ids in lm.prompts(texts)]
     targets: dict[int, str] = {}
-    for limit in (None, most):
+    for limit in (None, server_limit):
         indices = [i for i, each in enumerate(too_long) if each == (limit is not None)]
         if indices:
             several = [texts[i] for i in indices]
@@ -441,13 +451,13 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
         message = "this model scores a text as the output for an input of its encoder: set context."
         raise ApiError(400, message, param="context")
     # The scoring of a model without a maximum context length is limited to save memory.
-    most = None if model.lm.context_length else longest_prompt(model.lm, model.limits)[0]
+    most = None if model.lm.context_length else find_prompt_limit(model.lm, model.limits)[0]
     num_tokens = await _count_tokens(model, [(context or "", text) for text in texts], most)
-    return await _run_and_reply(model, num_tokens, _score, texts, context=context)
+    return await _run_and_reply(model, num_tokens, _score_texts, texts, context=context)
 
 
-def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
-    """Return the log-probability of each text and of its tokens, given the context."""
+def _score_texts(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
+    """Compute the log-probability of each text and of its tokens, given the context."""
     tokenizer = lm.text_tokenizer
     results: list[Json] = []
     for text in texts:
@@ -504,7 +514,7 @@ class DetokenizeRequest(ModelRequest):
 
 
 def _get_tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
-    """Return the tokenizer for sources or for targets, as the request asks."""
+    """Return the model's source tokenizer or target tokenizer, as the request asks."""
     lm = model.lm.prompting
     return lm.source_tokenizer if request.source else lm.text_tokenizer
 
@@ -530,9 +540,9 @@ _CONTINUATION = {"context": "The weather", "text": " was cloudy."}
 ENDPOINTS = {
     endpoint.path: endpoint
     for endpoint in (
-        Endpoint("/v1/completions", CompletionRequest, completions, "generate", _COMPLETION),
-        Endpoint("/v1/chat/completions", ChatRequest, chat_completions, "chat", _CHAT),
-        Endpoint("/v1/embeddings", EmbeddingRequest, embeddings, "embed", {"input": [_TEXT]}),
+        Endpoint("/v1/completions", CompletionRequest, complete, "generate", _COMPLETION),
+        Endpoint("/v1/chat/completions", ChatRequest, complete_chat, "chat", _CHAT),
+        Endpoint("/v1/embeddings", EmbeddingRequest, embed, "embed", {"input": [_TEXT]}),
         Endpoint("/v1/fill-mask", FillMaskRequest, fill_mask, "fill_mask", _MASKED),
         Endpoint("/v1/classify", ClassifyRequest, classify, "classify", {"text": _TEXT}),
         Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London."}),

@@ -57,11 +57,12 @@ async def _generate_reply(
 
     Args:
         model: the model that generates.
-        request: the body of the request.
+        request: the request body.
         prompts: the token ids of each prompt.
         options: the sampling options.
-        make_choice: builds an entry of `choices`; see `_MakeChoice`.
-        chat: whether the texts are answers in a conversation.
+        make_choice: builds an entry of `choices` from its index, its new text and whether it is the
+            first text.
+        chat: whether the texts are assistant messages of a conversation.
     """
     common: Json = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -88,7 +89,7 @@ async def _generate_reply(
             texts = {index: text async for index, text in deltas}
     usage.completion_tokens = sum(text.num_tokens for text in texts.values())
     choices = [make_choice(index, texts[index], True) for index in range(len(copies))]
-    return Reply({**common, "choices": choices, "usage": usage.body()}, usage)
+    return Reply({**common, "choices": choices, "usage": usage.to_dict()}, usage)
 
 
 async def _stream_chunks(
@@ -100,8 +101,8 @@ async def _stream_chunks(
 ) -> AsyncGenerator[Json]:
     """Yield the chunks of a streamed reply, each with one entry in `choices`.
 
-    With the stream option `include_usage`, an extra last chunk contains the token counts. The
-    other chunks then contain `"usage": null`.
+    With the stream option `include_usage`, an extra last chunk contains the token counts. The other
+    chunks then contain `"usage": null`. `common` contains the fields that all chunks share.
     """
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     no_usage = {"usage": None} if include_usage else {}
@@ -116,7 +117,7 @@ async def _stream_chunks(
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
-        yield {**common, "choices": [], "usage": usage.body()}
+        yield {**common, "choices": [], "usage": usage.to_dict()}
 
 
 def _check_limits(
@@ -126,21 +127,21 @@ def _check_limits(
     *,
     prompt_field: str,
 ) -> None:
-    """Raise ApiError (400) if prompts are too long or the request asks for too many texts.
+    """Raise ApiError (400) if a prompt is too long or the request asks for too many texts.
 
-    `prompt_field` is the field of the request that contains the prompts. Error messages name it.
+    `prompt_field` is the field of the request body that contains the prompts, for error messages.
     """
     limits = model.limits
     if request.stream_options is not None and not request.stream:
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
     check_num_texts(len(prompts) * (request.n or 1), limits)
-    most, name = longest_prompt(model.lm, limits)
+    most, name = find_prompt_limit(model.lm, limits)
     check_num_tokens(prompt_field, max(map(len, prompts)), most, f"that is {name}")
 
 
-def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
-    """Return the maximum number of tokens of a prompt, and the name of the limit for messages.
+def find_prompt_limit(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
+    """Return the maximum number of tokens of a prompt, and which limit that is, for messages.
 
     The context length of an encoder is not a limit, because encoders read long texts in windows.
     """
@@ -165,10 +166,10 @@ def check_num_tokens(
     """Raise ApiError (400) if a text of `num_tokens` tokens exceeds the limit `max_tokens`.
 
     Args:
-        param: the field of the request that contains the text.
+        param: the field of the request body that contains the text.
         num_tokens: the number of tokens of the text.
         max_tokens: the maximum number of tokens.
-        hint: the end of the error message.
+        hint: how to fix the request; the end of the error message.
     """
     if num_tokens > max_tokens:
         raise ApiError(
@@ -182,7 +183,7 @@ def check_num_tokens(
 def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raise ApiError (400) if a token id is not in the vocabulary.
 
-    `param` is the field of the request that contains the ids.
+    `param` is the field of the request body that contains the ids.
     """
     if (largest := max(ids, default=0)) > (last := tokenizer.vocab_size - 1):
         raise ApiError(400, f"{param} has the id {largest}, but the last is {last}.", param=param)
@@ -212,7 +213,7 @@ class _Prompt:
     num_text_tokens: int
 
 
-async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
+async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
     """Generate continuations of prompts."""
     wanted = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     max_tokens = min(wanted, model.limits.max_tokens)
@@ -235,7 +236,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
                 param="echo",
             )
         tokens = await model.thread.call(
-            _score_prompts, prompts, sum(map(len, ids)), top=request.logprobs
+            _score_prompts, prompts, sum(map(len, ids)), num_top=request.logprobs
         )
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
@@ -257,12 +258,12 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         finish_reason = delta.finish_reason
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
+    options = request.get_sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
     return await _generate_reply(model, request, ids, options, make_choice)
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
-    """Tokenize the prompts. Prompts that are token ids already are used unchanged.
+    """Tokenize prompts. A prompt that is already a list of token ids is used unchanged.
 
     Raises ApiError (400) for an id that is not in the vocabulary.
     """
@@ -282,12 +283,12 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 
 @torch.inference_mode()
 def _score_prompts(
-    lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int
+    lm: LanguageModel, prompts: Sequence[_Prompt], *, num_top: int
 ) -> list[list[_Token]]:
-    """Return the log-probability of every token of each prompt, given the tokens before it.
+    """Compute the log-probability of every token of each prompt, given the tokens before it.
 
-    Special tokens that the tokenizer adds at the start are left out. `top` is the number of most
-    probable tokens to return alongside each token. Each prompt has its own forward pass.
+    Special tokens that the tokenizer adds at the start are left out. `num_top` is the number of
+    most probable tokens to return at each position. Each prompt is run in its own forward pass.
     """
     tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
     for prompt in prompts:
@@ -299,7 +300,9 @@ def _score_prompts(
             states = hidden[start : start + _CHUNK_SIZE]
             logprobs = vocabulary_log_probabilities(lm.module, states, tokenizer.vocab_size)
             for row, (previous, token_id) in zip(logprobs, pairwise(ids[start:])):
-                tokens.append(_format_token(token_logprob(tokenizer, previous, token_id, row, top)))
+                tokens.append(
+                    _format_token(token_logprob(tokenizer, previous, token_id, row, num_top))
+                )
         scored.append(tokens[len(ids) - prompt.num_text_tokens :])
     return scored
 
@@ -324,14 +327,14 @@ def _clamp_logprob(logprob: float) -> float:
 # /v1/chat/completions
 
 
-async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
+async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
     """Generate the next message of a conversation, using the model's chat template."""
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs needs logprobs: set both, or neither."
         raise ApiError(400, message, param="top_logprobs")
     most = model.limits.max_tokens
     max_tokens = min(request.max_completion_tokens or request.max_tokens or most, most)
-    ids = await asyncio.to_thread(_conversation_ids, model.lm, request.messages)
+    ids = await asyncio.to_thread(_encode_conversation, model.lm, request.messages)
     tokenizer = model.lm.text_tokenizer
     _check_limits(model, request, [ids], prompt_field="messages")
 
@@ -352,14 +355,14 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
         }
 
     top = (request.top_logprobs or 0) if request.logprobs else None
-    options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
+    options = request.get_sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
     return await _generate_reply(model, request, [ids], options, make_choice, chat=True)
 
 
-def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """Return the token ids of a conversation, formatted with the model's chat template.
+def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
+    """Format a conversation with the model's chat template. Returns its token ids.
 
-    Raises ApiError (400) for messages that the template refuses.
+    Raises ApiError (400) for messages that the template rejects.
     """
     turns: list[dict[str, str]] = []
     for index, message in enumerate(messages):
@@ -381,13 +384,13 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
 
 
 def _format_chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Return a generated token and the most probable tokens in the format of OpenAI's chat API."""
+    """Format a generated token and its top log-probabilities for OpenAI's chat API."""
     top = [_format_chat_logprob(tokenizer, each) for each in score.top]
     return {**_format_chat_logprob(tokenizer, score), "top_logprobs": top}
 
 
 def _format_chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Return the text, the log-probability and the UTF-8 bytes of one token."""
+    """Format the text, log-probability and UTF-8 bytes of one token for OpenAI's chat API."""
     data = tokenizer.token_bytes[score.id]
     data = score.text.encode() if is_utf8(data) else data
     return {"token": score.text, "logprob": _clamp_logprob(score.logprob), "bytes": list(data)}

@@ -10,12 +10,14 @@ from trivium.inference.sampling_params import check_options
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server. The server refuses requests that exceed most of them.
+    """The limits of a server.
+
+    Requests that exceed a limit are rejected, unless the field says otherwise.
 
     `trivium serve` has an option for every field.
 
     Raises:
-        TriviumError: a number that is not above 0.
+        TriviumError: a value is not greater than 0.
     """
 
     slots: int = option(16, "number of texts that a model generates at the same time", gt=0)

@@ -21,7 +21,7 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class ServerMetrics:
-    """The Prometheus metrics of one server: counters, gauges and histograms of times."""
+    """The Prometheus metrics of one server: counters, gauges and latency histograms."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -44,10 +44,10 @@ class ServerMetrics:
         self._running = gauge("running", "Texts in a slot or batch.", ["model"])
         self._waiting = gauge("waiting", "Texts in the queue.", ["model"])
 
-    def watch_load(
+    def set_load_gauges(
         self, model: str, running: Callable[[], int], waiting: Callable[[], int]
     ) -> None:
-        """Set the functions that return the load of a model whenever /metrics is requested.
+        """Set the functions that compute the load of a model whenever /metrics is requested.
 
         Args:
             model: the id of the model.

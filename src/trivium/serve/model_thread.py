@@ -1,7 +1,7 @@
-"""The thread that runs a model: decode steps of the engine and, between them, batches of calls.
+"""The thread that runs a model: decode steps of the engine and, between them, batched calls.
 
-The event loop passes jobs to the thread through a queue and may cancel them. The thread returns
-events for all jobs once per step with `call_soon_threadsafe`.
+The event loop passes jobs to the thread through a queue and may cancel them. The thread sends
+events for all jobs back to the event loop once per step, with `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Function = Callable[..., Sequence[Any]]
 
 
 class TextDelta(NamedTuple):
-    """The text that was generated for a request since its last delta.
+    """The text that was generated for a request since the request's last delta.
 
     Args:
         text: the new text.
@@ -52,9 +52,9 @@ class TextDelta(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class _Job:
-    """A text to generate or an item of a call. Each has one place in the queue.
+    """A unit of work in the queue: a text to generate, or one item of a function call.
 
-    Each job can be cancelled on its own.
+    Each job can be cancelled separately.
     """
 
     cancelled: bool = False
@@ -62,9 +62,13 @@ class _Job:
 
 @dataclass(eq=False, kw_only=True)
 class _Call(_Job):
-    """A call of a function for one item. Calls with the same `batch_key` can run in one batch.
+    """A function call for one item. Calls with the same `batch_key` can run in one batch.
 
-    `size` is the number of tokens of the request that the item belongs to.
+    Args:
+        function: the function to call.
+        options: the keyword arguments of the function.
+        item: the item.
+        size: the number of tokens of the whole request that contains the item.
     """
 
     function: Function
@@ -74,7 +78,7 @@ class _Call(_Job):
 
     @property
     def batch_key(self) -> Hashable:
-        """The function and its options, which are equal for all calls of a batch."""
+        """The function and its options, which are the same for all calls of a batch."""
         return self.function, tuple(sorted(self.options.items()))
 
 
@@ -82,8 +86,13 @@ class _Call(_Job):
 class _Generation(_Job):
     """A text that the engine generates.
 
-    `num_characters` and `num_logprobs` say how much of the text has been sent to the event loop.
-    `created` and `first_token` are times in seconds.
+    Args:
+        request: the request to the engine.
+        stream: whether new text is sent after every step.
+        num_characters: the number of characters sent to the event loop so far.
+        num_logprobs: the number of log-probabilities sent to the event loop so far.
+        created: the time of creation in seconds.
+        first_token: the time of the first generated token in seconds, or None before it.
     """
 
     request: GenerationRequest
@@ -99,7 +108,7 @@ _Events = asyncio.Queue[tuple[_Job, Any]]
 
 
 class _CancelledCallError(Exception):
-    """Raised before a forward pass to end a batch whose calls have all been cancelled."""
+    """Raised before a forward pass to end a batch in which all calls have been cancelled."""
 
 
 class ModelThread:
@@ -107,11 +116,11 @@ class ModelThread:
 
     There are two kinds of jobs: texts to generate, which the engine batches, and calls of a
     function (such as classification or embedding) for one item each. If a decode step fails, all
-    texts of the model end with an error, including those that wait for a slot. The next text gets
-    a new engine.
+    texts of the model end with an error, including texts that wait for a slot. The next text gets a
+    new engine.
 
-    Long requests do not block short ones. Before every forward pass of a batch of calls, the
-    engine decodes one token of each active text, and calls of less than half the size run first.
+    Long requests do not block short ones. Before every forward pass of a batch of calls, the engine
+    decodes one token of each active text, and calls of less than half the size run first.
 
     Args:
         name: the id of the model, for metrics and messages.
@@ -135,28 +144,28 @@ class ModelThread:
         self._outbox: list[tuple[_Job, Any]] = []
         self._stopped = self._ended = False
         lm.module.register_forward_pre_hook(self._before_forward)
-        self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=f"model {name}", daemon=True)
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        """Whether the thread is running. After its end, new jobs are refused."""
+    def is_alive(self) -> bool:
+        """Whether the thread is running. If not, new jobs are rejected."""
         return not self._ended
 
     @property
-    def running(self) -> int:
-        """The number of texts in a slot and of items in a batch."""
+    def num_running(self) -> int:
+        """The number of texts that are being generated and of items in running batches."""
         return (self._engine.num_active if self._engine else 0) + sum(map(len, self._batches))
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether any job is unfinished."""
         return bool(self._open)
 
     @property
-    def waiting(self) -> int:
-        """The number of texts and items in the queue."""
-        return max(0, len(self._open) - self.running)
+    def num_waiting(self) -> int:
+        """The number of texts and items that wait in the queue."""
+        return max(0, len(self._open) - self.num_running)
 
     def stop(self) -> None:
         """Cancel all jobs and end the thread.
@@ -171,17 +180,17 @@ class ModelThread:
         self._thread.join(timeout=5.0)
 
     def _check_queue(self, num_jobs: int) -> None:
-        """Check that `num_jobs` new jobs fit into the queue.
+        """Raise ApiError if `num_jobs` new jobs do not fit into the queue.
 
-        Raises ApiError: 429 if the queue is full, 503 if the thread has ended.
+        The status is 429 if the queue is full, and 503 if the thread has ended.
         """
-        if not self.alive:
-            raise self._stopped_error()
+        if not self.is_alive:
+            raise self._make_stopped_error()
         if len(self._open) + num_jobs > self._limits.slots + self._limits.max_queue:
             raise ApiError(
                 429,
-                f"the model {self.name!r} has {self.waiting} texts waiting, and the queue holds "
-                f"{self._limits.max_queue}: send the request again later.",
+                f"the model {self.name!r} has {self.num_waiting} texts waiting, and the queue "
+                f"holds {self._limits.max_queue}: send the request again later.",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
@@ -189,12 +198,12 @@ class ModelThread:
     async def call(
         self, function: Function, items: Sequence[Any], num_tokens: int, **options: Any
     ) -> list[Any]:
-        """Run `function(lm, items, **options)` in the model's thread. Returns a result per item.
+        """Run `function(lm, items, **options)` in the model's thread. Returns one result per item.
 
-        Items of several requests can run in one batch if the function and the options are equal
-        and the requests have a similar number of tokens. Cancelling the waiting task ends the work
-        before its next forward pass. Raises any error of the function, and ApiError for a full
-        queue.
+        Items of several requests can run in one batch if the function and the options are equal and
+        the requests have a similar number of tokens. Cancelling the awaiting task ends the work
+        before its next forward pass. Raises any error of the function, and ApiError if the queue is
+        full.
 
         Args:
             function: receives the model, a list of items and the options.
@@ -205,23 +214,25 @@ class ModelThread:
         """
         size = max(num_tokens, _MIN_SIZE)
         jobs = [_Call(function=function, options=options, item=item, size=size) for item in items]
-        async with contextlib.aclosing(self._submit(jobs)) as results:
+        async with contextlib.aclosing(self._submit_jobs(jobs)) as results:
             by_index = {index: result async for index, result in results}
         return [by_index[index] for index in range(len(jobs))]
 
     def generate(
         self, requests: Sequence[GenerationRequest], *, stream: bool
     ) -> AsyncGenerator[tuple[int, TextDelta]]:
-        """Generate texts. Yields the index of a request and a delta of its text.
+        """Generate texts. Yields the index of a request and the new text of this request.
 
         If `stream` is False, there is only one delta per request, with the complete text. Closing
-        the generator cancels unfinished texts. Raises the errors of `Engine.add`, and ApiError for
-        a full queue.
+        the generator cancels unfinished texts. Raises the errors of `Engine.add`, and ApiError if
+        the queue is full.
         """
-        return self._submit([_Generation(request=each, stream=stream) for each in requests])
+        return self._submit_jobs([_Generation(request=each, stream=stream) for each in requests])
 
-    async def _submit(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
-        """Submit jobs to the thread. Yields the index of a job and its next event.
+    async def _submit_jobs(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
+        """Submit jobs to the thread.
+
+        Yields the index of a job and its next event, until all jobs end.
 
         When the generator is closed, unfinished jobs are cancelled.
         """
@@ -246,7 +257,10 @@ class ModelThread:
                 self._inbox.put(job)
 
     def _deliver_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
-        """Put events into the queues of their jobs. Events of cancelled jobs are dropped."""
+        """Put events into the queues of their jobs. Events of cancelled jobs are dropped.
+
+        `outbox` contains pairs of a job and its event. Runs in the event loop.
+        """
         for job, event in outbox:
             if (events := self._open.get(job)) is not None:
                 events.put_nowait((job, event))
@@ -254,18 +268,18 @@ class ModelThread:
                     del self._open[job]
 
     def _fail_open_jobs(self) -> None:
-        """End all open jobs with the error that the model has stopped."""
-        self._deliver_events([(job, self._stopped_error()) for job in self._open])
+        """End all open jobs with an error, because the model's thread has stopped."""
+        self._deliver_events([(job, self._make_stopped_error()) for job in self._open])
 
-    def _stopped_error(self) -> ApiError:
+    def _make_stopped_error(self) -> ApiError:
         """Return the error (503) for requests after the thread has ended."""
         message = f"the model {self.name!r} has stopped: restart the server."
         return ApiError(503, message, code="model_stopped")
 
     # The methods above, except `stop`, run in the event loop. The methods below run in the thread.
 
-    def _run(self) -> None:
-        """Process jobs until the thread is stopped."""
+    def _run_loop(self) -> None:
+        """Process jobs until the thread is stopped. This is the main function of the thread."""
         try:
             while not self._stopped:
                 self._run_iteration()
@@ -286,13 +300,13 @@ class ModelThread:
             self._run_in_loop(self._deliver_events, outbox)
 
     def _run_in_loop(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function in the event loop, unless the loop has been closed."""
+        """Call a function in the event loop, unless the event loop has been closed."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # The loop may have been closed.
                 self._loop.call_soon_threadsafe(function, *args)
 
     def _fail_generations(self, error: BaseException) -> None:
-        """End all texts with an error and discard the engine, whose state may be broken.
+        """End all generated texts with an error and discard the engine, because it may be broken.
 
         The next text gets a new engine.
         """
@@ -304,7 +318,7 @@ class ModelThread:
         self._engine = None
 
     def _receive_jobs(self) -> None:
-        """Receive new jobs from the queue; if there is no work, wait for one.
+        """Receive new jobs from the queue. If the thread is idle, wait for a job.
 
         A job that is received a second time has been cancelled.
         """
@@ -319,7 +333,7 @@ class ModelThread:
                     (self._cancel_generation if job.cancelled else self._add_to_engine)(job)
 
     def _add_to_engine(self, job: _Generation) -> None:
-        """Add a text to the engine. If the engine refuses it, the job ends with the error."""
+        """Add a text to the engine. If the engine rejects the text, end its job with the error."""
         try:
             if self._engine is None:
                 slots, length = self._limits.slots, self._limits.slot_length
@@ -331,7 +345,7 @@ class ModelThread:
         self._generations[job.request] = job
 
     def _cancel_generation(self, job: _Generation) -> None:
-        """Remove a text from the engine if it is unfinished."""
+        """Remove an unfinished text from the engine, because its job has been cancelled."""
         if self._engine is not None and self._generations.pop(job.request, None):
             self._engine.cancel(job.request)
             self._record_metrics(job, time.perf_counter())
@@ -351,7 +365,10 @@ class ModelThread:
             self._emit_delta(job, now)
 
     def _emit_delta(self, job: _Generation, now: float) -> None:
-        """Add the new text of a job to the outbox, and end the job if its text is complete."""
+        """Add the new text of a job to the outbox, and end the job if its text is complete.
+
+        `now` is the time in seconds.
+        """
         request = job.request
         if job.first_token is None and request.output_ids:
             job.first_token = now
@@ -369,7 +386,10 @@ class ModelThread:
             self._record_metrics(job, now)
 
     def _record_metrics(self, job: _Generation, now: float) -> None:
-        """Write the tokens and the speed of a finished or cancelled text to the metrics."""
+        """Record the token counts and the speed of a finished or cancelled text in the metrics.
+
+        `now` is the time in seconds.
+        """
         generated = len(job.request.output_ids)
         self._metrics.tokens.labels(self.name, "prompt").inc(len(job.request.prompt_ids))
         self._metrics.tokens.labels(self.name, "generated").inc(generated)
@@ -378,7 +398,7 @@ class ModelThread:
             self._metrics.per_token.labels(self.name).observe(seconds)
 
     def _run_batch(self) -> None:
-        """Run the oldest call together with other calls of the same key and a similar size.
+        """Run the oldest call, batched with other calls of the same key and a similar size.
 
         If another batch is interrupted for this one, only calls of at most half its size run.
         """
@@ -405,7 +425,7 @@ class ModelThread:
             self._batches.pop()
 
     def _run_calls(self, batch: Sequence[_Call]) -> None:
-        """Run a batch of calls with the same key. If it fails, run each call on its own."""
+        """Run a batch of calls with the same key. If the batch fails, run each call separately."""
         first = batch[0]
         try:
             items = [call.item for call in batch]
@@ -423,9 +443,10 @@ class ModelThread:
                 self._run_calls([call])
 
     def _before_forward(self, module: Any, inputs: Any) -> None:
-        """Interrupt a batch of calls before each of its forward passes to run shorter work first.
+        """Interrupt a running batch before each of its forward passes, to run shorter work first.
 
-        Raises _CancelledCallError if all calls of the batch have been cancelled.
+        Registered as a forward pre-hook of the model. Raises _CancelledCallError if all calls of
+        the batch have been cancelled.
         """
         if not self._batches or not (batch := self._batches[-1]):
             return
@@ -441,7 +462,7 @@ class ModelThread:
 
 
 def _is_final_event(event: Any) -> bool:
-    """Return whether an event is the last one of its job.
+    """Return whether an event is the last event of its job.
 
     Only deltas of unfinished texts are followed by further events.
     """

@@ -1,4 +1,4 @@
-"""The served models. A model is loaded at its first request, and only one is loaded at a time."""
+"""The served models. A model is loaded at its first request, one model at a time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
-    """Parse models written as `path` or `id=path`. Returns a dict of id -> path.
+    """Parse command-line arguments of the form `path` or `id=path`. Returns model id -> path.
 
     The default id is the name of the folder.
 
     Raises:
-        TriviumError: two models with the same id, or an empty id or path.
+        TriviumError: two models have the same id, or an id or path is empty.
     """
     paths: dict[str, str] = {}
     for argument in arguments:
@@ -49,7 +49,7 @@ def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
 
 
 class ServedModel:
-    """A served model. It has a `ModelThread` while it is loaded.
+    """A model of the server. While the model is loaded, a `ModelThread` runs it.
 
     Args:
         name: the id of the model.
@@ -66,25 +66,25 @@ class ServedModel:
         self._thread: ModelThread | None = None
         self._unloading = False
         self._outline: LanguageModel | None = None
-        metrics.watch_load(
+        metrics.set_load_gauges(
             name,
-            lambda: self._thread.running if self._thread else 0,
-            lambda: self._thread.waiting if self._thread else 0,
+            lambda: self._thread.num_running if self._thread else 0,
+            lambda: self._thread.num_waiting if self._thread else 0,
         )
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the model is in memory and is not being unloaded."""
         return self._thread is not None and not self._unloading
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is using the model."""
-        return self.num_users > 0 or self.thread.busy
+    def is_busy(self) -> bool:
+        """Whether any request is using the model."""
+        return self.num_users > 0 or self.thread.is_busy
 
     @contextlib.contextmanager
     def keep_loaded(self) -> Iterator[None]:
-        """Keep the model in memory while the context is open.
+        """Context manager that keeps the model in memory during the `with` block.
 
         A stream that has started keeps the model in memory without this context.
         """
@@ -96,28 +96,29 @@ class ServedModel:
 
     @property
     def thread(self) -> ModelThread:
-        """The thread of the loaded model."""
+        """The thread that runs the model. The model must be loaded."""
         assert self._thread is not None
         return self._thread
 
     @property
     def lm(self) -> LanguageModel:
-        """The loaded model. Only its thread may run the module."""
+        """The loaded model. Its module may be run only by the model's thread."""
         return self.thread.lm.reading(self.special_tokens)
 
     def with_special_tokens(self, special_tokens: SpecialTokens | None) -> ServedModel:
-        """Return a copy of this model that reads names of special tokens as a request says.
+        """Return a copy of this model that treats special-token strings in a text as requested.
 
-        See `TextModel.reading`.
+        `special_tokens` says whether strings such as [SEP] are ordinary text or special tokens;
+        None uses the default of each endpoint.
         """
         other = copy.copy(self)
         other.special_tokens = special_tokens
         return other
 
     def load_outline(self) -> LanguageModel | None:
-        """Return the model, which has no weights if it is not loaded, to read its metadata.
+        """Return the model for access to its metadata. If it is not loaded, it has no weights.
 
-        Returns None if the folder is damaged.
+        Returns None if the folder is corrupt.
         """
         if (thread := self._thread) is not None:  # read once: another thread may unload it
             return thread.lm
@@ -128,7 +129,7 @@ class ServedModel:
         return self._outline
 
     def start(self, lm: LanguageModel) -> None:
-        """Start the thread that runs the loaded model."""
+        """Start the thread that runs the model `lm`."""
         self._thread = ModelThread(self.name, lm, limits=self.limits, metrics=self.metrics)
 
     async def unload(self) -> None:
@@ -138,7 +139,7 @@ class ServedModel:
         """
         await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
         self._unloading = True
-        while self.busy:
+        while self.is_busy:
             await asyncio.sleep(_POLL_SECONDS)
         self.thread.stop()  # returns at once, because the thread is idle
         self._thread, self._unloading = None, False
@@ -150,7 +151,7 @@ class ModelRegistry:
     """The served models by id.
 
     Args:
-        models: id -> folder of the model, or the loaded model.
+        models: model id -> folder of the model, or the loaded model.
         load: loads a model from a folder.
         preload: whether the server loads all models before it accepts requests.
         limits: the limits of the server.
@@ -189,11 +190,11 @@ class ModelRegistry:
 
     @property
     def _evictable(self) -> list[ServedModel]:
-        """The loaded models that can be unloaded, because their folders are known."""
-        return [model for model in self if model.loaded and model.path is not None]
+        """The loaded models that can be unloaded. Models without a folder stay in memory."""
+        return [model for model in self if model.is_loaded and model.path is not None]
 
     def find(self, name: str) -> ServedModel:
-        """Return a model by its id. The model may not be loaded yet.
+        """Return the model with an id, which may not be loaded yet.
 
         Raises ApiError (404) for an unknown id.
         """
@@ -208,14 +209,15 @@ class ModelRegistry:
         )
 
     async def get_loaded(self, name: str) -> ServedModel:
-        """Return a model by its id, and load it first if necessary.
+        """Return the model with an id, after loading it if necessary.
 
-        Requests for the same model wait for the same load. If it fails, all of them get its error.
+        Requests for the same model wait for the same load. If loading fails, all of them get the
+        error.
 
         Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
         model = self.find(name)
-        while not model.loaded:
+        while not model.is_loaded:
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))
             # If one client disconnects, the others still need the model.
@@ -225,15 +227,15 @@ class ModelRegistry:
         return model
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Load a model. Returns the error if loading fails, otherwise None.
+        """Load a model and start its thread. Returns the error if loading fails, otherwise None.
 
-        If `max_loaded` models are in memory, the least recently used one is unloaded first.
-        Idle models are unloaded before busy ones.
+        If `max_loaded` models are in memory, the least recently used one is unloaded first. Idle
+        models are unloaded before busy ones.
         """
         async with self._load_lock:
             most = self.limits.max_loaded
             while most is not None and len(self._evictable) >= most:
-                await min(self._evictable, key=lambda each: (each.busy, each.last_used)).unload()
+                await min(self._evictable, key=lambda each: (each.is_busy, each.last_used)).unload()
             start = time.perf_counter()
             assert model.path is not None
             try:
@@ -257,7 +259,7 @@ class ModelRegistry:
             return None
 
     def close(self) -> None:
-        """Stop the threads of all models and cancel their work."""
+        """Cancel the jobs of all models and stop their threads."""
         for model in self:
-            if model.loaded:
+            if model.is_loaded:
                 model.thread.stop()

@@ -1,4 +1,4 @@
-"""The replies of endpoints, and how they are sent: as one JSON object or as server-sent events."""
+"""Replies of endpoints, and how they are sent: as one JSON object or as server-sent events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
 
-    def body(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         """Return the counts in the format of OpenAI's API."""
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -42,7 +42,7 @@ class Usage:
 class Reply:
     """The reply of an endpoint: one JSON object or a stream of JSON objects, and the token counts.
 
-    The counts are for the log and the metrics.
+    The token counts are for the log and the metrics.
     """
 
     content: Json | AsyncGenerator[Json]
@@ -52,9 +52,10 @@ class Reply:
 async def run_until(
     work: Awaitable[Result], stop: Awaitable[Any], *, timeout: float | None = None
 ) -> Result:
-    """Return the result of `work`. Cancel `work` if `stop` ends first or after `timeout` seconds.
+    """Await `work` and return its result, unless `stop` ends first or `timeout` seconds pass.
 
-    Raises ApiError: 499 if `stop` ended first, 504 after the timeout.
+    In both cases, `work` is cancelled. Raises ApiError: 499 if `stop` ended first, 504 after the
+    timeout.
     """
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     try:
@@ -73,18 +74,18 @@ async def run_until(
 class EventStream(StreamingResponse):
     """A response of server-sent events: `data: JSON` for each event, then `data: [DONE]`.
 
-    If an error occurs after the first event, it is sent as the last event, because the status code
-    has already been sent.
+    An error after the first event is sent as the last event, because the status code has already
+    been sent.
 
     Args:
-        first: the first event.
+        first_event: the first event.
         events: the other events. The generator is closed at the end or if the client disconnects.
         deadline: the time at which the stream ends with an error, on the clock of the event loop.
     """
 
-    def __init__(self, first: Json, events: AsyncGenerator[Json], deadline: float) -> None:
+    def __init__(self, first_event: Json, events: AsyncGenerator[Json], deadline: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._events, self._lines = events, _format_events(first, events, deadline)
+        self._events, self._lines = events, _stream_sse(first_event, events, deadline)
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
@@ -96,22 +97,22 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def _format_events(
-    first: Json, events: AsyncGenerator[Json], deadline: float
+async def _stream_sse(
+    first_event: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
-    """Yield the lines of the event stream, including a final error or `[DONE]`."""
-    event = first
+    """Yield the encoded server-sent events (SSE) of a stream, ending with an error or `[DONE]`."""
+    event = first_event
     try:
         while event is not None:
-            yield _format_event(event)
+            yield _format_sse(event)
             async with asyncio.timeout_at(deadline):
                 event = await anext(events, None)
     except Exception as error:
-        yield _format_event(to_api_error(error).body())
+        yield _format_sse(to_api_error(error).to_dict())
     else:
         yield b"data: [DONE]\n\n"
 
 
-def _format_event(event: Json) -> bytes:
-    """Return an event as a line of the event stream."""
+def _format_sse(event: Json) -> bytes:
+    """Encode an event as a server-sent event (SSE): one `data:` line with JSON."""
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -1,6 +1,6 @@
 """Base types of all request bodies, and the request bodies of the text generation endpoints.
 
-Unknown fields and values of the wrong type are refused.
+Unknown fields and values of the wrong type are rejected.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _Empty = Annotated[list[Any], Field(max_length=0)]
 
 
 class _StrictModel(BaseModel):
-    """A part of a request body that refuses unknown fields and values of the wrong type."""
+    """Base class of request schemas. Rejects unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelRequest(_StrictModel):
-    """The fields that all request bodies have."""
+    """The fields that all request bodies contain."""
 
     model: str = Field(description="The id of the model, as listed by /v1/models.")
     special_tokens: SpecialTokens | None = Field(
@@ -52,7 +52,7 @@ class ModelRequest(_StrictModel):
 
 
 class StreamOptions(_StrictModel):
-    """Options of a streamed response."""
+    """The options of a streamed response."""
 
     include_usage: bool | None = Field(
         None, description="Send an extra chunk with the token counts at the end."
@@ -73,7 +73,7 @@ _OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", "choices")
 
 
 def _make_sampling_fields() -> dict[str, Any]:
-    """Return the fields of `SamplingParams` as optional pydantic fields with the same bounds."""
+    """Convert the fields of `SamplingParams` to optional pydantic fields with the same bounds."""
     types, json_fields = get_type_hints(SamplingParams), dict[str, Any]()
     for each in fields(SamplingParams):
         if each.name not in _OMITTED_FIELDS:
@@ -89,7 +89,7 @@ _Sampling: type[ModelRequest] = create_model("_Sampling", __base__=ModelRequest,
 
 
 class GenerateRequest(_Sampling):
-    """The fields that `/v1/completions` and `/v1/chat/completions` have in common."""
+    """The fields that the bodies of `/v1/completions` and `/v1/chat/completions` have in common."""
 
     n: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Number of texts to generate per prompt."
@@ -107,8 +107,10 @@ class GenerateRequest(_Sampling):
     safety_identifier: str | None = Field(None, description=NO_EFFECT)
     prompt_cache_key: str | None = Field(None, description=NO_EFFECT)
 
-    def sampling_options(self, *, max_new_tokens: int, top_logprobs: int | None) -> dict[str, Any]:
-        """Return the sampling options that the request sets, with the names of `SamplingParams`.
+    def get_sampling_options(
+        self, *, max_new_tokens: int, top_logprobs: int | None
+    ) -> dict[str, Any]:
+        """Return the sampling options that the request sets, by their names in `SamplingParams`.
 
         `max_new_tokens` and `top_logprobs` are added to the result.
         """
@@ -139,7 +141,7 @@ class CompletionRequest(GenerateRequest):
 
 
 class TextPart(_StrictModel):
-    """A text part of a message's content."""
+    """A text part in the content of a chat message."""
 
     type: Literal["text"]
     text: Text
@@ -162,7 +164,7 @@ class ChatMessage(_StrictModel):
 
 
 class TextFormat(_StrictModel):
-    """The response format: plain text, the only supported format."""
+    """The response format of a chat request: plain text, the only supported format."""
 
     type: Literal["text"]
 
@@ -200,7 +202,7 @@ class ChatRequest(GenerateRequest):
 
 
 class ErrorDetail(BaseModel):
-    """The description of an error."""
+    """The description of an error in an error response."""
 
     message: str
     type: str
@@ -209,15 +211,15 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The response body of every error."""
+    """The JSON body of every error response."""
 
     error: ErrorDetail
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a single text or a single list of token ids as a list with one item.
+    """Wrap a single text, or a single list of token ids, in a list.
 
-    A list of several texts or of lists of ids is returned unchanged.
+    A list of texts or of lists of ids is returned unchanged.
     """
     one = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
     return [value] if one else list(value)

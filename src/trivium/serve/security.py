@@ -1,6 +1,6 @@
-"""Checks of every request before it reaches the app, and the log of requests.
+"""Security checks and logging of every request, before the request reaches the app.
 
-The checks concern the Host header, the origin, the API key, the content type and the size.
+The checks cover the Host header, the origin, the API key, the content type and the body size.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class Security:
     Args:
         app: the app that answers the requests.
         registry: the served models, with the maximum size of a request body and the metrics.
-        key: the API key that clients send as `Authorization: Bearer KEY`, or as the password in
-            the login form of a browser. None: no key is needed.
-        hosts: the allowed values of the Host header, as a defence against DNS rebinding. None: any.
-        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`: the
-            server's own origin behind a proxy, and other sites (CORS).
+        key: the API key that clients send as `Authorization: Bearer KEY`, or as the password in the
+            login form of a browser. None if no key is needed.
+        hosts: the allowed values of the Host header, as a defence against DNS rebinding. None
+            allows any.
+        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`: the server's
+            own origin behind a proxy, and other sites (CORS).
         proxies: addresses and networks of trusted proxies, separated by commas. The headers
             X-Forwarded-For, -Proto and (if any Host is allowed) -Host are read only in requests
             from these proxies. They are removed from other requests.
@@ -94,9 +95,9 @@ class Security:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request. Websocket connections are refused.
+        """Answer an HTTP request. Websocket connections are rejected.
 
-        Headers of proxies are applied or removed first.
+        Headers of trusted proxies are applied, and removed from all other requests.
         """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -113,7 +114,7 @@ class Security:
             await self._behind_proxy(scope, receive, send)
 
     async def _serve_and_log(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, add the security headers and the request ID, and log the request."""
+        """Answer a request, add security headers and the request ID to the response, and log it."""
         path: str = scope["path"]
         if not f"{path}/".startswith(f"{self._root_path}/"):
             scope["path"] = self._root_path + path
@@ -124,6 +125,7 @@ class Security:
         start, status = time.perf_counter(), CLIENT_CLOSED
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of the response, with security headers and the request ID added."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -147,13 +149,13 @@ class Security:
             headers = Headers(scope=scope)
             self._check_source(scope, headers)
             self._check_key(scope, headers)
-            if scope["method"] == "POST" and self._relative_path(scope).startswith("/v1/"):
+            if scope["method"] == "POST" and self._get_relative_path(scope).startswith("/v1/"):
                 _check_content_type(headers)
             await self._app(scope, self._limit_body(headers, receive), send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.to_response()(scope, receive, send)
 
-    def _relative_path(self, scope: Scope) -> str:
+    def _get_relative_path(self, scope: Scope) -> str:
         """Return the path of a request without the prefix `root_path`."""
         return scope["path"].removeprefix(self._root_path)
 
@@ -161,7 +163,7 @@ class Security:
         """Raise ApiError (403) for a wrong Host header, or a request from a page of another site.
 
         Browsers send a header (Fetch Metadata) that says whether the page has the same origin.
-        Pages cannot set it. If the header is missing, as in older browsers and over plain HTTP,
+        Pages cannot set this header. If it is missing, as in older browsers and over plain HTTP,
         Origin is compared with Host.
         """
         host = headers.get("host", "").lower()
@@ -192,8 +194,8 @@ class Security:
             )
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        """Raise ApiError (401) if the API key is missing or wrong."""
-        path = self._relative_path(scope)
+        """Raise ApiError (401) if the API key of a request is missing or wrong."""
+        path = self._get_relative_path(scope)
         if self._key is None or path == PUBLIC:
             return
         key = _parse_key(headers.get("authorization", ""))
@@ -211,24 +213,25 @@ class Security:
     def _limit_body(self, headers: Headers, receive: Receive) -> Receive:
         """Wrap `receive` so that it raises ApiError (413) once the body exceeds the size limit.
 
-        Raises the error at once if the Content-Length header exceeds the limit.
+        Raises the error immediately if the Content-Length header exceeds the limit.
         """
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body:
-            raise self._too_large_error()
+            raise self._make_too_large_error()
         size = 0
 
         async def receive_limited() -> Message:
+            """Receive a message. Raises ApiError (413) if the body is too large by now."""
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_body:
-                raise self._too_large_error()
+                raise self._make_too_large_error()
             return message
 
         return receive_limited
 
-    def _too_large_error(self) -> ApiError:
+    def _make_too_large_error(self) -> ApiError:
         """Return the error (413) for a request body that exceeds the size limit."""
         return ApiError(
             413,
@@ -237,12 +240,12 @@ class Security:
         )
 
     def _record_request(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """Write a finished request to the metrics and to the log."""
+        """Record a finished request in the metrics and in the log."""
         route = getattr(scope.get("route"), "path", None) or "other"
         model = scope["state"].get("model", "")
         self._metrics.requests.labels(route, model, str(status)).inc()
         self._metrics.request_seconds.labels(route, model).observe(seconds)
-        own_path = self._relative_path(scope)
+        own_path = self._get_relative_path(scope)
         if own_path == PUBLIC or (status < 400 and own_path.startswith(_ASSETS)):
             return
         usage = scope["state"].get("usage")
@@ -264,9 +267,9 @@ class Security:
 
 
 def _check_content_type(headers: Headers) -> None:
-    """Raise ApiError (415) if the body is not JSON.
+    """Raise ApiError (415) if the content type of a request is not JSON.
 
-    This also refuses HTML forms, which browsers let pages of other sites send without permission.
+    This also rejects HTML forms, which browsers let pages of other sites send without permission.
     """
     content_type = headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
@@ -280,10 +283,10 @@ def _check_content_type(headers: Headers) -> None:
 
 
 def check_origin(origin: str) -> str:
-    """Check an origin and return it in lower case.
+    """Validate an origin and return it in lower case.
 
     Raises TriviumError if it is not exactly `http://HOST` or `https://HOST`, with or without a
-    port. `*` is refused because it would allow every page.
+    port. `*` is rejected because it would allow every page.
     """
     if _ORIGIN.fullmatch(origin.lower()):
         return origin.lower()
@@ -293,7 +296,7 @@ def check_origin(origin: str) -> str:
 
 
 def check_proxies(proxies: str) -> str:
-    """Check a list of IP addresses and networks separated by commas, and return it unchanged.
+    """Validate a comma-separated list of IP addresses and networks, and return it unchanged.
 
     Raises TriviumError for an entry that is neither an address nor a network.
     """
@@ -308,14 +311,17 @@ def check_proxies(proxies: str) -> str:
 
 
 def _parse_hostname(host: str) -> str | None:
-    """Return the host name in a Host header, without the port; None if it is malformed."""
+    """Return the host name in a Host header, without the port; None if the header is malformed."""
     with contextlib.suppress(ValueError):
         return urlsplit(f"//{host}").hostname
     return None
 
 
 def _parse_key(authorization: str) -> bytes:
-    """Return the API key in an Authorization header (Bearer or Basic), empty if there is none."""
+    """Extract the API key from an Authorization header (Bearer or Basic).
+
+    Empty if there is none.
+    """
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("latin-1")

@@ -1,4 +1,4 @@
-"""The uvicorn server that runs the app: its address, its start and its graceful shutdown."""
+"""The uvicorn server that runs the app: its socket, its startup and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ApiServer(uvicorn.Server):
-    """A uvicorn server that can preload models and that closes the playground's pages at the end.
+    """A uvicorn server that can preload models, and that ends open playground pages on shutdown.
 
     Args:
         app: the result of `create_app`.
@@ -41,7 +41,7 @@ class ApiServer(uvicorn.Server):
         self._app, self._ready = app, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Load the models if they are to be preloaded, then accept requests."""
+        """Preload the models if requested, then start to accept requests."""
         registry = self._app.registry
         for name in registry.names[: registry.limits.max_loaded] if registry.preload else ():
             await registry.get_loaded(name)
@@ -50,12 +50,12 @@ class ApiServer(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests and wait until the running ones have finished."""
+        """Reject new requests and wait until the running requests have finished."""
         self._app.registry.stopping.set()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop the server gracefully; a second SIGINT stops it without waiting for requests.
+        """Stop the server gracefully. A second SIGINT stops it without waiting for requests.
 
         This replaces uvicorn's handler, which raises the signal again at the end. That would look
         like a crash.
@@ -64,13 +64,15 @@ class ApiServer(uvicorn.Server):
         self.should_exit = True
 
 
-def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Run the server until SIGINT or SIGTERM; requests then have `Limits.grace` seconds to finish.
+def run_server(app: Security, sock: socket.socket, *, ready: Callable[[], None]) -> None:
+    """Run the server until SIGINT or SIGTERM, then give running requests time to finish.
+
+    This time is `Limits.grace` seconds. `ready` is called as soon as the server accepts requests.
 
     Raises TriviumError if a model cannot be preloaded.
     """
     try:
-        ApiServer(app, ready=ready).run(sockets=[listening])
+        ApiServer(app, ready=ready).run(sockets=[sock])
     except ApiError as error:
         raise TriviumError(error.detail) from None
 
@@ -78,7 +80,7 @@ def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -
 def find_allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
     """Return the Host headers that a server accepts if it listens on the address `host`.
 
-    Returns None (any) if clients must send an API key.
+    Returns None (any host) if clients must send an API key.
 
     Raises TriviumError if there is no API key and other machines could reach the server.
     """
@@ -93,7 +95,7 @@ def find_allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address. For port 0, the system chooses a free port.
+    """Open a socket that listens on an address. For port 0, the system chooses a free port.
 
     Raises TriviumError if the address is not available.
     """
@@ -112,7 +114,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
 
 
-def format_address(listening: socket.socket) -> str:
+def format_address(sock: socket.socket) -> str:
     """Return the URL of a listening socket: `http://HOST:PORT`."""
-    host, port = listening.getsockname()[:2]
+    host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

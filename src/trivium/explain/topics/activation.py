@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Curves, Formula, Page, Table, bilingual
+from trivium.explain.page import Curves, Formula, Page, Table, get_text
 from trivium.nn.activations import Swish, build_activation
 
 _POINTS = (-4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)
@@ -36,7 +36,7 @@ def explain(betas: list[float] | None = None) -> Page:
     lowest = min(zip(values["GELU"], x.tolist()))
     difference = max(abs(a - b) for a, b in zip(values["GELU"], values["GELU (tanh)"]))
     return Page(
-        bilingual("activation.activations"),
+        get_text("activation.activations"),
         [
             Formula(
                 "ReLU(x)      = max(0, x)\n"
@@ -48,16 +48,16 @@ def explain(betas: list[float] | None = None) -> Page:
                 x.tolist(),
                 {name: values[name] for name in (*swishes, "ReLU")},
                 "x",
-                bilingual("activation.swish_relu"),
+                get_text("activation.swish_relu"),
             ),
-            bilingual("activation.swish_note"),
+            get_text("activation.swish_note"),
             Curves(
                 x.tolist(),
                 {name: values[name] for name in gelus},
                 "x",
-                bilingual("activation.gelu_relu"),
+                get_text("activation.gelu_relu"),
             ),
-            bilingual("activation.gelu_note", x=lowest[1], y=lowest[0], difference=difference),
+            get_text("activation.gelu_note", x=lowest[1], y=lowest[0], difference=difference),
             Table(["x", *(f"{point:g}" for point in _POINTS)], rows),
         ],
         {"x": x.tolist(), "values": values},

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.attended_text import attended_text
-from trivium.explain.page import Formula, Grid, Heading, Page, Part, Table, bilingual, say
+from trivium.explain.attended_text import compute_attention_maps
+from trivium.explain.page import Formula, Grid, Heading, Page, Part, Table, get_text, render
 from trivium.model_loading import load
 from trivium.nn.attend import attention_probabilities
 from trivium.nn.mask import Mask
@@ -26,9 +26,9 @@ _MATRICES = {
 }
 _QUERY = 2  # the index of the query vector, x_3
 _KINDS = {
-    "encoder": bilingual("attention.encoder"),
-    "decoder": bilingual("attention.decoder"),
-    "cross": bilingual("attention.cross_attention"),
+    "encoder": get_text("attention.encoder"),
+    "decoder": get_text("attention.decoder"),
+    "cross": get_text("attention.cross_attention"),
 }
 
 
@@ -50,7 +50,7 @@ def explain(
         head: The head to show, counted from 1. Default: all.
     """
     if model is not None:
-        return _model_page(model, text or "The cat sat on the mat.", target, layer, head)
+        return _build_model_page(model, text or "The cat sat on the mat.", target, layer, head)
     if text is not None:
         raise TriviumError("attention weights for a text need a model: give --model RUN, too.")
     mixer = AttentionModule(Attention(num_heads=2, head_dim=2, bias=False), 4).double()
@@ -76,7 +76,7 @@ def explain(
         for j in range(4)
     ]
     return Page(
-        bilingual("attention.self_attention_four"),
+        get_text("attention.self_attention_four"),
         [
             Formula(
                 "q_i = x_i W_Q    k_j = x_j W_K    v_j = x_j W_V\n"
@@ -84,32 +84,29 @@ def explain(
                 "alpha_j = exp(e_j) / sum_i exp(e_i)\n"
                 "Attention(x_3) = sum_j alpha_j v_j"
             ),
-            Grid(_X, names, caption=bilingual("attention.vectors_x")),
+            Grid(_X, names, caption=get_text("attention.vectors_x")),
             *(
                 Grid(_MATRICES[name], caption=f"W_{name[0].upper()}")
                 for name in ("query", "key", "value")
             ),
-            Heading(bilingual("attention.x_3_attends_head_1")),
+            Heading(get_text("attention.x_3_attends_head_1")),
             Table(
                 ["j", "q_j", "k_j", "v_j", "e_j", "alpha_j", "e_j / sqrt(d_k)", "alpha_j "], steps
             ),
             Formula(
-                f"e_j = q_3 . k_j:              {say((alpha @ v).tolist(), 'en')}\n"
-                f"e_j = q_3 . k_j / sqrt(d_k):  {say((usual @ v).tolist(), 'en')}"
+                f"e_j = q_3 . k_j:              {render((alpha @ v).tolist(), 'en')}\n"
+                f"e_j = q_3 . k_j / sqrt(d_k):  {render((usual @ v).tolist(), 'en')}"
             ),
-            bilingual("attention.scale_note"),
-            Heading(bilingual("attention.two_heads")),
+            get_text("attention.scale_note"),
+            Heading(get_text("attention.two_heads")),
             *(
                 Grid(
-                    scaled[n].tolist(),
-                    names,
-                    names,
-                    bilingual("attention.alpha_head", number=n + 1),
+                    scaled[n].tolist(), names, names, get_text("attention.alpha_head", number=n + 1)
                 )
                 for n in range(2)
             ),
             Table(
-                ["i", *(bilingual("attention.head", n=n) for n in (1, 2)), "Concat(head) W_O"],
+                ["i", *(get_text("attention.head", n=n) for n in (1, 2)), "Concat(head) W_O"],
                 [[i + 1, *heads[:, i].tolist(), output[i].tolist()] for i in range(4)],
             ),
         ],
@@ -127,32 +124,40 @@ def explain(
     )
 
 
-def _model_page(model: str, text: str, target: str, layer: int | None, head: int | None) -> Page:
-    """Return a page with the attention weights of a layer of a trained model."""
-    pictures = attended_text(load(model, device="cpu"), text, target)
+def _build_model_page(
+    model: str, text: str, target: str, layer: int | None, head: int | None
+) -> Page:
+    """Build a page with the attention weights of one layer of a trained model.
+
+    `layer` None shows the last layer, and `head` None shows all heads.
+    """
+    attention_maps = compute_attention_maps(load(model, device="cpu"), text, target)
     grids: list[Part] = []
     data = {}
-    for kind, picture in pictures.items():
-        layers, heads, *_ = picture.weights.shape
+    for kind, attention_map in attention_maps.items():
+        layers, heads, *_ = attention_map.weights.shape
         shown = _check_index("layer", layers if layer is None else layer, layers)
         shown_heads = range(1, heads + 1) if head is None else [_check_index("head", head, heads)]
-        place = bilingual("attention.layer", kind=_KINDS[kind], shown=shown, layers=layers)
+        place = get_text("attention.layer", kind=_KINDS[kind], shown=shown, layers=layers)
         grids.append(Heading(place))
-        data[kind] = {"queries": picture.queries, "keys": picture.keys, "layer": shown}
+        data[kind] = {"queries": attention_map.queries, "keys": attention_map.keys, "layer": shown}
         for number in shown_heads:
-            weights = picture.weights[shown - 1, number - 1].tolist()
+            weights = attention_map.weights[shown - 1, number - 1].tolist()
             data[kind][f"head {number}"] = weights
-            caption = bilingual("attention.head_number", number=number)
-            grids.append(Grid(weights, picture.queries, picture.keys, caption))
+            caption = get_text("attention.head_number", number=number)
+            grids.append(Grid(weights, attention_map.queries, attention_map.keys, caption))
     return Page(
-        bilingual("attention.attention_weights", model=model),
-        [bilingual("attention.weights_note"), *grids],
+        get_text("attention.attention_weights", model=model),
+        [get_text("attention.weights_note"), *grids],
         data,
     )
 
 
 def _check_index(name: str, index: int, count: int) -> int:
-    """Return the index of a layer or head. Raises TriviumError if it is not in 1 to `count`."""
+    """Return the index of a layer or head, counted from 1.
+
+    Raises TriviumError if it is not in 1 to `count`. `name` is "layer" or "head".
+    """
     if not 1 <= index <= count:
         raise TriviumError(f"the model has no {name} {index}: choose 1 to {count}.")
     return index

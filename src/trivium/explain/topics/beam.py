@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Formula, Page, Table, Tree, bilingual
+from trivium.explain.page import Formula, Page, Table, Tree, get_text
 from trivium.inference.beam import Beam, Hypothesis, beam_search
 from trivium.inference.sampling_params import BeamSearchParams
 from trivium.inference.text_model import prompt_ids
@@ -58,27 +58,35 @@ def explain(
             f"{' '.join(_TABLE)}."
         )
     params = BeamSearchParams(num_beams=beams, length_penalty=length_penalty, num_return=beams)
-    growth = _BeamRecorder(length_penalty)
+    recorder = _BeamRecorder(length_penalty)
     rules = lm.generation_rules
     [found] = beam_search(
-        lm, [ids], params, max_new_tokens=max_new_tokens, rules=rules, watch=growth.watch
+        lm, [ids], params, max_new_tokens=max_new_tokens, rules=rules, watch=recorder.record_step
     )
     greedy = params.replace(num_beams=1, num_return=1)
     [chosen] = beam_search(lm, [ids], greedy, max_new_tokens=max_new_tokens, rules=rules)
     decode = lm.text_tokenizer.decode
     rows = [
-        [name, decode(text.ids), math.exp(growth.log_p(text)), growth.log_p(text), text.score]
+        [
+            name,
+            decode(text.ids),
+            math.exp(recorder.sum_log_p(text)),
+            recorder.sum_log_p(text),
+            text.score,
+        ]
         for name, hypotheses in (("greedy", chosen), ("beam", found))
         for text in hypotheses
     ]
-    columns = ["", bilingual("beam.continuation"), "P", "log P", bilingual("beam.score")]
-    names = {"greedy": bilingual("beam.greedy"), "beam": bilingual("beam.beam_search")}
-    note = bilingual("beam.note", beams=beams)
+    columns = ["", get_text("beam.continuation"), "P", "log P", get_text("beam.score")]
+    names = {"greedy": get_text("beam.greedy"), "beam": get_text("beam.beam_search")}
+    note = get_text("beam.note", beams=beams)
     return Page(
-        bilingual("beam.title"),
+        get_text("beam.title"),
         [
             Formula("score = sum_t log P(y_t | y_1 ... y_(t-1)) / length ** length_penalty"),
-            growth.tree(prompt, lm.text_tokenizer.readable_tokens, found[0] if found else None),
+            recorder.build_tree(
+                prompt, lm.text_tokenizer.readable_tokens, found[0] if found else None
+            ),
             Table(
                 columns,
                 [[names[name], text.replace("\n", "\\n"), *rest] for name, text, *rest in rows],
@@ -94,57 +102,57 @@ _RESULT_KEYS = ("search", "text", "probability", "log_p", "score")
 
 @dataclass
 class _BeamRecorder:
-    """Records the texts of a beam search as their token ids.
+    """Records the hypotheses of a beam search by their token ids.
 
     Args:
         length_penalty: the exponent of the length in the score.
-        kept: the sum of log p of each text that the search kept at some step.
-        ended: the hypotheses that ended.
+        kept: the sum of log p of each unfinished hypothesis that was in the beam at some step.
+        ended: the finished hypotheses.
     """
 
     length_penalty: float
     kept: dict[tuple[int, ...], float] = field(default_factory=dict)
     ended: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)
 
-    def watch(self, beams: Sequence[Beam], finished: Sequence[Hypothesis]) -> None:
-        """Record the beams and the finished hypotheses of a step."""
+    def record_step(self, beams: Sequence[Beam], finished: Sequence[Hypothesis]) -> None:
+        """Record the beam and the finished hypotheses of one search step."""
         self.kept |= {beam.ids: beam.log_p for beam in beams if math.exp(beam.log_p)}
         self.ended |= {hypothesis.ids: hypothesis for hypothesis in finished}
 
-    def log_p(self, hypothesis: Hypothesis) -> float:
-        """Return the sum of log p over the tokens of a hypothesis."""
+    def sum_log_p(self, hypothesis: Hypothesis) -> float:
+        """Return the sum of log p over the tokens of a hypothesis, computed from its score."""
         length = len(hypothesis.ids) + (hypothesis.finish_reason == "stop")
         return hypothesis.score * length**self.length_penalty
 
-    def tree(self, root: str, names: Sequence[str], best: Hypothesis | None) -> Tree:
-        """Return the tree of all texts that were kept.
+    def build_tree(self, prompt: str, tokens: Sequence[str], best: Hypothesis | None) -> Tree:
+        """Build the search tree of all recorded hypotheses.
 
         Args:
-            root: the label of the root, the prompt.
-            names: the tokens of the vocabulary.
+            prompt: the label of the root.
+            tokens: the tokens of the vocabulary.
             best: the hypothesis to mark with "*".
         """
-        sums = {(): 0.0, **self.kept, **{k: self.log_p(v) for k, v in self.ended.items()}}
+        sums = {(): 0.0, **self.kept, **{k: self.sum_log_p(v) for k, v in self.ended.items()}}
         # The ids of an ended text do not include its end-of-text token.
         paths = sorted({*sums} - {()}, key=lambda ids: -sums[ids])
 
-        def subtree(ids: tuple[int, ...]) -> Tree:
-            """Return the tree below a text."""
-            branches = [subtree(path) for path in paths if path[:-1] == ids]
-            label = f"{names[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
+        def build_subtree(ids: tuple[int, ...]) -> Tree:
+            """Build the part of the search tree below a hypothesis (the token ids so far)."""
+            branches = [build_subtree(path) for path in paths if path[:-1] == ids]
+            label = f"{tokens[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
             end = self.ended.get(ids)
             if end is not None:
                 score = f"{end.score:.3f}{'  *' * (end is best)}"
-                ends = bilingual("beam.ends_score", label=label, score=score)
+                ends = get_text("beam.ends_score", label=label, score=score)
                 return Tree(ends, branches)
-            dropped = bilingual("beam.dropped", label=label)
+            dropped = get_text("beam.dropped", label=label)
             return Tree(label if branches else dropped, branches)
 
-        return Tree(root, [subtree(path) for path in paths if len(path) == 1])
+        return Tree(prompt, [build_subtree(path) for path in paths if len(path) == 1])
 
 
 def _build_bigram_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
-    """Return a bigram model for a table of P(word | previous word)."""
+    """Build a bigram model from a table of P(word | previous word)."""
     words = [*table, *(word for row in table.values() for word in row if word != _END)]
     tokenizer = Tokenizer.train(
         "whitespace", texts=[" ".join(words)], special_tokens=TEXT_SPECIALS, progress=False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Page, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Page, get_text
 from trivium.objectives.blank_filling import BlankFilling
 from trivium.text.roles import TEXT_SPECIALS
 
@@ -20,17 +20,17 @@ def explain(
 
     Args:
         text: The texts; each text is a row.
-        probability: Fraction of tokens in blanks. GLM uses 0.15; a short text needs more.
-        mean_span: Mean number of tokens per blank. GLM uses 3.
+        probability: Fraction of tokens to blank out. GLM uses 0.15; a short text needs more.
+        mean_span: Mean length of a blank in tokens. GLM uses 3.
         tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
         seed: Random seed for the choice of the blanks.
     """
     texts = text or ["Thank you for inviting me to your party last week."]
     keys = {"probability": probability, "mean_span": mean_span}
-    return objective_page(
-        bilingual("blank_filling.blank_filling"),
+    return build_objective_page(
+        get_text("blank_filling.blank_filling"),
         BlankFilling.from_tree({**keys, "document_share": 0.0, "whole_share": 0.0}),
-        *encode_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
-        bilingual("blank_filling.note"),
+        *encode_rows(texts, tokenizer, TEXT_SPECIALS, add_special_tokens=False),
+        get_text("blank_filling.note"),
         seed=seed,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from trivium.explain.merges import Ties, merging_page, training_page
-from trivium.explain.page import Page, bilingual
+from trivium.explain.merges import Ties, build_merging_page, build_training_page
+from trivium.explain.page import Page, get_text
 from trivium.explain.tokens import check_texts
 from trivium.text.symbols import SPACE
 
 _RATS = ["the car", "the cat", "the rat"]
-_BOOK = bilingual("bpe.textbook_note")
+_BOOK = get_text("bpe.textbook_note")
 
 
 def explain(
@@ -29,15 +29,16 @@ def explain(
         merges: Number of merges to learn.
         ties: Which of several equally frequent pairs to merge.
         spaces: Treat a space like any other symbol, so that merges can cross spaces.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     texts_shown = check_texts(texts, _RATS)
     if tokenizer is not None:
-        return merging_page(tokenizer, texts_shown)
+        return build_merging_page(tokenizer, texts_shown)
     words = (
         [text.replace(" ", SPACE) for text in texts_shown]
         if spaces
         else " ".join(texts_shown).split()
     )
     notes = [] if texts else [_BOOK]
-    return training_page(Counter(words), merges, ties, byte_level=False, notes=notes)
+    return build_training_page(Counter(words), merges, ties, byte_level=False, notes=notes)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tokenizers import pre_tokenizers
 
-from trivium.explain.merges import Ties, merging_page, training_page
-from trivium.explain.page import Page, bilingual
+from trivium.explain.merges import Ties, build_merging_page, build_training_page
+from trivium.explain.page import Page, get_text
 from trivium.explain.tokens import check_texts
 
-_NOTE = bilingual("byte_bpe.words_note")
+_NOTE = get_text("byte_bpe.words_note")
 
 
 def explain(
@@ -27,11 +27,12 @@ def explain(
         texts: Short texts. Default: 今天 (twice), 天气 and the cat.
         merges: Number of merges to learn.
         ties: Which of several equally frequent pairs to merge.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     texts = check_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
-        return merging_page(tokenizer, texts)
+        return build_merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(text))
-    return training_page(words, merges, ties, byte_level=True, notes=[_NOTE])
+    return build_training_page(words, merges, ties, byte_level=True, notes=[_NOTE])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trivium.explain.page import Page, Table, bilingual
+from trivium.explain.page import Page, Table, get_text
 from trivium.explain.tokens import check_texts
 from trivium.text.symbols import bytes_to_symbols
 
-_COLUMNS = [bilingual("bytes.character"), bilingual("bytes.code_point"), "UTF-8", "UTF-16"]
-_SYMBOLS = bilingual("bytes.byte_level_vocabulary")
-_WHY = bilingual("bytes.byte_level_note")
-_BOOK = bilingual("bytes.textbook_note")
+_COLUMNS = [get_text("bytes.character"), get_text("bytes.code_point"), "UTF-8", "UTF-16"]
+_SYMBOLS = get_text("bytes.byte_level_vocabulary")
+_WHY = get_text("bytes.byte_level_note")
+_BOOK = get_text("bytes.textbook_note")
 
 
 def explain(text: str = "今天") -> Page:
@@ -24,10 +24,10 @@ def explain(text: str = "今天") -> Page:
     ]
     shown = [[one.hex(" ") if isinstance(one, bytes) else one for one in row] for row in rows]
     utf8, utf16 = (b"".join(row[column] for row in rows) for column in (2, 3))
-    caption = bilingual("bytes.lengths", characters=len(text), utf8=len(utf8), utf16=len(utf16))
+    caption = get_text("bytes.lengths", characters=len(text), utf8=len(utf8), utf16=len(utf16))
     notes = [_WHY, _BOOK] if text == "今天" else [_WHY]
     return Page(
-        bilingual("bytes.text_as_bytes"),
+        get_text("bytes.text_as_bytes"),
         [Table([*_COLUMNS, _SYMBOLS], shown, caption), *notes],
         {"utf8": utf8.hex(" "), "utf16": utf16.hex(" "), "symbols": bytes_to_symbols(utf8)},
     )

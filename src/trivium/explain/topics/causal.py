@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Formula, Page, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Formula, Page, get_text
 from trivium.objectives.causal import Causal
 from trivium.text.roles import TEXT_SPECIALS
 
@@ -19,10 +19,10 @@ def explain(
         tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
     """
     texts = text or ["Once upon a time there was a king."]
-    return objective_page(
-        bilingual("causal.causal_language_modelling"),
+    return build_objective_page(
+        get_text("causal.causal_language_modelling"),
         Causal.from_tree({"context": context}),
         *encode_rows(texts, tokenizer, TEXT_SPECIALS),
         Formula("L = - 1/T sum_t log P(x_t | x_1 ... x_(t-1))"),
-        bilingual("causal.note"),
+        get_text("causal.note"),
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Heading, Page, Part, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Heading, Page, Part, get_text
 from trivium.objectives.denoising import Denoising
 from trivium.text.roles import TEXT_SPECIALS
 
 _NO_INFILLING = 1e-9
 _NOISES = {
-    bilingual("denoising.text_infilling_sentences"): {},
-    bilingual("denoising.sentences_permuted"): {"probability": _NO_INFILLING},
-    bilingual("denoising.tokens_masked"): {"mask_tokens": 0.3},
-    bilingual("denoising.tokens_deleted"): {"delete_tokens": 0.3},
-    bilingual("denoising.document_rotated"): {"rotate_documents": 1.0},
+    get_text("denoising.text_infilling_sentences"): {},
+    get_text("denoising.sentences_permuted"): {"probability": _NO_INFILLING},
+    get_text("denoising.tokens_masked"): {"mask_tokens": 0.3},
+    get_text("denoising.tokens_deleted"): {"delete_tokens": 0.3},
+    get_text("denoising.document_rotated"): {"rotate_documents": 1.0},
 }
 
 
@@ -27,15 +27,15 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
     """
     texts = text or ["The cat sat on it. We saw it. It was late."]
     chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS)
-    title = bilingual("denoising.denoising")
+    title = get_text("denoising.denoising")
     parts: list[Part] = []
     data = {}
     for index, (name, keys) in enumerate(_NOISES.items()):
         alone = {"probability": _NO_INFILLING, "permute_sentences": False}
         keys = keys if "probability" in keys or not keys else {**alone, **keys}
-        page = objective_page(title, Denoising.from_tree(keys), chosen, rows, seed=seed)
+        page = build_objective_page(title, Denoising.from_tree(keys), chosen, rows, seed=seed)
         # The decoder input is the same for all noise functions.
         parts += [Heading(name), *(page.parts if index == 0 else page.parts[:1])]
         data[name.en] = page.data
-    note = bilingual("denoising.note")
+    note = get_text("denoising.note")
     return Page(title, [*parts, note], data)

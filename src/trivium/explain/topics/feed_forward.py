@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trivium.explain.page import Formula, Grid, Heading, Page, Table, bilingual, say
+from trivium.explain.page import Formula, Grid, Heading, Page, Table, get_text, render
 from trivium.nn.feed_forwards.mlp import MLP, MLPModule
 
 _HIDDEN = 4
@@ -51,13 +51,13 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
         for name, n, size in (("ReLU", 2, 4 * width), ("SwiGLU", 3, 4 * width), ("SwiGLU", 3, d_ff))
     ]
     return Page(
-        bilingual("feed_forward.feed_forward_network_one"),
+        get_text("feed_forward.feed_forward_network_one"),
         [
             Formula(
                 "FFN_ReLU(x)   = max(0, x W_1) W_2\n"
                 "FFN_SwiGLU(x) = (Swish(x W) * x V) W_2    Swish(z) = z * sigmoid(z)"
             ),
-            Formula(f"x = {say(vector, 'en')}"),
+            Formula(f"x = {render(vector, 'en')}"),
             *(
                 Grid(matrix.weight.T.tolist(), caption=name)
                 for name, matrix in (
@@ -69,12 +69,10 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
                 )
             ),
             *tables,
-            bilingual("feed_forward.gate_note"),
-            Heading(bilingual("feed_forward.parameters_layer_d", width=width)),
-            Table(
-                ["", bilingual("shared.formula"), "d_ff", bilingual("shared.parameters")], counts
-            ),
-            bilingual("feed_forward.width_note", d_ff=d_ff),
+            get_text("feed_forward.gate_note"),
+            Heading(get_text("feed_forward.parameters_layer_d", width=width)),
+            Table(["", get_text("shared.formula"), "d_ff", get_text("shared.parameters")], counts),
+            get_text("feed_forward.width_note", d_ff=d_ff),
         ],
         {name: {what: row.tolist() for what, row in rows} for name, rows in steps.items()},
     )
@@ -83,7 +81,7 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
 def _build_network(
     width: int, activation: str, gated: bool, generator: torch.Generator
 ) -> MLPModule:
-    """Return a network without biases whose random weights are rounded to one decimal."""
+    """Build a feed-forward network without biases. Random weights are rounded to one decimal."""
     part = MLP(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
     network = MLPModule(part, width).double()
     for weight in network.parameters():

@@ -8,7 +8,7 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.evaluate.perplexity import perplexity
-from trivium.explain.page import Formula, Heading, Page, Part, Table, Token, TokenRow, bilingual
+from trivium.explain.page import Formula, Heading, Page, Part, Table, Token, TokenRow, get_text
 from trivium.inference.score import score_text
 from trivium.model_loading import load
 from trivium.nn.loss import cross_entropy
@@ -45,36 +45,36 @@ def explain(
         [f"{i}" + (" *" if i == label else ""), logit, math.exp(logit), p, -math.log(p)]
         for i, (logit, p) in enumerate(zip(logits, probabilities), start=1)
     ]
-    book = [[bilingual("loss.all_alike_ln_30522"), math.log(_VOCABULARY)]]
+    book = [[get_text("loss.all_alike_ln_30522"), math.log(_VOCABULARY)]]
     for step, loss in _BOOK.items():
-        book.append([bilingual("loss.bert_steps", step=step), loss])
-    perplexities = bilingual("loss.perplexity")
+        book.append([get_text("loss.bert_steps", step=step), loss])
+    perplexities = get_text("loss.perplexity")
     data = {"logits": logits, "probabilities": probabilities, "nats": nats}
     parts: list[Part] = [
         Formula(
             "p_i = exp(z_i) / sum_j exp(z_j)\nloss = -ln p_label = ln(sum_j exp(z_j)) - z_label"
         ),
         Table(
-            [bilingual("loss.entry"), "z", "exp(z)", "p", "-ln p"],
+            [get_text("loss.entry"), "z", "exp(z)", "p", "-ln p"],
             rows,
-            bilingual("loss.one_position_label"),
+            get_text("loss.one_position_label"),
         ),
         Table(
-            [bilingual("loss.nats"), bilingual("loss.bits"), perplexities],
+            [get_text("loss.nats"), get_text("loss.bits"), perplexities],
             [[nats, nats / math.log(2), math.exp(nats)]],
         ),
-        bilingual("loss.perplexity_note"),
+        get_text("loss.perplexity_note"),
         Table(
-            [bilingual("loss.book_training"), bilingual("shared.loss"), perplexities],
+            [get_text("loss.book_training"), get_text("shared.loss"), perplexities],
             [[name, loss, f"{math.exp(loss):,.1f}"] for name, loss in book],
         ),
-        Heading(bilingual("loss.text")),
+        Heading(get_text("loss.text")),
         Formula(
             "loss = -(1 / n) sum_i ln p(x_i | x_1 ... x_(i-1))\n"
             "PPL  = exp(loss)\n"
             "BPB  = n loss / (ln 2 * bytes)"
         ),
-        bilingual("loss.bits_per_byte_note"),
+        get_text("loss.bits_per_byte_note"),
     ]
     if model is not None:
         lm = load(model, device="cpu")
@@ -86,8 +86,8 @@ def explain(
             for i, p in zip(score.ids, score.log_probabilities)
         ]
         parts += [
-            TokenRow(tokens, bilingual("loss.ln_p_every_token")),
+            TokenRow(tokens, get_text("loss.ln_p_every_token")),
             Table(["", ""], [[name, value] for name, value in whole.items() if value is not None]),
         ]
         data["text"] = whole
-    return Page(bilingual("loss.loss_language_model"), parts, data)
+    return Page(get_text("loss.loss_language_model"), parts, data)

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Bilingual, Grid, Page, Part, bilingual
+from trivium.explain.page import Bilingual, Grid, Page, Part, get_text
 from trivium.nn.mask import attention_mask
 from trivium.nn.patterns import Sliding
 from trivium.nn.sequence_info import SequenceInfo
 
-_PADDING = (bilingual("mask.padding"), bilingual("mask.padding_note"))
-_CAUSAL = (bilingual("mask.causal"), bilingual("mask.causal_note"))
-_BOTH = (bilingual("mask.causal_padding"), bilingual("mask.causal_padding_note"))
-_CROSS = (bilingual("mask.cross_attention"), bilingual("mask.cross_attention_note"))
-_PREFIX = (bilingual("mask.prefix"), bilingual("mask.prefix_note"))
-_PACKED = (bilingual("mask.packed_documents"), bilingual("mask.packed_note"))
-_SLIDING = (bilingual("mask.sliding_window"), bilingual("mask.sliding_note"))
+_PADDING = (get_text("mask.padding"), get_text("mask.padding_note"))
+_CAUSAL = (get_text("mask.causal"), get_text("mask.causal_note"))
+_BOTH = (get_text("mask.causal_padding"), get_text("mask.causal_padding_note"))
+_CROSS = (get_text("mask.cross_attention"), get_text("mask.cross_attention_note"))
+_PREFIX = (get_text("mask.prefix"), get_text("mask.prefix_note"))
+_PACKED = (get_text("mask.packed_documents"), get_text("mask.packed_note"))
+_SLIDING = (get_text("mask.sliding_window"), get_text("mask.sliding_note"))
 
 
 def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: int = 1) -> Page:
@@ -62,4 +62,4 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
             Bilingual(note.en.format(value), note.zh.format(value)),
         ]
         data[caption.en] = {"queries": rows, "keys": columns, "mask": grid}
-    return Page(bilingual("mask.masks_attention"), parts, data)
+    return Page(get_text("mask.masks_attention"), parts, data)

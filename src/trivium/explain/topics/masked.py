@@ -6,8 +6,8 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Page, Table, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Page, Table, get_text
 from trivium.objectives.masked import Masked
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary
@@ -38,36 +38,37 @@ def explain(
     """
     keys = {"probability": probability, "whole_words": whole_words, "max_span": max_span}
     objective = Masked.from_tree(keys)
-    chosen, rows = encode_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
-    page = objective_page(
-        bilingual("masked.masked_language_modelling"), objective, chosen, rows, seed=seed
+    chosen, rows = encode_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, num_copies=2)
+    page = build_objective_page(
+        get_text("masked.masked_language_modelling"), objective, chosen, rows, seed=seed
     )
-    shares = count_shares(objective, rows, chosen.vocabulary, seed=seed, draws=draws)
+    shares = count_replacements(objective, rows, chosen.vocabulary, seed=seed, draws=draws)
     same = objective.random_share / len(chosen.vocabulary.regular_ids)
     left = 1.0 - objective.mask_share - objective.random_share
     table = Table(
-        [bilingual("masked.many_draws"), bilingual("masked.share"), bilingual("masked.expected")],
+        [get_text("masked.many_draws"), get_text("masked.share"), get_text("masked.expected")],
         [
-            [bilingual("masked.chosen_all_tokens"), shares["chosen"], probability],
-            [bilingual("masked.mask"), shares["masked"], objective.mask_share],
-            [bilingual("masked.another_token"), shares["replaced"], objective.random_share - same],
-            [bilingual("masked.unchanged"), shares["kept"], left + same],
+            [get_text("masked.chosen_all_tokens"), shares["chosen"], probability],
+            [get_text("masked.mask"), shares["masked"], objective.mask_share],
+            [get_text("masked.another_token"), shares["replaced"], objective.random_share - same],
+            [get_text("masked.unchanged"), shares["kept"], left + same],
         ],
     )
     return Page(page.title, [*page.parts, table, _NOTE], {**page.data, "shares": shares})
 
 
-_NOTE = bilingual("masked.note")
+_NOTE = get_text("masked.note")
 
 
-def count_shares(
+def count_replacements(
     objective: Masked, rows: RowBatch, vocabulary: Vocabulary, *, seed: int, draws: int
 ) -> dict[str, float]:
-    """Measure how often tokens are selected and replaced in many random draws.
+    """Measure how often tokens are selected and replaced when rows are masked `draws` times.
 
     Returns:
-        "chosen": the fraction of selected tokens. "masked", "replaced" and "kept": the fraction of
-        selected tokens that became [MASK], became another token, or did not change.
+        "chosen": the fraction of tokens that are selected for prediction. "masked", "replaced" and
+        "kept": the fractions of selected tokens that become [MASK], become another token, or do not
+        change.
     """
     indices = np.arange(draws) % rows.num_rows
     repeated = RowBatch(rows.input_ids[indices], rows.lengths[indices])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Bilingual, Formula, Page, Table, bilingual
+from trivium.explain.page import Bilingual, Formula, Page, Table, get_text
 from trivium.nn.norm import LayerNorm, RMSNorm, UnbiasedLayerNorm, build_norm
 
 _NORMS = {
@@ -32,25 +32,25 @@ def explain(vector: list[float] | None = None) -> Page:
             name: build_norm(norm, len(x)).double()(x).tolist() for name, norm in _NORMS.items()
         }
     numbers: list[list[float | Bilingual]] = [
-        [bilingual("norm.mean"), mean],
-        [bilingual("norm.deviation"), x.std(correction=0).item()],
-        [bilingual("norm.unbiased_deviation"), unbiased],
-        [bilingual("norm.root_mean_square"), square**0.5],
+        [get_text("norm.mean"), mean],
+        [get_text("norm.deviation"), x.std(correction=0).item()],
+        [get_text("norm.unbiased_deviation"), unbiased],
+        [get_text("norm.root_mean_square"), square**0.5],
     ]
-    columns = [bilingual("norm.norm"), *(f"x{i}" for i in range(1, len(x) + 1))]
+    columns = [get_text("norm.norm"), *(f"x{i}" for i in range(1, len(x) + 1))]
     ratio = ((len(x) - 1) / len(x)) ** 0.5
     return Page(
-        bilingual("norm.normalization_one_vector"),
+        get_text("norm.normalization_one_vector"),
         [
             Formula(
                 "LayerNorm(x) = (x - mean) / sqrt(variance + eps) * weight + bias\n"
                 "Norm(x)      = (x - mean) / (deviation + eps) * weight + bias\n"
                 "RMSNorm(x)   = x / sqrt(mean(x^2) + eps) * weight"
             ),
-            Table([bilingual("norm.x"), ""], numbers),
+            Table([get_text("norm.x"), ""], numbers),
             Table(columns, [["x", *map(float, vector)], *([k, *v] for k, v in results.items())]),
-            bilingual("norm.start_note"),
-            bilingual("norm.textbook_note", ratio=ratio),
+            get_text("norm.start_note"),
+            get_text("norm.textbook_note", ratio=ratio),
         ],
         {"x": vector, "mean": mean, "rms": square**0.5, "results": results},
     )

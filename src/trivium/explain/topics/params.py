@@ -8,29 +8,29 @@ from collections import Counter
 
 import torch
 
-from trivium.explain.page import Bilingual, Heading, Page, Table, bilingual
+from trivium.explain.page import Bilingual, Heading, Page, Table, get_text
 from trivium.models import build, flops_per_token
 from trivium.presets import catalogue
 from trivium.train.memory import training_memory
 
 _PARTS = {  # pattern of weight names -> part of the model; the first match counts
-    "norm|residual": bilingual("params.norms"),
-    "mixer|cross_attention": bilingual("params.attention_mixer"),
-    "feed_forward": bilingual("params.feed_forward"),
-    "heads": bilingual("params.head"),
-    "^rnn|^backward_rnn|^hidden": bilingual("params.recurrent_or_hidden_layer"),
-    "": bilingual("params.embeddings"),
+    "norm|residual": get_text("params.norms"),
+    "mixer|cross_attention": get_text("params.attention_mixer"),
+    "feed_forward": get_text("params.feed_forward"),
+    "heads": get_text("params.head"),
+    "^rnn|^backward_rnn|^hidden": get_text("params.recurrent_or_hidden_layer"),
+    "": get_text("params.embeddings"),
 }
 _MEMORY = {
-    "weights": (bilingual("params.weights_float32"), "4 P"),
-    "gradients": (bilingual("params.gradients_float32"), "4 P"),
-    "optimizer": (bilingual("params.adam_two_moments"), "8 P"),
-    "copies": (bilingual("params.weights_bfloat16"), "2 P"),
-    "activations": (bilingual("params.activations_one_text"), ""),
-    "logits": (bilingual("params.logits_their_gradient"), ""),
-    "training": (bilingual("params.training_together"), ""),
-    "generating": (bilingual("params.generate_weights"), "2 P"),
-    "cache": (bilingual("params.generate_cache"), "2 x 2 L K H T"),
+    "weights": (get_text("params.weights_float32"), "4 P"),
+    "gradients": (get_text("params.gradients_float32"), "4 P"),
+    "optimizer": (get_text("params.adam_two_moments"), "8 P"),
+    "copies": (get_text("params.weights_bfloat16"), "2 P"),
+    "activations": (get_text("params.activations_one_text"), ""),
+    "logits": (get_text("params.logits_their_gradient"), ""),
+    "training": (get_text("params.training_together"), ""),
+    "generating": (get_text("params.generate_weights"), "2 P"),
+    "cache": (get_text("params.generate_cache"), "2 x 2 L K H T"),
 }
 
 
@@ -61,39 +61,39 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
         states = model.new_cache(1, length).states
         memory["cache"] = 2 * sum(tensor.numel() for state in states for tensor in state.tensors)
     work = [
-        (bilingual("params.matrix_products"), "6", products),
-        (bilingual("params.scores_attention"), "12 L N H", flops - products),
-        (bilingual("params.together"), "", flops),
+        (get_text("params.matrix_products"), "6", products),
+        (get_text("params.scores_attention"), "12 L N H", flops - products),
+        (get_text("params.together"), "", flops),
     ]
     if published.tokens:
-        words = bilingual("params.tokens", tokens=published.tokens)
+        words = get_text("params.tokens", tokens=published.tokens)
         work.append((words, "", flops * published.tokens))
-    number = bilingual("shared.parameters")
-    name, formula = bilingual("params.part"), bilingual("shared.formula")
-    share = bilingual("params.share")
+    number = get_text("shared.parameters")
+    name, formula = get_text("params.part"), get_text("shared.formula")
+    share = get_text("params.share")
     return Page(
-        bilingual("params.parameters_p", preset=preset, total=total),
+        get_text("params.parameters_p", preset=preset, total=total),
         [
             Table(
                 [name, number, share],
                 [[part, f"{n:,}", f"{n / total:.1%}"] for part, n in parts.most_common()],
             ),
             Table(
-                [bilingual("params.matrix"), formula, number],
+                [get_text("params.matrix"), formula, number],
                 [
-                    [matrix, _format_product(shape, shapes[matrix, shape]), f"{n:,}"]
+                    [matrix, _format_num_elements(shape, shapes[matrix, shape]), f"{n:,}"]
                     for (matrix, shape), n in sorted(counts.items(), key=lambda item: -item[1])
                 ],
-                bilingual("params.matrices_rows_x_columns_x"),
+                get_text("params.matrices_rows_x_columns_x"),
             ),
-            Heading(bilingual("params.flops_train_on_token")),
+            Heading(get_text("params.flops_train_on_token")),
             Table([name, formula, "FLOPs"], [[*row, f"{n:.3e}"] for *row, n in work]),
-            Heading(bilingual("params.memory_tokens", length=length)),
+            Heading(get_text("params.memory_tokens", length=length)),
             Table(
                 [name, formula, "GiB"],
                 [[*_MEMORY[key], f"{size / 2**30:,.2f}"] for key, size in memory.items()],
             ),
-            bilingual("params.flops_note"),
+            get_text("params.flops_note"),
         ],
         {
             "parameters": total,
@@ -104,6 +104,6 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
     )
 
 
-def _format_product(shape: tuple[int, ...], times: int) -> str:
-    """Format the number of elements of `times` matrices, such as "4096 x 4096 x 32"."""
-    return " x ".join(f"{size}" for size in (*shape, times) if size > 1)
+def _format_num_elements(shape: tuple[int, ...], num_matrices: int) -> str:
+    """Format the element count of matrices of the same shape, such as "4096 x 4096 x 32"."""
+    return " x ".join(f"{size}" for size in (*shape, num_matrices) if size > 1)

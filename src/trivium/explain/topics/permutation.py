@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Page, Table, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Page, Table, get_text
 from trivium.objectives.permutation import Permutation
 from trivium.text.roles import TEXT_SPECIALS
 
@@ -29,8 +29,8 @@ def explain(
     """
     texts = text or ["The cat sat on the mat and it slept."]
     chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS)
-    page = objective_page(
-        bilingual("permutation.permutation_language"),
+    page = build_objective_page(
+        get_text("permutation.permutation_language"),
         Permutation.from_tree({"probability": probability, "max_span": max_span}),
         chosen,
         rows,
@@ -43,7 +43,7 @@ def explain(
         [first["labels"][i], " ".join(first["tokens"][j] for j in np.flatnonzero(order < order[i]))]
         for i in targets
     ]
-    columns = [bilingual("permutation.predicted"), bilingual("permutation.from_known_before")]
-    note = bilingual("permutation.note")
+    columns = [get_text("permutation.predicted"), get_text("permutation.from_known_before")]
+    note = get_text("permutation.note")
     data = {**page.data, "steps": steps}
     return Page(page.title, [*page.parts, Table(columns, steps), note], data)

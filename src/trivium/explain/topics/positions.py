@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Curves, Formula, Grid, Heading, Page, Part, Table, bilingual
+from trivium.explain.page import Curves, Formula, Grid, Heading, Page, Part, Table, get_text
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.relative_bias import RelativeBias, relative_buckets
@@ -22,7 +22,7 @@ _FIRST, _FAR = 8, 200  # the numbers of positions in the table and in curves
 
 
 def explain(width: int = 32, *, base: float = 10_000.0, heads: int = 8) -> Page:
-    """Show four ways in which attention uses positions.
+    """Explain four position encodings: sinusoidal, rotary (RoPE), T5 buckets and ALiBi.
 
     Args:
         width: Dimension of a vector or a head; an even number from 8 to 256.
@@ -39,34 +39,34 @@ def explain(width: int = 32, *, base: float = 10_000.0, heads: int = 8) -> Page:
     ]
     parts = [part for kind, _ in kinds for part in kind]
     data = {name: value for _, values in kinds for name, value in values.items()}
-    return Page(bilingual("positions.positions"), parts, data)
+    return Page(get_text("positions.positions"), parts, data)
 
 
 def _explain_sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for sinusoidal positions."""
+    """Return the page parts and the data that explain sinusoidal position encodings."""
     table = sinusoids(torch.arange(32), base, width)
     first = table[:_FIRST, :_FIRST].tolist()
     return [
-        Heading(bilingual("positions.sines_cosines_added_token")),
+        Heading(get_text("positions.sines_cosines_added_token")),
         Formula("PE(p, 2i)     = sin(p / base^(2i / d))\nPE(p, 2i + 1) = cos(p / base^(2i / d))"),
         Grid(
             first,
             [f"p = {p}" for p in range(_FIRST)],
             [f"d{i}" for i in range(_FIRST)],
-            bilingual("positions.first_numbers_d", width=width),
+            get_text("positions.first_numbers_d", width=width),
         ),
         Grid(
             table.tolist(),
             range(32),
             range(width),
-            bilingual("positions.32_positions_rows_all"),
+            get_text("positions.32_positions_rows_all"),
             digits=False,
         ),
     ], {"sinusoids": first}
 
 
 def _explain_rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for rotary positions (RoPE)."""
+    """Return the page parts and the data that explain rotary position embeddings (RoPE)."""
     positions = Rotary(base=base)
     part = Attention(num_heads=1, head_dim=width, positions=positions)
     rotary, sequence = RotaryPositions(part, width), SequenceInfo.of_length(_FAR + 1)
@@ -79,7 +79,7 @@ def _explain_rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]
     ]
     pairs = [[m, n, (rotated[m] @ rotated[n]).item()] for m, n in ((3, 0), (13, 10), (103, 100))]
     return [
-        Heading(bilingual("positions.rotary_queries_keys")),
+        Heading(get_text("positions.rotary_queries_keys")),
         Formula(
             "theta_i = base^(-2i / d)\n"
             "f(q, m) = q e^(i m theta)\n"
@@ -87,40 +87,40 @@ def _explain_rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]
         ),
         Table(
             [
-                bilingual("positions.pair_i"),
+                get_text("positions.pair_i"),
                 "theta_i",
-                bilingual("positions.degrees_at_distance_1"),
-                bilingual("positions.at_distance_100"),
-                bilingual("positions.tokens_full_turn"),
+                get_text("positions.degrees_at_distance_1"),
+                get_text("positions.at_distance_100"),
+                get_text("positions.tokens_full_turn"),
             ],
             angles,
         ),
         Table(
-            ["m", "n", "f(q, m) . f(k, n)"], pairs, bilingual("positions.only_distance_counts_q_k")
+            ["m", "n", "f(q, m) . f(k, n)"], pairs, get_text("positions.only_distance_counts_q_k")
         ),
         Curves(
             list(range(_FAR + 1)),
-            {bilingual("positions.score_distance_0"): scores},
-            bilingual("positions.distance_m_n"),
-            bilingual("positions.score_over_distance"),
+            {get_text("positions.score_distance_0"): scores},
+            get_text("positions.distance_m_n"),
+            get_text("positions.score_over_distance"),
         ),
     ], {"rotary_theta": theta, "rotary_scores": scores}
 
 
 def _explain_buckets() -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for the relative position buckets of T5."""
+    """Return the page parts and the data that explain the relative position buckets of T5."""
 
-    def t5_buckets(distances: Sequence[int], side: str) -> list[int]:
-        """Return the bucket of each distance in the encoder or decoder of T5."""
+    def compute_t5_buckets(distances: Sequence[int], side: str) -> list[int]:
+        """Return T5's relative position bucket of each distance, in the encoder or decoder."""
         before = -torch.tensor(distances)
         return relative_buckets(before, RelativeBias(), bidirectional=side == "encoder").tolist()
 
     near = range(_FAR + 1)
-    t5 = {side: t5_buckets(_DISTANCES, side) for side in ("encoder", "decoder")}
-    book = [_textbook_bucket(distance) for distance in _DISTANCES]
-    names = bilingual("positions.t5_encoder"), bilingual("positions.book")
+    t5 = {side: compute_t5_buckets(_DISTANCES, side) for side in ("encoder", "decoder")}
+    book = [_compute_textbook_bucket(distance) for distance in _DISTANCES]
+    names = get_text("positions.t5_encoder"), get_text("positions.book")
     return [
-        Heading(bilingual("positions.t5_trained_bias_for")),
+        Heading(get_text("positions.t5_trained_bias_for")),
         Formula(
             "bucket(d) = d                                                    d < k\n"
             "T5:       = min(2k - 1, k + floor(k ln(d / k) / ln(128 / k)))    d >= k\n"
@@ -129,46 +129,57 @@ def _explain_buckets() -> tuple[list[Part], dict[str, Any]]:
         Table(
             [
                 "d",
-                bilingual("positions.t5_encoder_k_8"),
-                bilingual("positions.t5_decoder_k_16"),
-                bilingual("positions.book_k_8"),
+                get_text("positions.t5_encoder_k_8"),
+                get_text("positions.t5_decoder_k_16"),
+                get_text("positions.book_k_8"),
             ],
             list(zip(_DISTANCES, *t5.values(), book)),
         ),
         Curves(
             list(near),
-            dict(zip(names, (t5_buckets(near, "encoder"), [_textbook_bucket(d) for d in near]))),
-            bilingual("positions.distance_d"),
-            bilingual("positions.bucket_distance"),
+            dict(
+                zip(
+                    names,
+                    (
+                        compute_t5_buckets(near, "encoder"),
+                        [_compute_textbook_bucket(d) for d in near],
+                    ),
+                )
+            ),
+            get_text("positions.distance_d"),
+            get_text("positions.bucket_distance"),
         ),
-        bilingual("positions.buckets_note"),
+        get_text("positions.buckets_note"),
     ], {"t5_distances": _DISTANCES, "t5_buckets": t5, "book_buckets": book}
 
 
-def _textbook_bucket(distance: int, single: int = 8) -> int:
-    """Return the bucket of a distance by the formula that a textbook gives for T5."""
-    if distance < single:
+def _compute_textbook_bucket(distance: int, num_exact: int = 8) -> int:
+    """Return the bucket of a distance by the formula that a textbook gives for T5.
+
+    Distances below `num_exact` have their own buckets.
+    """
+    if distance < num_exact:
         return distance
-    return single + math.floor(math.log(distance / single) / math.log(1.02))
+    return num_exact + math.floor(math.log(distance / num_exact) / math.log(1.02))
 
 
 def _explain_alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
-    """Return the parts and the data for ALiBi."""
+    """Return the page parts and the data that explain ALiBi."""
     slopes, six = alibi_slopes(heads).tolist(), SequenceInfo.of_length(6, causal=True)
     bias = LinearBias(Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
     return [
-        Heading(bilingual("positions.alibi_scores_fall_with")),
+        Heading(get_text("positions.alibi_scores_fall_with")),
         Formula(
             "score(i, j) = q_i . k_j / sqrt(d) - slope * (i - j)\nslope of head n = 2^(-8 n / N)"
         ),
         Table(
-            [bilingual("positions.head_n"), bilingual("positions.slope"), "1 / slope"],
+            [get_text("positions.head_n"), get_text("positions.slope"), "1 / slope"],
             [[n, slope, 1 / slope] for n, slope in enumerate(slopes, start=1)],
         ),
         Grid(
             bias[0, 0].tril().tolist(),
             [f"q{i}" for i in range(6)],
             [f"k{i}" for i in range(6)],
-            bilingual("positions.added_scores_head_1"),
+            get_text("positions.added_scores_head_1"),
         ),
     ], {"alibi_slopes": slopes}

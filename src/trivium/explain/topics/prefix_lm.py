@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Heading, Page, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Heading, Page, get_text
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.text.roles import TEXT_SPECIALS
 
@@ -17,15 +17,15 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
         seed: Random seed for the lengths of the prefixes.
     """
     texts = text or ["Thank you for inviting me to your party."]
-    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
-    title = bilingual("prefix_lm.prefix_language_modelling")
-    decoder = objective_page(title, PrefixLM.from_tree({}), chosen, rows, seed=seed)
-    both = objective_page(title, Seq2SeqPrefixLM.from_tree({}), chosen, rows, seed=seed)
+    chosen, rows = encode_rows(texts, tokenizer, TEXT_SPECIALS, add_special_tokens=False)
+    title = get_text("prefix_lm.prefix_language_modelling")
+    decoder = build_objective_page(title, PrefixLM.from_tree({}), chosen, rows, seed=seed)
+    both = build_objective_page(title, Seq2SeqPrefixLM.from_tree({}), chosen, rows, seed=seed)
     parts = [
-        Heading(bilingual("prefix_lm.decoder_alone")),
+        Heading(get_text("prefix_lm.decoder_alone")),
         *decoder.parts,
-        Heading(bilingual("prefix_lm.encoder_decoder")),
+        Heading(get_text("prefix_lm.encoder_decoder")),
         *both.parts,
-        bilingual("prefix_lm.note"),
+        get_text("prefix_lm.note"),
     ]
     return Page(title, parts, {"decoder": decoder.data, "encoder_decoder": both.data})

@@ -7,24 +7,24 @@ import math
 from trivium.data.records import Record
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import PromptQuestion, few_shot, fill_prompts
-from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table, bilingual, say
+from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table, get_text, render
 from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
-_TEXT = bilingual("prompt.text")
+_TEXT = get_text("prompt.text")
 _EXAMPLES = {
-    bilingual("prompt.good_example"): "1",
-    bilingual("prompt.bad_example"): "0",
-    bilingual("prompt.second_good_example"): "1",
+    get_text("prompt.good_example"): "1",
+    get_text("prompt.bad_example"): "0",
+    get_text("prompt.second_good_example"): "1",
 }
-_QUESTION = bilingual("prompt.question")
-_INSTRUCTION = bilingual("prompt.instruction")
-_SHORT = bilingual("prompt.short_question")
+_QUESTION = get_text("prompt.question")
+_INSTRUCTION = get_text("prompt.instruction")
+_SHORT = get_text("prompt.short_question")
 _KINDS = {
-    bilingual("prompt.zero_shot"): (_QUESTION, "", 0),
-    bilingual("prompt.few_shot"): (_QUESTION, "", 1),
-    bilingual("prompt.one_instruction_several"): (_SHORT, _INSTRUCTION, 1),
+    get_text("prompt.zero_shot"): (_QUESTION, "", 0),
+    get_text("prompt.few_shot"): (_QUESTION, "", 1),
+    get_text("prompt.one_instruction_several"): (_SHORT, _INSTRUCTION, 1),
 }
 
 
@@ -40,7 +40,7 @@ def explain(
 
     Args:
         text: The text to classify.
-        example: A solved example, TEXT=ANSWER. Repeatable.
+        example: A few-shot example, TEXT=ANSWER. Repeatable.
         question: The question, with placeholders {text} and {answer}.
         instruction: An instruction, placed once before several examples.
         model: The model that answers the prompts.
@@ -54,13 +54,13 @@ def explain(
         head = instruction or head if head else ""
         shown = {}
         for language in ("en", "zh"):
-            examples = [_make_record(say(t, language), answer) for t, answer in solved.items()]
+            examples = [_make_record(render(t, language), answer) for t, answer in solved.items()]
             [(filled, prompt)] = fill_prompts(
-                [_make_record(text or say(_TEXT, language), next(iter(solved.values())))],
+                [_make_record(text or render(_TEXT, language), next(iter(solved.values())))],
                 examples=examples,
                 shots=few * len(examples),
-                template=say(template, language),
-                instruction=say(head, language),
+                template=render(template, language),
+                instruction=render(head, language),
                 options=sorted({*solved.values()}),
             )
             shown[language] = prompt
@@ -70,18 +70,21 @@ def explain(
         parts += [Heading(name), Formula(Bilingual(**shown))]
     if lm is not None:
         columns = [
-            bilingual("prompt.prompt"),
-            bilingual("prompt.language"),
-            bilingual("prompt.answer"),
-            bilingual("prompt.probability_among_options"),
+            get_text("prompt.prompt"),
+            get_text("prompt.language"),
+            get_text("prompt.answer"),
+            get_text("prompt.probability_among_options"),
         ]
         parts.append(Table(columns, rows))
-    parts.append(bilingual("prompt.note"))
-    return Page(bilingual("prompt.prompts"), parts, {"prompts": data})
+    parts.append(get_text("prompt.note"))
+    return Page(get_text("prompt.prompts"), parts, {"prompts": data})
 
 
 def _parse_example(example: str) -> tuple[str, str]:
-    """Split TEXT=ANSWER at its last equals sign."""
+    """Split a few-shot example TEXT=ANSWER at its last equals sign.
+
+    Raises TriviumError if invalid.
+    """
     text, sign, answer = example.rpartition("=")
     if not (sign and text.strip() and answer.strip()):
         raise TriviumError(
@@ -91,14 +94,17 @@ def _parse_example(example: str) -> tuple[str, str]:
 
 
 def _make_record(text: str, answer: str) -> Record:
-    """Return a record with a text and its answer."""
+    """Create a record with the columns text and answer."""
     return Record({"text": text, "answer": answer}, f'"{text}"')
 
 
 def _answer_prompt(
     lm: LanguageModel, question: PromptQuestion, prompt: str
 ) -> dict[str, str | float]:
-    """Return the most probable option and its probability, normalized over all options."""
+    """Answer a prompt with a model. Returns the most probable option and its probability.
+
+    The probability is normalized over all options.
+    """
     [row] = few_shot(lm, [(question, prompt)]).predictions
     scores = continuation_scores(lm, prompt, question.options, after=question.after)
     total = dict(zip(question.options, (math.exp(one.total) for one in scores)))

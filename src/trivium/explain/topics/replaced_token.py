@@ -9,8 +9,8 @@ import torch
 
 from trivium.data.batch import RowBatch
 from trivium.errors import TriviumError
-from trivium.explain.batch_parts import batch_data, batch_parts, encode_rows, prepare_batch
-from trivium.explain.page import Formula, Page, Table, bilingual
+from trivium.explain.batch_parts import batch_to_dict, build_batch_parts, encode_rows, prepare_batch
+from trivium.explain.page import Formula, Page, Table, get_text
 from trivium.model_loading import load
 from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
 from trivium.objectives.replaced_token import ReplacedToken
@@ -19,10 +19,10 @@ from trivium.presets import presets
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary
 
-_LABELS = bilingual("replaced_token.original"), bilingual("replaced_token.replaced")
+_LABELS = get_text("replaced_token.original"), get_text("replaced_token.replaced")
 _COLUMNS = ("position", "text", "generator_reads", "discriminator_reads", "label", "p_replaced")
-_STAND_IN = bilingual("replaced_token.stand_ins_note")
-_NOTE = bilingual("replaced_token.note")
+_STAND_IN = get_text("replaced_token.stand_ins_note")
+_NOTE = get_text("replaced_token.note")
 
 
 @torch.inference_mode()
@@ -44,32 +44,39 @@ def explain(
     """
     objective = ReplacedToken.from_tree({"probability": probability})
     chosen, rows = encode_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
-    both = _build_untrained(chosen.vocabulary, rows) if model is None else _load_run(model)
+    both = (
+        _build_untrained_models(chosen.vocabulary, rows)
+        if model is None
+        else _load_trained_models(model)
+    )
     host = prepare_batch(objective, chosen, rows, seed=seed)
     batch = to_device(host, torch.device("cpu"))
     corrupted, sums = objective.corrupt(both, batch), objective.loss(both, batch)  # type: ignore[arg-type]
     states = both.discriminator(**(batch.inputs | {"input_ids": corrupted.shown}))
     chances = both.discriminator.logits(states, head="replaced-token")[..., 0].sigmoid()
-    names, parts, shown = chosen.readable_tokens, batch_parts(objective, host, chosen), []
+    names, parts, shown = chosen.readable_tokens, build_batch_parts(objective, host, chosen), []
     for row, n in enumerate(rows.lengths):
         ids = (each[row, :n].tolist() for each in (rows.input_ids, host.input_ids, corrupted.shown))
         texts = [[names[index] for index in each] for each in ids]
         labels, p = (each[row, :n].tolist() for each in (corrupted.replaced, chances))
         shown.append({"tokens": texts[-1], "replaced": labels, "probabilities": p})
         lines = enumerate(zip(*texts, [_LABELS[label] for label in labels], p))
-        caption = bilingual("replaced_token.row_by_position", row=row + 1)
-        columns = [bilingual(f"replaced_token.{name}") for name in _COLUMNS]
+        caption = get_text("replaced_token.row_by_position", row=row + 1)
+        columns = [get_text(f"replaced_token.{name}") for name in _COLUMNS]
         parts.append(Table(columns, [[i, *one] for i, one in lines], caption))
     counts = objective.label_counts(host)
     g, d = (sums[name].item() / max(1, count) for name, count in counts.items())
     formula = f"L = L_generator + 50 L_discriminator = {g:.3f} + 50 * {d:.3f} = {g + 50 * d:.2f}"
     parts += [Formula(formula), _NOTE] if model else [Formula(formula), _STAND_IN, _NOTE]
-    data = batch_data(objective, host, chosen) | {"discriminator": shown, "losses": [g, d]}
-    return Page(bilingual("replaced_token.replaced_token_detection"), parts, data)
+    data = batch_to_dict(objective, host, chosen) | {"discriminator": shown, "losses": [g, d]}
+    return Page(get_text("replaced_token.replaced_token_detection"), parts, data)
 
 
-def _build_untrained(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
-    """Return untrained models. The generator predicts the token frequencies of the rows."""
+def _build_untrained_models(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
+    """Build an untrained generator and discriminator for the topic's example.
+
+    The generator predicts tokens by their frequencies in the rows.
+    """
     both = build_with_generator(presets["electra-tiny"].replace(vocab_size=vocabulary.size))  # type: ignore[arg-type]
     counts = np.bincount(rows.input_ids.ravel(), minlength=vocabulary.size)
     counts[vocabulary.is_special] = 0
@@ -78,8 +85,11 @@ def _build_untrained(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDisc
     return both.eval()
 
 
-def _load_run(run: str) -> GeneratorAndDiscriminator:
-    """Load the generator and the discriminator of a run, with separate token embeddings."""
+def _load_trained_models(run: str) -> GeneratorAndDiscriminator:
+    """Load the generator and the discriminator of a finished run.
+
+    Their token embeddings are separate.
+    """
     if not Path(run, "generator").is_dir():
         raise TriviumError(
             f"{run} has no generator: give a finished run of an ELECTRA, such as electra-mini."

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trivium.explain.page import Bilingual, Curves, Formula, Heading, Page, Table, bilingual
+from trivium.explain.page import Bilingual, Curves, Formula, Heading, Page, Table, get_text
 from trivium.models import RecurrentModel, build
 from trivium.models.rnn import RNNSpec
 from trivium.nn.recurrent import RecurrentLayers
@@ -25,7 +25,7 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
         seed: Random seed for the weights and inputs of the measurement.
     """
     sequence = sequence or [1.0, 0.0, 0.0, 0.0]
-    layers = RecurrentLayers(_rnn_spec("elman", d_model=1, d_hidden=2)).double()
+    layers = RecurrentLayers(_make_rnn_spec("elman", d_model=1, d_hidden=2)).double()
     u, v, b = (torch.tensor(each, dtype=torch.float64) for each in (_U, _V, _B))
     with torch.no_grad():
         for name, weight in layers.cells.named_parameters():
@@ -38,29 +38,29 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
         for t in range(len(x))
     ]
     norms = {
-        bilingual("rnn.simple_rnn"): _gradient_norms("elman", distance, seed),
-        "GRU": _gradient_norms("gru", distance, seed),
-        bilingual("rnn.lstm_forget_bias_1"): _gradient_norms("lstm", distance, seed),
-        bilingual("rnn.lstm_forget_bias_5"): _gradient_norms("lstm", distance, seed, 5.0),
+        get_text("rnn.simple_rnn"): _measure_gradient_norms("elman", distance, seed),
+        "GRU": _measure_gradient_norms("gru", distance, seed),
+        get_text("rnn.lstm_forget_bias_1"): _measure_gradient_norms("lstm", distance, seed),
+        get_text("rnn.lstm_forget_bias_5"): _measure_gradient_norms("lstm", distance, seed, 5.0),
     }
     steps = range(distance + 1)
     return Page(
-        bilingual("rnn.recurrent_network"),
+        get_text("rnn.recurrent_network"),
         [
             Formula(
                 f"h_t = sigma(U h_(t-1) + V x_t + b),    h_0 = 0\nU = {_U}    V = {_V}    b = {_B}"
             ),
             Table(["t", "x_t", "U h_(t-1)", "V x_t", "h_t"], rows),
-            bilingual("rnn.sigma_note"),
-            Heading(bilingual("rnn.how_far_gradient_reaches")),
+            get_text("rnn.sigma_note"),
+            Heading(get_text("rnn.how_far_gradient_reaches")),
             Formula("|| d h_T / d x_(T-k) ||  /  || d h_T / d x_T ||"),
             Curves(
                 list(steps),
                 {name: [one.log10().item() for one in norm] for name, norm in norms.items()},
-                bilingual("rnn.distance_k"),
-                bilingual("rnn.log_gradient", width=_WIDTH),
+                get_text("rnn.distance_k"),
+                get_text("rnn.log_gradient", width=_WIDTH),
             ),
-            bilingual("rnn.gradient_note"),
+            get_text("rnn.gradient_note"),
         ],
         {
             "hidden": h.tolist(),
@@ -72,32 +72,35 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
     )
 
 
-def _rnn_spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> RNNSpec:
-    """Return the spec of a recurrent network with one layer."""
+def _make_rnn_spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> RNNSpec:
+    """Create the spec of a recurrent network with one layer."""
     return RNNSpec(vocab_size=2, d_model=d_model, cell=cell, d_hidden=d_hidden, num_layers=1)
 
 
-def _gradient_norms(
-    cell: Literal["elman", "lstm", "gru"], distance: int, seed: int, forget: float | None = None
+def _measure_gradient_norms(
+    cell: Literal["elman", "lstm", "gru"],
+    distance: int,
+    seed: int,
+    forget_bias: float | None = None,
 ) -> Tensor:
-    """Return the norm of the gradient of the last hidden state h_T with respect to earlier inputs.
+    """Measure how the gradient of the last hidden state h_T decays with the distance to an input.
 
     The gradient is d (w . h_T) / d x_(T-k) with a random vector w, for k = 0 to `distance`. Its
-    norm is averaged over several sequences and divided by the value for k = 0.
+    norm is averaged over several sequences and divided by the norm for k = 0.
 
     Args:
-        cell: the kind of cell.
+        cell: the kind of recurrent cell.
         distance: the largest k.
         seed: the seed of the weights and inputs.
-        forget: the bias of the forget gate (LSTM only); None: as initialized.
+        forget_bias: the bias of the forget gate (LSTM only); None keeps its initialization.
 
     Returns:
-        float64 [distance + 1].
+        The relative norm for each k, float64 [distance + 1].
     """
-    model = build(_rnn_spec(cell, _WIDTH, _WIDTH), seed=seed).double()
+    model = build(_make_rnn_spec(cell, _WIDTH, _WIDTH), seed=seed).double()
     assert isinstance(model, RecurrentModel)
-    if forget is not None:
-        model.rnn.layers.cells.get_parameter("bias_ih_l0").data[_WIDTH : 2 * _WIDTH] = forget
+    if forget_bias is not None:
+        model.rnn.layers.cells.get_parameter("bias_ih_l0").data[_WIDTH : 2 * _WIDTH] = forget_bias
     generator = torch.Generator().manual_seed(seed)
     shape = _ROWS, distance + 1, _WIDTH
     x = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Formula, Grid, Page, Table, bilingual
+from trivium.explain.page import Formula, Grid, Page, Table, get_text
 from trivium.inference.logits_processors import DecodingState, process_logits
 from trivium.inference.sampling import LOGITS_FILTERS, filter_logits, sample
 from trivium.inference.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ def explain(
         words: The tokens to which the logits belong.
         temperature: The logits are divided by the temperature.
         top_k: Keep the k most probable tokens.
-        top_p: Keep the smallest set of most probable tokens whose probabilities sum to p.
+        top_p: Keep the smallest set of most probable tokens whose probabilities sum to at least p.
         min_p: Keep tokens whose probability is at least this fraction of the highest probability.
         model: The model that predicts the next token.
         prompt: The text that the model continues.
@@ -52,9 +52,9 @@ def explain(
             "temperature 0 always selects the most probable token: give a temperature above 0."
         )
     if model is not None:
-        names, scores = _model_logits(model, prompt)
+        names, scores = _compute_model_logits(model, prompt)
     else:
-        names, scores = _named_logits(logits, words)
+        names, scores = _pair_words_with_logits(logits, words)
     order = scores.argsort(descending=True)
     names, scores = [names[i] for i in order.tolist()], scores[order]
     stages = {"T = 1": scores[None].softmax(-1)[0]}
@@ -69,7 +69,7 @@ def explain(
     uniforms = [generator.random() for _ in range(_DRAWS)]
     drawn = sample(final.expand(_DRAWS, -1), uniforms).bincount(minlength=len(names)).tolist()
     table = Table(
-        [bilingual("shared.token"), "logit", *stages, bilingual("sampling.1_000_draws")],
+        [get_text("shared.token"), "logit", *stages, get_text("sampling.1_000_draws")],
         [
             [name, *(float(values[i]) for values in (scores, *stages.values())), drawn[i]]
             for i, name in enumerate(names[:_SHOWN])
@@ -79,9 +79,9 @@ def explain(
         [(scores[:_SHOWN] / t - (scores / t).logsumexp(-1)).exp().tolist() for t in _TEMPERATURES],
         [f"T = {t:g}" for t in _TEMPERATURES],
         names[:_SHOWN],
-        bilingual("sampling.probabilities_by"),
+        get_text("sampling.probabilities_by"),
     )
-    note = bilingual("sampling.note")
+    note = get_text("sampling.note")
     data = {
         "tokens": names,
         "logits": scores.tolist(),
@@ -89,14 +89,19 @@ def explain(
         "draws": drawn,
     }
     formula = Formula("p_i = exp(z_i / T) / sum_j exp(z_j / T)")
-    title = bilingual("sampling.sampling_next_token")
-    hidden = bilingual("sampling.shown_tokens", shown=_SHOWN, total=len(names))
+    title = get_text("sampling.sampling_next_token")
+    hidden = get_text("sampling.shown_tokens", shown=_SHOWN, total=len(names))
     shown = [hidden] if len(names) > _SHOWN else []
     return Page(title, [formula, *shown, table, temperatures, note], data)
 
 
-def _named_logits(logits: list[float] | None, words: list[str] | None) -> tuple[list[str], Tensor]:
-    """Return the given words and logits, or the example if there are none."""
+def _pair_words_with_logits(
+    logits: list[float] | None, words: list[str] | None
+) -> tuple[list[str], Tensor]:
+    """Return words and their logits: the user's values, or the example if none are given.
+
+    Raises TriviumError if the numbers of words and logits differ, or there are fewer than two.
+    """
     values = list(_WORDS.values()) if logits is None else logits
     names = list(_WORDS) if logits is None else [f"w{i}" for i in range(1, len(values) + 1)]
     if words is not None:
@@ -108,8 +113,8 @@ def _named_logits(logits: list[float] | None, words: list[str] | None) -> tuple[
     return names, torch.tensor(values, dtype=torch.float64)
 
 
-def _model_logits(model: str, prompt: str) -> tuple[list[str], Tensor]:
-    """Return the tokens of a model's vocabulary and their logits after a prompt."""
+def _compute_model_logits(model: str, prompt: str) -> tuple[list[str], Tensor]:
+    """Compute a model's next-token logits after a prompt. Returns all tokens and their logits."""
     lm = load(model)
     lm.require("generate")
     ids, rules = prompt_ids(lm.prompting, prompt), lm.generation_rules

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trivium.explain.batch_parts import encode_rows, objective_page
-from trivium.explain.page import Page, bilingual
+from trivium.explain.batch_parts import build_objective_page, encode_rows
+from trivium.explain.page import Page, get_text
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.text.roles import BERT_SPECIALS
 
@@ -27,10 +27,10 @@ def explain(
         tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
         seed: Random seed.
     """
-    return objective_page(
-        bilingual("sentence_pairs.sentence_pairs"),
+    return build_objective_page(
+        get_text("sentence_pairs.sentence_pairs"),
         SentencePairs.from_tree({"pairs": pairs}),
-        *encode_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
-        bilingual("sentence_pairs.note"),
+        *encode_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, num_copies=2),
+        get_text("sentence_pairs.note"),
         seed=seed,
     )

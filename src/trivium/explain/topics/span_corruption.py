@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trivium.explain.batch_parts import WITH_SENTINELS, encode_rows, objective_page
-from trivium.explain.page import Page, bilingual
+from trivium.explain.batch_parts import WITH_SENTINELS, build_objective_page, encode_rows
+from trivium.explain.page import Page, get_text
 from trivium.objectives.span_corruption import SpanCorruption
 
 _TEXT = "The man in the long coat walked to the store."
@@ -21,20 +21,23 @@ def explain(
 
     Args:
         text: The texts; each text is a row.
-        probability: Fraction of tokens in spans. T5 uses 0.15; a short text needs more.
-        mean_span: Mean number of tokens per span. T5 uses 3.
+        probability: Fraction of tokens to corrupt (noise density). T5 uses 0.15; a short text needs
+            more.
+        mean_span: Mean span length in tokens. T5 uses 3.
         tokenizer: A tokenizer file with sentinel tokens, or the folder of a model. Default: each
             word is a token.
         seed: Random seed for the choice of the spans.
     """
-    chosen, rows = encode_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
+    chosen, rows = encode_rows(
+        text or [_TEXT], tokenizer, WITH_SENTINELS, num_copies=2, add_special_tokens=False
+    )
     objective = SpanCorruption.from_tree({"probability": probability, "mean_span": mean_span})
     noise, spans = objective.count_noise(int(rows.lengths[0]))
-    return objective_page(
-        bilingual("span_corruption.span_corruption"),
+    return build_objective_page(
+        get_text("span_corruption.span_corruption"),
         objective,
         chosen,
         rows,
-        bilingual("span_corruption.note", length=rows.lengths[0], noise=noise, spans=spans),
+        get_text("span_corruption.note", length=rows.lengths[0], noise=noise, spans=spans),
         seed=seed,
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Formula, Heading, Page, Part, Table, bilingual
-from trivium.explain.tokens import Word, check_texts, encoding_page, load_tokenizer
+from trivium.explain.page import Formula, Heading, Page, Part, Table, get_text
+from trivium.explain.tokens import Word, build_encoding_page, check_texts, load_tokenizer
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
@@ -26,12 +26,12 @@ _EM_STEPS, _SHOWN_EM_STEPS = 100, (0, 1, 2, 10, 100)  # for the segmentation of 
 _ROUND_EM_STEPS = 2
 _SHOWN_PATHS = 10
 _EXAMPLE = ["hug hug hug pug pug pun bun hugs"]
-_PROBABILITY, _REMOVED = bilingual("unigram.probability"), bilingual("unigram.removed")
-_FITTING = [bilingual("unigram.em_steps"), bilingual("unigram.likelihood")]
-_PATHS = [bilingual("unigram.segmentation"), bilingual("unigram.product"), _PROBABILITY]
-_PIECES = [bilingual("unigram.piece"), bilingual("unigram.expected_count"), _PROBABILITY]
+_PROBABILITY, _REMOVED = get_text("unigram.probability"), get_text("unigram.removed")
+_FITTING = [get_text("unigram.em_steps"), get_text("unigram.likelihood")]
+_PATHS = [get_text("unigram.segmentation"), get_text("unigram.product"), _PROBABILITY]
+_PIECES = [get_text("unigram.piece"), get_text("unigram.expected_count"), _PROBABILITY]
 _FORMULA = Formula("p(x) = p(x_1) * p(x_2) * ... * p(x_M)\np(text) = sum of p(x) over all x")
-_NOTE = bilingual("unigram.em_note")
+_NOTE = get_text("unigram.em_note")
 
 
 def explain(
@@ -49,28 +49,29 @@ def explain(
         vocab: Show the segmentations into these pieces, separated by spaces.
         vocab_size: Number of pieces after training. Default: number of characters plus two.
         keep: Fraction of the pieces that each round of pruning keeps.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     if tokenizer is not None:
-        return _encoding_page(tokenizer, check_texts(texts, _EXAMPLE))
+        return _build_tokenizer_page(tokenizer, check_texts(texts, _EXAMPLE))
     parts, data = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab is not None or texts is None:
         data["texts"] = []
         for text in check_texts(texts, ["ababc"]):
-            probabilities, fitting = fit(text, (vocab or "ab c").split())
-            paths, text_data = lattice(text, probabilities)
+            probabilities, fitting = fit_probabilities(text, (vocab or "ab c").split())
+            paths, text_data = explain_lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
             data["texts"].append(text_data)
     if vocab is None:
-        rounds, data["training"] = train(check_texts(texts, _EXAMPLE), vocab_size, keep)
-        parts += [Heading(bilingual("unigram.training")), *rounds, _NOTE]
-    return Page(bilingual("unigram.unigram_model"), parts, data)
+        rounds, data["training"] = train_unigram(check_texts(texts, _EXAMPLE), vocab_size, keep)
+        parts += [Heading(get_text("unigram.training")), *rounds, _NOTE]
+    return Page(get_text("unigram.unigram_model"), parts, data)
 
 
-def _encoding_page(path: Path, texts: Sequence[str]) -> Page:
-    """Return a page with the segmentations of each word by a trained tokenizer.
+def _build_tokenizer_page(path: Path, texts: Sequence[str]) -> Page:
+    """Build a page with the segmentations of each word by a trained Unigram tokenizer.
 
-    A character without a piece becomes a piece with a lower probability than all others.
+    A character that is not in the vocabulary becomes a piece that is less probable than all others.
     """
     tokenizer = load_tokenizer(path, ("unigram",))
     scores = dict(tokenizer.model["vocab"])
@@ -79,12 +80,13 @@ def _encoding_page(path: Path, texts: Sequence[str]) -> Page:
     probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
 
     def explain_word(word: str) -> Word:
-        return lattice(word, dict.fromkeys(word, unknown) | probabilities)
+        """Return the segmentations of a word as a table and as data."""
+        return explain_lattice(word, dict.fromkeys(word, unknown) | probabilities)
 
-    return encoding_page(tokenizer, texts, explain_word)
+    return build_encoding_page(tokenizer, texts, explain_word)
 
 
-def fit(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
+def fit_probabilities(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
     """Fit the probabilities of pieces to a text by EM, starting from equal probabilities.
 
     Returns the probabilities and a table of the EM steps. For example, with the pieces {ab, c}, the
@@ -93,16 +95,16 @@ def fit(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
     """
     probabilities, rows = dict.fromkeys(pieces, 1.0 / max(1, len(pieces))), []
     for step in range(_EM_STEPS + 1):
-        counts, likelihood = expected_counts(text, probabilities)
+        counts, likelihood = compute_expected_counts(text, probabilities)
         if step in _SHOWN_EM_STEPS:
             rows.append([step, *map(_format_probability, (likelihood, *probabilities.values()))])
         if step < _EM_STEPS and counts:
             probabilities = dict.fromkeys(pieces, 0.0) | _normalize(counts)
     names = [f"p({piece})" for piece in probabilities]
-    return probabilities, Table([*_FITTING, *names], rows, bilingual("unigram.em"))
+    return probabilities, Table([*_FITTING, *names], rows, get_text("unigram.em"))
 
 
-def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
+def explain_lattice(text: str, probabilities: Mapping[str, float]) -> Word:
     """Return the most probable segmentations of a text, as a table and as data.
 
     `probabilities` contains the probability of each piece. The data contains the `likelihood` of
@@ -112,19 +114,19 @@ def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
     Raises:
         TokenizerError: the pieces do not cover the text.
     """
-    path_count = _prefix_sums(text, {p: 1 for p, value in probabilities.items() if value})[-1]
+    path_count = _sum_segmentations(text, {p: 1 for p, value in probabilities.items() if value})[-1]
     if not path_count:
         pieces = " ".join(sorted(probabilities)[:20])
         raise TokenizerError(
             f"{text!r} cannot be segmented into the pieces {pieces}. Give others with --vocab."
         )
-    likelihood = _prefix_sums(text, probabilities)[-1]
+    likelihood = _sum_segmentations(text, probabilities)[-1]
     best = _find_best_paths(text, probabilities)
     rows = []
     for pieces, nats in best:
         product = " x ".join(_format_probability(probabilities[piece]) for piece in pieces)
         rows.append([" ".join(pieces), product, _format_probability(math.exp(nats))])
-    caption = bilingual(
+    caption = get_text(
         "unigram.likelihood_segmentations",
         text=text,
         likelihood=_format_probability(likelihood),
@@ -140,14 +142,14 @@ def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
 
 
 def _format_probability(value: float) -> str:
-    """Format a probability as a fraction if the denominator is small, otherwise as a decimal."""
+    """Format a probability as a fraction if its denominator is small, otherwise as a decimal."""
     near = Fraction(value).limit_denominator(1000)
     exact = near != 0 and math.isclose(float(near), value, rel_tol=1e-12)
     return str(near) if exact else f"{value:.4g}"
 
 
 def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
-    """Return the (start, end) spans of a text that are pieces, sorted by end."""
+    """Find all pieces in a text. Returns their (start, end) spans, sorted by end."""
     longest = max(map(len, pieces), default=0)
     return [
         (start, end)
@@ -157,11 +159,11 @@ def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int
     ]
 
 
-def _prefix_sums(text: str, pieces: Mapping[str, float]) -> list[float]:
+def _sum_segmentations(text: str, pieces: Mapping[str, float]) -> list[float]:
     """Return the probability of the first i characters of a text, for every i from 0 to its length.
 
-    The probability is summed over all segmentations. If every piece has the value 1, the result is
-    the number of segmentations instead.
+    The probability of a prefix is the sum over all its segmentations into pieces. If every piece
+    has the value 1, the result is the number of segmentations instead.
     """
     forward: list[float] = [1, *[0] * len(text)]
     for start, end in _match_pieces(text, pieces):
@@ -170,7 +172,7 @@ def _prefix_sums(text: str, pieces: Mapping[str, float]) -> list[float]:
 
 
 def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
-    """Return the most probable segmentations of a text and their log-probabilities in nats.
+    """Return the ten most probable segmentations of a text and their log-probabilities in nats.
 
     This is the Viterbi algorithm with the ten best paths to each character.
     """
@@ -186,15 +188,18 @@ def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple
     return best[-1]
 
 
-def expected_counts(text: str, pieces: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """Return the expected count of each piece over all segmentations (E step), and the likelihood.
+def compute_expected_counts(
+    text: str, pieces: Mapping[str, float]
+) -> tuple[dict[str, float], float]:
+    """Compute the expected count of each piece over all segmentations of a text (the E step).
 
-    E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, where alpha
-    and beta are the total probabilities of the text before and after the match.
+    Returns the counts and the likelihood of the text. E[count(x)] = sum over matches of x of
+    alpha[start] p(x) beta[end] / likelihood, where alpha and beta are the total probabilities of
+    the text before and after the match.
     """
-    alpha = _prefix_sums(text, pieces)
+    alpha = _sum_segmentations(text, pieces)
     mirrored = {piece[::-1]: probability for piece, probability in pieces.items()}
-    beta = _prefix_sums(text[::-1], mirrored)[::-1]
+    beta = _sum_segmentations(text[::-1], mirrored)[::-1]
     counts: defaultdict[str, float] = defaultdict(float)
     for start, end in _match_pieces(text, pieces) if alpha[-1] else ():
         piece = text[start:end]
@@ -203,12 +208,12 @@ def expected_counts(text: str, pieces: Mapping[str, float]) -> tuple[dict[str, f
 
 
 def _normalize(counts: Mapping[str, float]) -> dict[str, float]:
-    """Divide the counts by their sum."""
+    """Divide counts by their sum. Returns the fraction of each piece."""
     total = sum(counts.values())
     return {piece: count / total for piece, count in counts.items()}
 
 
-def train(
+def train_unigram(
     texts: Sequence[str], vocab_size: int | None, keep: float
 ) -> tuple[list[Part], dict[str, Any]]:
     """Train a Unigram model on the whitespace-separated words of short texts.
@@ -220,9 +225,9 @@ def train(
     sentencepiece, this loss is exact, and the M step divides by the total count.
 
     Returns:
-        The parts of the page, and data: the `seed` pieces, a row for each piece in each of the
-        `rounds`, and the final `probabilities`. The loss of a character is None, because
-        characters are always kept.
+        The page parts, and data: the `seed` pieces, a row for each piece in each of the `rounds`,
+            and the final `probabilities`. The loss of a character is None, because characters are
+            always kept.
     """
     words = Counter(" ".join(texts).split())
     characters = {*"".join(words)}
@@ -241,7 +246,7 @@ def train(
     seed = {piece: n for piece, n in counts.items() if len(piece) == 1 or n > 1}
     probabilities, rounds = _normalize(seed), []
     listed = f"({len(seed)}): {' '.join(seed)}"
-    parts: list[Part] = [bilingual("unigram.seed_vocabulary", listed=listed)]
+    parts: list[Part] = [get_text("unigram.seed_vocabulary", listed=listed)]
     while True:
         expected: dict[str, float] = {}
         for _ in range(_ROUND_EM_STEPS):
@@ -261,7 +266,7 @@ def train(
         names = ("piece", "expected_count", "probability", "loss", "kept")
         rows = [(p, expected[p], probabilities[p], losses.get(p), p in kept) for p in order]
         rounds.append([dict(zip(names, row)) for row in rows])
-        caption = bilingual(
+        caption = get_text(
             "unigram.round",
             round=len(rounds),
             steps=_ROUND_EM_STEPS,
@@ -270,7 +275,7 @@ def train(
             pieces=len(order),
         )
         shown = [[*row[:3], row[3] or "", "" if row[4] else _REMOVED] for row in rows]
-        parts.append(Table([*_PIECES, bilingual("shared.loss"), _REMOVED], shown, caption))
+        parts.append(Table([*_PIECES, get_text("shared.loss"), _REMOVED], shown, caption))
         if len(kept) == len(order):
             break
         probabilities = _normalize({piece: probabilities[piece] for piece in kept})
@@ -281,10 +286,13 @@ def train(
 def _count_in_corpus(
     words: Mapping[str, int], probabilities: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-    """Return the expected count of each piece in all words, and the log-likelihood in nats."""
+    """Return the expected count of each piece in all words, and the log-likelihood in nats.
+
+    `words` contains the count of each word.
+    """
     totals, log_likelihood = dict.fromkeys(probabilities, 0.0), 0.0
     for word, times in words.items():
-        counts, likelihood = expected_counts(word, probabilities)
+        counts, likelihood = compute_expected_counts(word, probabilities)
         log_likelihood += times * math.log(likelihood) if likelihood else -math.inf
         for piece, count in counts.items():
             totals[piece] += times * count

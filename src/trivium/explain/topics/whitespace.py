@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Page, Table, Token, TokenRow, bilingual
+from trivium.explain.page import Page, Table, Token, TokenRow, get_text
 from trivium.explain.tokens import check_texts, load_tokenizer
 from trivium.text import Tokenizer
 
-_COLUMNS = [bilingual("whitespace.word"), bilingual("shared.count"), bilingual("whitespace.kept")]
-_YES, _NO = bilingual("whitespace.yes"), bilingual("whitespace.no")
-_NOTE = bilingual("whitespace.note")
+_COLUMNS = [get_text("whitespace.word"), get_text("shared.count"), get_text("whitespace.kept")]
+_YES, _NO = get_text("whitespace.yes"), get_text("whitespace.no")
+_NOTE = get_text("whitespace.note")
 
 
 def explain(
@@ -23,7 +23,8 @@ def explain(
     Args:
         texts: Short texts. Default: the mouse ate the cheese, the cat ate the mouse.
         kept: Number of words in the vocabulary.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     texts = check_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
     counts = Counter(" ".join(texts).split())
@@ -46,7 +47,7 @@ def explain(
     numbers = [[word, n, _YES if word in known else _NO] for word, n in counts.most_common()]
     tokens = [{"tokens": [token for _, token in words]} for words in encoded]
     return Page(
-        bilingual("whitespace.words_between_spaces"),
+        get_text("whitespace.words_between_spaces"),
         [Table(_COLUMNS, numbers), *rows, _NOTE],
         {"counts": dict(counts), "vocabulary": list(known), "texts": tokens},
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers.normalizers import BertNormalizer
 
-from trivium.explain.page import Formula, Page, Table, bilingual
-from trivium.explain.tokens import Word, check_texts, encoding_page, load_tokenizer
+from trivium.explain.page import Formula, Page, Table, get_text
+from trivium.explain.tokens import Word, build_encoding_page, check_texts, load_tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 _BERT = {
@@ -19,12 +19,12 @@ _BERT = {
     "max_input_chars_per_word": 100,
 }
 _COLUMNS = [
-    bilingual("wordpiece.rest_word"),
-    bilingual("shared.token"),
-    bilingual("wordpiece.longer_ones"),
+    get_text("wordpiece.rest_word"),
+    get_text("shared.token"),
+    get_text("wordpiece.longer_ones"),
 ]
-_NONE = bilingual("wordpiece.no_match")
-_NOTE = bilingual("wordpiece.note")
+_NONE = get_text("wordpiece.no_match")
+_NOTE = get_text("wordpiece.note")
 
 
 def explain(
@@ -33,33 +33,37 @@ def explain(
     vocab: str = "play ##ing ##ed un ##aff ##able",
     tokenizer: Path | None = None,
 ) -> Page:
-    """Match words against a vocabulary, step by step.
+    """Split words by greedy longest-match-first against a vocabulary, step by step.
 
     Args:
-        words: Words or texts. Default: playing unaffable player.
+        words: Words or texts. Default: "playing unaffable player".
         vocab: The tokens of the vocabulary, separated by spaces.
-        tokenizer: Show how this tokenizer encodes the texts; a file, or the folder of a run.
+        tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
+            instead.
     """
     words = check_texts(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
-        return encoding_page(loaded, words, lambda word: match(word, loaded.model))
+        return build_encoding_page(
+            loaded, words, lambda word: match_longest_first(word, loaded.model)
+        )
     model = _BERT | {"vocab": vocab.split()}
     spaced = BertNormalizer(lowercase=False).normalize_str(" ".join(words))  # around Chinese
-    matches = [match(word, model) for word in spaced.split()]
+    matches = [match_longest_first(word, model) for word in spaced.split()]
     parts = [part for part, _ in matches]
     formula = Formula("score(a, b) = count(ab) / (count(a) * count(b))")
     return Page(
-        bilingual("wordpiece.wordpiece_takes_longest"),
-        [bilingual("wordpiece.vocabulary", vocab=vocab), *parts, _NOTE, formula],
+        get_text("wordpiece.wordpiece_takes_longest"),
+        [get_text("wordpiece.vocabulary", vocab=vocab), *parts, _NOTE, formula],
         {"words": [data for _, data in matches]},
     )
 
 
-def match(word: str, model: Mapping[str, Any]) -> Word:
-    """Tokenize a word: repeatedly match the longest token at the start of the rest of the word.
+def match_longest_first(word: str, model: Mapping[str, Any]) -> Word:
+    """Tokenize a word by greedy longest-match-first, and return the steps as a table and as data.
 
-    The whole word is an unknown token if no token matches or the word is too long.
+    The whole word becomes an unknown token if no token matches or the word is too long. `model`
+    contains the vocabulary and settings of a WordPiece tokenizer.
     """
     tokens, rows, rest = [], [], word
     while rest and len(word) <= model["max_input_chars_per_word"]:

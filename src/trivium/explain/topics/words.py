@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trivium.data.samples import SAMPLES, sample
-from trivium.explain.page import Page, Table, bilingual
+from trivium.explain.page import Page, Table, get_text
 from trivium.explain.tokens import check_texts
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
 _TEXTS = ["I don't know", "father-in-law", "Abwasserbehandlungsanlage", "我今天去了商店。"]
 _VOCAB_SIZE = 6000
-_COLUMNS = [bilingual("words.way"), bilingual("words.number"), bilingual("words.tokens")]
-_TRAINED = bilingual("words.note", size=_VOCAB_SIZE)
-_MISSING = bilingual("words.treebank_note")
+_COLUMNS = [get_text("words.way"), get_text("words.number"), get_text("words.tokens")]
+_TRAINED = get_text("words.note", size=_VOCAB_SIZE)
+_MISSING = get_text("words.treebank_note")
 
 
 def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = None) -> Page:
@@ -45,12 +45,12 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         Table(_COLUMNS, [[name, len(cut), " ".join(cut)] for name, cut in cuts.items()], text)
         for text, cuts in data.items()
     ]
-    return Page(bilingual("words.words_cut"), [*tables, *notes], data)
+    return Page(get_text("words.words_cut"), [*tables, *notes], data)
 
 
 @functools.cache  # The playground calls this repeatedly.
 def _train_tokenizers() -> dict[str, Tokenizer]:
-    """Train a tokenizer of every kind on the bundled texts."""
+    """Train a tokenizer of every kind on the bundled texts. Returns a dict of kind -> tokenizer."""
     corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
     options = {"vocab_size": _VOCAB_SIZE, "progress": False}
     return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}

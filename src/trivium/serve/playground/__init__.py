@@ -1,4 +1,4 @@
-"""The playground: a web page to try the served models (extra: playground)."""
+"""The playground: a web page to try the served models (optional dependencies: `playground`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trivium.serve.playground.chat_tab import build_chat_tab
 from trivium.serve.playground.learn_tab import build_learn_tab
 from trivium.serve.playground.runs import build_runs_tab
 from trivium.serve.playground.tabs import EVENT, TABS, BuildTab
-from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
+from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, make_label, translate
 from trivium.serve.replies import run_until
 
 __all__ = ["mount_playground"]
@@ -67,7 +67,7 @@ def mount_playground(
     Args:
         app: the app on which the playground is mounted.
         registry: the served models.
-        runs: a folder of training runs. A tab shows their loss curves. None: no such tab.
+        runs: a folder of training runs, for the tab of loss curves. None omits this tab.
         root_path: the path under which a proxy serves the app.
     """
 
@@ -101,7 +101,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     """Build the playground page, with a tab for every task that a served model can perform.
 
     Other tabs show attention weights, the topics of `trivium explain` and the loss curves of runs.
-    When a tab is opened for the first time, it shows an example for its first model.
+    When a tab is opened for the first time, it runs an example with the tab's first model.
     """
     outlines = {
         model.name: lm
@@ -124,17 +124,20 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
-        with gr.Accordion(label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
+        with gr.Accordion(make_label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
             described = gr.Markdown()
 
         def describe(request: gr.Request) -> str:
-            return "\n".join(f"- `{model.name}`: {_describe(model, request)}" for model in registry)
+            """Return a Markdown list of all models with their descriptions."""
+            return "\n".join(
+                f"- `{model.name}`: {_describe_model(model, request)}" for model in registry
+            )
 
         page.load(describe, None, described, **EVENT)
         with gr.Tabs(elem_id="tabs"):
             for name, build_tab, able in tabs:
                 if able:
-                    with gr.Tab(label(name), id=name) as tab:
+                    with gr.Tab(make_label(name), id=name) as tab:
                         opened = gr.State(False)
                         build_tab(registry, {each: outlines[each] for each in able}, opened.change)
                     # The first tab is open when the page loads. Later events have no effect.
@@ -142,51 +145,54 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
                     event(lambda: True, None, opened, api_visibility="private")
                     first = False
             if runs is not None:
-                with gr.Tab(label("runs"), id="runs"):
+                with gr.Tab(make_label("runs"), id="runs"):
                     build_runs_tab(runs)
     page.queue(default_concurrency_limit=_MAX_RUNNING, max_size=_MAX_WAITING, api_open=False)
     return page
 
 
-def _describe(model: ServedModel, request: gr.Request) -> str:
-    """Return a description of a model: its architecture, size, task and tokenizers."""
+def _describe_model(model: ServedModel, request: gr.Request) -> str:
+    """Return a description of a model: its architecture, size, task and tokenizers.
+
+    The text is in the language of the browser that sent the request.
+    """
     lm = model.load_outline()
     if lm is None:
-        return text("models.damaged", request)
+        return translate("models.damaged", request)
     if isinstance(lm.module, LogitsModel):
         count = sum(weight.numel() for weight in lm.module.parameters())
     else:  # Packed weights are not parameters of the module.
         count = num_parameters(lm.spec)
     facts = [
-        text(f"models.{lm.spec.family}", request),
-        text("models.parameters", request, count=f"{count:,}"),
+        translate(f"models.{lm.spec.family}", request),
+        translate("models.parameters", request, count=f"{count:,}"),
     ]
     if lm.settings.task is not None:
         key = f"task.{lm.settings.task}"
-        task = text(key, request) if key in LANGUAGES[0] else lm.settings.task
-        facts.append(text("models.task", request, task=task))
+        task = translate(key, request) if key in LANGUAGES[0] else lm.settings.task
+        facts.append(translate("models.task", request, task=task))
     if (targets := lm.tokenizer) is not None:
         size = f"{targets.vocab_size:,}"
-        facts.append(text("models.tokenizer", request, kind=targets.kind, count=size))
+        facts.append(translate("models.tokenizer", request, kind=targets.kind, count=size))
         if (sources := lm.source_tokenizer) is not lm.text_tokenizer:
-            facts.append(text("models.sources", request, count=f"{sources.vocab_size:,}"))
-    return text("models.comma", request).join(facts)
+            facts.append(translate("models.sources", request, count=f"{sources.vocab_size:,}"))
+    return translate("models.comma", request).join(facts)
 
 
 class _Page(gr.Blocks):
-    """The Gradio page of the playground."""
+    """The Gradio page of the playground, adapted to run behind a proxy."""
 
     def get_config_file(self) -> Any:
-        """Return Gradio's configuration of the page with the flag `is_colab`.
+        """Return Gradio's configuration of the page, with the flag `is_colab` set.
 
-        With this flag, the page sends requests to the address in the browser. Without it, they go
-        to the Host that a proxy sets.
+        With this flag, the page sends requests to the address in the browser. Without it, requests
+        go to the Host header set by a proxy.
         """
         return super().get_config_file() | {"is_colab": True}
 
 
 class _GradioGuard:
-    """ASGI middleware that refuses unneeded paths of Gradio's API.
+    """ASGI middleware that rejects requests to paths of Gradio's API that the page does not need.
 
     When the server stops, it also ends responses that would never end, such as event streams.
     """
@@ -195,13 +201,13 @@ class _GradioGuard:
         self._app, self._stopping = app, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of the page, or refuse it with status 404."""
+        """Pass a request to Gradio, or reject it with status 404 if the page does not need it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         _, inside, path = scope["path"].partition(_API)
         if inside and not path.startswith(_OPEN):
-            await ApiError(404, "closed").response()(scope, receive, send)
+            await ApiError(404, "closed").to_response()(scope, receive, send)
             return
 
         with contextlib.suppress(ApiError):  # Some responses never end by themselves.

@@ -1,4 +1,4 @@
-"""The chat tab: a conversation with a model that has a chat template."""
+"""The playground's chat tab: a conversation with a model that has a chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gradio as gr
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.texts import label
+from trivium.serve.playground.texts import make_label
 from trivium.serve.replies import Json
 
 _MAX_TOKENS = 512
@@ -19,7 +19,10 @@ _MAX_TOKENS = 512
 def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     """Build the chat tab. The model reads all earlier messages before it answers.
 
-    See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
     with gr.Row():
         with gr.Column(scale=2):
@@ -27,15 +30,19 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
             example = Examples(registry, models)("chat")
             message = tabs.make_text_box("chat", "text", example, "chat.message", lines=1)
             with gr.Row():
-                run, clear = tabs.make_run_button("chat"), gr.Button(label("chat.clear"))
+                run, clear = tabs.make_run_button("chat"), gr.Button(make_label("chat.clear"))
         with gr.Column(scale=3):
             shown = gr.Chatbot(
-                label=label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
+                label=make_label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
             )
 
     async def chat(
         history: list[Json], name: str, message: str, request: gr.Request
     ) -> AsyncGenerator[tuple[list[Json], str]]:
+        """Send a user message. Yields the conversation with the answer so far.
+
+        The second output empties the input field.
+        """
         if not message.strip():
             raise tabs.make_empty_error(request)
         turns = [{"role": turn["role"], "content": _get_text(turn["content"])} for turn in history]
@@ -55,7 +62,10 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
 
 
 def _get_text(content: str | list[Json]) -> str:
-    """Return the text of a message. Gradio represents its content as a list of parts."""
+    """Return the text of a chat message.
+
+    Gradio represents its content as a string or a list of parts.
+    """
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content)

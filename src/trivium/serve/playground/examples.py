@@ -1,4 +1,4 @@
-"""Example texts for the input fields of the tabs."""
+"""Example texts for the input fields of the playground."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN_WORDS, _PROMPT_WORDS = 12, 5
 
 
 class Examples:
-    """Example texts for the first model of a tab.
+    """Example texts for the first model of a tab, by input field.
 
     If the model is a training run, the examples are validation texts of the run. Otherwise they are
-    in English or Chinese: the language for which the model's tokens contain more bytes on average.
-    Unknown tokens count as zero bytes.
+    in English or Chinese: in the language that the model's tokenizer encodes with more bytes per
+    token. Unknown tokens count as zero bytes.
     """
 
     def __init__(self, registry: ModelRegistry, models: Mapping[str, LanguageModel]) -> None:
@@ -30,6 +30,7 @@ class Examples:
         tokenizer = lm.source_tokenizer
 
         def bytes_per_token(text: str) -> float:
+            """Return the mean number of bytes per token of a text."""
             (ids,) = tokenizer.encode_ids_batch([text])
             known = (tokenizer.token_bytes[index] for index in ids if index != tokenizer.unk_id)
             return sum(map(len, known)) / max(1, len(ids))
@@ -46,14 +47,14 @@ class Examples:
                 self._validation_texts["completions"] = masked
 
     def __call__(self, key: str) -> str:
-        """Return the example for an input field, empty if there is none."""
+        """Return the example for the input field `key`; "" if there is none."""
         return self._validation_texts.get(key) or self._language.get(f"example.{key}", "")
 
 
 def find_validation_texts(run: Path) -> dict[str, str]:
-    """Return validation texts of a training run: input field -> text.
+    """Find validation texts of a training run. Returns a dict of input field -> text.
 
-    Fields without a text are left out. The dict is empty for other folders.
+    Fields without a text are left out. The dict is empty if the folder is not a run.
     """
     example = first_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
@@ -74,7 +75,7 @@ def find_validation_texts(run: Path) -> dict[str, str]:
 
 
 def _find_excerpts(run: Path) -> Iterator[str]:
-    """Yield one validation excerpt for each data source of raw text of a run."""
+    """Yield a validation excerpt from each token shard folder of a run."""
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):
             splits = Manifest.load(manifest.parent).splits

@@ -1,4 +1,4 @@
-"""The tab with the pages of `trivium explain`, for an example or for the user's own text."""
+"""The playground tab with the pages of `trivium explain`, for an example or the user's text."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from typing import Any
 import gradio as gr
 
 from trivium.errors import TriviumError
-from trivium.explain import explain, load_topic, topic_names, topic_summary
-from trivium.explain.page import say
+from trivium.explain import explain, get_topic_summary, load_topic, topic_names
+from trivium.explain.page import render
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
-from trivium.serve.playground.texts import label, request_language
+from trivium.serve.playground.texts import make_label, request_language
 
 _MAX_CHARACTERS = 1000
 _LINE_TYPES = (list[str], list[str] | None)
 
 
 def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """Build the tab: a menu of topics, a text field if the topic uses a text, and the page.
+    """Build the tab: a menu of topics, a text field if the topic uses a text, and the topic's page.
 
-    See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
-    topic = gr.Dropdown(topic_names(), label=label("learn.topic"), elem_id="learn-topic")
+    topic = gr.Dropdown(topic_names(), label=make_label("learn.topic"), elem_id="learn-topic")
     with gr.Row(visible=False) as of_text:
         words = tabs.make_text_box("learn", "text", key="learn.text", lines=2)
         run = tabs.make_run_button("learn")
     shown = gr.HTML(elem_id="learn-shown")
 
-    def learn(name: str, words: str, request: gr.Request) -> str:
+    def show_topic(name: str, words: str, request: gr.Request) -> str:
+        """Return the page of a topic as HTML.
+
+        `words` is the user's text; if blank, an example is used.
+        """
         kind, text = _first_parameter_type(name), words.strip()
         try:
             if len(text) > _MAX_CHARACTERS:
@@ -42,24 +49,28 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
         except Exception as error:
             raise tabs.make_error(error, request) from error
 
-    def choose(name: str, request: gr.Request) -> tuple[Any, str, str]:
+    def choose_topic(name: str, request: gr.Request) -> tuple[Any, str, str]:
+        """Show the page of a topic, and show the text field only if the topic uses a text."""
         takes_text = _first_parameter_type(name) in (str, *_LINE_TYPES)
-        return gr.Row(visible=takes_text), "", learn(name, "", request)
+        return gr.Row(visible=takes_text), "", show_topic(name, "", request)
 
-    def begin(request: gr.Request) -> Any:
-        summaries = {name: say(topic_summary(name), request_language(request)) for name in topics}
+    def fill_menu(request: gr.Request) -> Any:
+        """Return the menu of topics with their summaries in the browser's language."""
+        summaries = {
+            name: render(get_topic_summary(name), request_language(request)) for name in topics
+        }
         return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
 
     topics = topic_names()
-    gr.on([opened], begin, None, topic, **tabs.EVENT)
-    gr.on([opened, topic.input], choose, topic, [of_text, words, shown], **tabs.EVENT)
-    gr.on([run.click, words.submit], learn, [topic, words], shown, **tabs.EVENT)
+    gr.on([opened], fill_menu, None, topic, **tabs.EVENT)
+    gr.on([opened, topic.input], choose_topic, topic, [of_text, words, shown], **tabs.EVENT)
+    gr.on([run.click, words.submit], show_topic, [topic, words], shown, **tabs.EVENT)
 
 
-def _first_parameter_type(name: str) -> Any:
-    """Return the type of the first parameter of a topic, which says whether it uses a text.
+def _first_parameter_type(topic: str) -> Any:
+    """Return the type of a topic's first parameter, which shows whether the topic takes a text.
 
     Returns None for a topic without parameters.
     """
-    parameters = inspect.signature(load_topic(name).explain, eval_str=True).parameters.values()
+    parameters = inspect.signature(load_topic(topic).explain, eval_str=True).parameters.values()
     return next((one.annotation for one in parameters), None)

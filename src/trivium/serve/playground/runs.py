@@ -1,4 +1,4 @@
-"""The tab with the loss curves of training runs, including runs that are still in progress."""
+"""The playground tab with the loss curves of training runs, including runs in progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trivium.files import read_json_lines
 from trivium.report.html_report import thin_curve
 from trivium.report.run_files import METRICS, extract_curve
 from trivium.serve.playground.tabs import EVENT
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import make_label, translate
 
 _AXES, _LOSSES = ("step", "tokens", "seconds"), ("valid_loss", "train_loss")
 _EVERY_SECONDS = 2.0
@@ -20,16 +20,18 @@ _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9
 
 
 def build_runs_tab(folder: Path) -> None:
-    """Build the tab of loss curves. The plots are updated when a run has new records.
+    """Build the tab of loss curves. The plots are updated when a run logs new metrics.
 
     `folder` contains the runs.
     """
     with gr.Row():
-        chosen = gr.Dropdown([], multiselect=True, label=label("runs.shown"), elem_id="runs-runs")
+        chosen = gr.Dropdown(
+            [], multiselect=True, label=make_label("runs.shown"), elem_id="runs-runs"
+        )
         axis = gr.Radio(
-            [(label(f"runs.{axis}"), axis) for axis in _AXES],
+            [(make_label(f"runs.{axis}"), axis) for axis in _AXES],
             value="step",
-            label=label("runs.axis"),
+            label=make_label("runs.axis"),
         )
     plots = [
         gr.LinePlot(
@@ -40,14 +42,18 @@ def build_runs_tab(folder: Path) -> None:
             x_title=" ",
             y_title=" ",
             color_title=" ",
-            label=label(f"runs.{loss}"),
+            label=make_label(f"runs.{loss}"),
             elem_id=f"runs-{loss}",
         )
         for loss in _LOSSES
     ]
     drawn = gr.State(None)
 
-    def draw(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
+    def update_plots(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
+        """Return the plots and the menu of runs, or no changes if no run has new records.
+
+        `before` is the state of the last update; None selects the newest run.
+        """
         known = list_runs(folder)
         # At first only the newest run, because losses of different objectives do not compare.
         names = known[:1] if before is None else [n for n in names if n in known]
@@ -62,25 +68,25 @@ def build_runs_tab(folder: Path) -> None:
     hidden = {**EVENT, "show_progress": "hidden"}
     gr.on(
         [gr.Timer(_EVERY_SECONDS).tick, chosen.input, axis.input],
-        draw,
+        update_plots,
         [chosen, axis, drawn],
         [chosen, *plots, drawn],
         **hidden,
     )
 
-    def legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
-        """Return plots in which each run has the same color, and with a translated x axis."""
+    def update_legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
+        """Return plots with a fixed color for each run and a translated label of the x axis."""
         colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
-        title = text(f"runs.{axis}", request)
+        title = translate(f"runs.{axis}", request)
         plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
         return [plot] * len(plots)
 
     # The legends are set after the points, because new points reset the legends.
-    drawn.change(legends, [chosen, axis], plots, **hidden)
+    drawn.change(update_legends, [chosen, axis], plots, **hidden)
 
 
 def list_runs(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder, the newest first.
+    """Return the names of the runs in a folder, newest first.
 
     The folder itself may also be a run, with the name ".".
     """
@@ -90,7 +96,7 @@ def list_runs(folder: Path) -> list[str]:
 
 
 def _read_curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
-    """Return the points of all loss curves as one table, with the columns x, losses and run.
+    """Read the loss curves of runs. Returns a table with the columns x, run and one per loss.
 
     Args:
         files: name of a run -> its metrics.jsonl.

@@ -24,7 +24,7 @@ from trivium.serve.api_error import to_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import make_label, translate
 from trivium.serve.replies import Json
 from trivium.text import Tokenizer
 from trivium.text.symbols import readable
@@ -45,8 +45,8 @@ async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fi
     Args:
         registry: the served models.
         path: the path of the endpoint.
-        request: the request of the browser, for the language of error messages.
-        fields: the fields of the request body. Fields that are None or empty are left out.
+        request: the browser's HTTP request, which determines the language of error messages.
+        fields: the JSON body of the API request. None and empty values are omitted.
 
     Raises gr.Error with a message for the user.
     """
@@ -67,9 +67,12 @@ async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fi
 async def stream_api(
     registry: ModelRegistry, path: str, request: gr.Request, **fields: Any
 ) -> AsyncGenerator[AsyncGenerator[Json]]:
-    """Stream the response of an endpoint. The stream is closed at the end of the `with` block.
+    """Context manager that sends a request to an endpoint and streams the response.
 
-    Raises gr.Error with a message for the user. See `call_api` for the arguments.
+    The stream is closed at the end of the `with` block. The arguments are the same as for
+    `call_api`.
+
+    Raises gr.Error with a message for the user.
     """
     events = await call_api(registry, path, request, stream=True, **fields)
     try:
@@ -80,7 +83,7 @@ async def stream_api(
 
 
 def make_error(error: Exception, request: gr.Request) -> gr.Error:
-    """Convert an exception to an error of the page, with the same message as in the API.
+    """Convert an exception to a Gradio error, with the same message as in the API.
 
     The message is escaped, because the page interprets it as HTML.
     """
@@ -88,20 +91,20 @@ def make_error(error: Exception, request: gr.Request) -> gr.Error:
 
 
 def make_empty_error(request: gr.Request) -> gr.Error:
-    """Return the error for a request without a text."""
-    return _make_brief_error(text("empty", request), request)
+    """Create the Gradio error for a request without a text."""
+    return _make_brief_error(translate("empty", request), request)
 
 
 def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
-    """Return an error that is shown for a few seconds, so that it does not cover later results."""
-    title = text("error", request)
+    """Create a Gradio error that is shown for a few seconds, so that it does not cover results."""
+    title = translate("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
 def make_model_menu(models: Models, tab: str) -> gr.Dropdown:
-    """Return a dropdown menu of the tab's models."""
+    """Create a dropdown menu of the tab's models."""
     return gr.Dropdown(
-        list(models), value=next(iter(models)), label=label("model"), elem_id=f"{tab}-model"
+        list(models), value=next(iter(models)), label=make_label("model"), elem_id=f"{tab}-model"
     )
 
 
@@ -124,41 +127,43 @@ def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
 
 
 def _make_clear_fn(outputs: Sequence[Any]) -> Callable[[], Any]:
-    """Return an event handler that clears the outputs."""
+    """Create an event handler that clears the outputs."""
     return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
 
 def make_run_button(tab: str) -> gr.Button:
-    """Return the button that sends the request of a tab."""
-    return gr.Button(label("run"), variant="primary", elem_id=f"{tab}-run")
+    """Create the button that sends the request of a tab."""
+    return gr.Button(make_label("run"), variant="primary", elem_id=f"{tab}-run")
 
 
 def make_text_box(
     tab: str, name: str, value: str = "", key: str = "text", lines: int = 3
 ) -> gr.Textbox:
-    """Return a text field.
+    """Create a text field.
 
     Args:
-        tab: the name of the tab.
+        tab: the id of the tab.
         name: the name of the field in the tab.
-        value: the text at the start.
+        value: the initial text.
         key: the key of the label in texts.toml.
         lines: the minimum number of visible lines.
     """
-    return gr.Textbox(value, label=label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}")
+    return gr.Textbox(
+        value, label=make_label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}"
+    )
 
 
 def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
-    """Return an empty output table.
+    """Create an empty table for results.
 
     Args:
-        tab: the name of the tab.
+        tab: the id of the tab.
         key: the key of the label in texts.toml.
         widths: the widths of the columns in percent, so that all columns fit on a small screen.
     """
     return gr.Dataframe(
         headers=[" "],  # Without a header, Gradio numbers the columns of an empty table.
-        label=label(key),
+        label=make_label(key),
         interactive=False,
         wrap=True,
         max_height=1000,
@@ -167,13 +172,13 @@ def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Data
     )
 
 
-def format_percent(share: float) -> str:
+def format_percent(probability: float) -> str:
     """Format a probability as a percentage.
 
     >>> format_percent(0.4213), format_percent(0.00421)
     ('42.1%', '0.42%')
     """
-    return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
+    return f"{probability:.2%}" if probability < 0.01 else f"{probability:.1%}"
 
 
 def escape_token(token: str) -> str:
@@ -185,23 +190,26 @@ def escape_token(token: str) -> str:
     return readable(token.encode())
 
 
-def make_rows(
-    request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]
+def make_result_table(
+    request: gr.Request, column_keys: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> pd.DataFrame:
-    """Return a table with translated names of columns.
+    """Create a table of results with translated column names.
 
     Args:
-        request: the request of the browser, for the language.
-        keys: the keys of the names in texts.toml.
-        values: the rows of the table.
+        request: the browser's HTTP request, which determines the language.
+        column_keys: the keys of the column names in texts.toml.
+        rows: the rows of the table.
     """
-    return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
+    return pd.DataFrame(list(rows), columns=[translate(key, request) for key in column_keys])
 
 
 def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
     """Build the tab that continues a text and shows the probability of every token.
 
-    See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
     example = Examples(registry, models)
     with gr.Row():
@@ -209,17 +217,17 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
             model = make_model_menu(models, "completions")
             prompt = make_text_box("completions", "text", example("completions"))
             with gr.Row():
-                run, stop = make_run_button("completions"), gr.Button(label("stop"))
-            with gr.Accordion(label("settings"), open=False):
+                run, stop = make_run_button("completions"), gr.Button(make_label("stop"))
+            with gr.Accordion(make_label("settings"), open=False):
                 most = min(_MAX_TOKENS, registry.limits.max_tokens)
                 length = gr.Slider(1, most, min(64, most), step=1, label="max_tokens")
                 options = _make_sampling_controls()
         with gr.Column(scale=3):
             shown = gr.HighlightedText(
-                label=label("completions.result"), elem_id="completions-shown"
+                label=make_label("completions.result"), elem_id="completions-shown"
             )
             plain = gr.Textbox(
-                label=label("completions.plain"), buttons=["copy"], elem_id="completions-plain"
+                label=make_label("completions.plain"), buttons=["copy"], elem_id="completions-plain"
             )
             alternatives = make_output_table("completions", "completions.tokens", (22, 33, 45))
 
@@ -227,6 +235,9 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
         name: str, prompt: str, length: float, request: gr.Request, *values: str
     ) -> AsyncGenerator[tuple[Any, ...]]:
         # The output of an encoder-decoder does not continue the prompt.
+        """Generate text and yield the outputs so far: colored tokens, plain text, alternatives
+        table.
+        """
         continues = models[name].spec.family == "decoder-only"
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
         cells: list[tuple[str, str, str]] = []
@@ -264,7 +275,7 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
                 if new := event["choices"][0]["text"]:
                     pieces.append((escape_token(new), max(0.0, 1 - of_text / log(_WHITE))))
                     whole, of_text = whole + new, 0.0
-                yield pieces, whole, make_rows(request, columns, cells)
+                yield pieces, whole, make_result_table(request, columns, cells)
 
     generating = gr.on(
         [opened, run.click, prompt.submit],
@@ -278,7 +289,7 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
 
 
 def _make_sampling_controls() -> dict[str, gr.Textbox]:
-    """Return a text field for every numeric sampling option of `/v1/completions`.
+    """Create a text field for every numeric sampling option of `/v1/completions`.
 
     The initial values are the defaults of `SamplingParams`. Gradio's number fields are not used,
     because they send 0 if they are empty.
@@ -291,16 +302,16 @@ def _make_sampling_controls() -> dict[str, gr.Textbox]:
             controls[option.name] = gr.Textbox(
                 "" if option.default is None else f"{option.default:g}",
                 label=option.name,
-                info=label(f"option.{option.name}"),
+                info=make_label(f"option.{option.name}"),
                 elem_id=f"completions-{option.name}",
             )
     return controls
 
 
 def parse_number(value: str) -> int | float | str:
-    """Convert a typed text to a number; other texts are returned unchanged.
+    """Parse user input as a number. Input that is not numeric is returned unchanged.
 
-    The endpoint refuses texts that are not numbers.
+    The endpoint then rejects it.
 
     >>> parse_number("5"), parse_number("0.7"), parse_number("much"), parse_number("")
     (5, 0.7, 'much', '')
@@ -313,15 +324,15 @@ def parse_number(value: str) -> int | float | str:
 
 @dataclass(frozen=True)
 class EndpointTab:
-    """The tab of an endpoint: input fields for its request, and components that show the response.
+    """A playground tab for an endpoint: input fields for the request, and outputs for the response.
 
     Args:
-        name: the name of the endpoint, whose path is `/v1/NAME`. It is also the prefix of the keys
-            in texts.toml and of element ids.
+        name: the name of the endpoint; its path is `/v1/NAME`. Keys in texts.toml and element ids
+            start with this name.
         fields: builds the input fields with their examples: name in the request schema -> field.
         outputs: builds the components that show the response.
         show: returns the values of these components, given the data of the response, the fields
-            that were sent and the request of the browser.
+            that were sent and the browser's HTTP request.
         prepare: changes the values of the fields before they are sent.
         unused: returns the fields that a model does not use. They are hidden.
     """
@@ -333,8 +344,14 @@ class EndpointTab:
     prepare: Callable[[Json], Json] = dict
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
-    def add(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
-        """Build the tab. See `TABS` for the arguments."""
+    def build(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
+        """Build the tab.
+
+        Args:
+            registry: the served models.
+            models: the models of the tab.
+            opened: the event that occurs when the tab is opened for the first time.
+        """
         unused = {name: self.unused(lm) for name, lm in models.items()}
         with gr.Row():
             with gr.Column(scale=2):
@@ -347,6 +364,7 @@ class EndpointTab:
                 outputs = self.outputs()
 
         async def answer(name: str, request: gr.Request, *values: Any) -> Any:
+            """Send the input fields to the endpoint. Returns the values of the outputs."""
             read = {k: v for k, v in zip(fields, values) if k not in unused[name]}
             sent = self.prepare(read)
             reply = await call_api(registry, f"/v1/{self.name}", request, model=name, **sent)
@@ -368,34 +386,37 @@ class EndpointTab:
 
 
 def _make_count_slider(value: int) -> gr.Slider:
-    """Return a slider for the number of results, which starts at `value`."""
-    return gr.Slider(1, 20, value, step=1, label=label("count"))
+    """Create a slider for the number of results, with the initial value `value`."""
+    return gr.Slider(1, 20, value, step=1, label=make_label("count"))
 
 
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
-    """Return the predictions for every mask as a table."""
+    """Return a table of the predictions for every mask."""
     columns = ("fill-mask.mask", "token", "fill-mask.probability", "text")
     cells = [
         (
             number,
-            fill["token"] or text("nothing", request),
+            fill["token"] or translate("nothing", request),
             format_percent(fill["score"]),
             fill["sequence"],
         )
         for number, fills in enumerate(data[0]["masks"], 1)
         for fill in fills
     ]
-    return make_rows(request, columns, cells)
+    return make_result_table(request, columns, cells)
 
 
 def _split_source(sent: Json) -> Json:
-    """Split the source text into lines, because each line is translated separately."""
+    """Split the source text into lines, because each line is translated separately.
+
+    `sent` contains the input fields. Returns the fields to send to the endpoint.
+    """
     lines = [line for line in sent["text"].splitlines() if line.strip()]
     return {"text": lines or None, "num_beams": sent["num_beams"] or None}
 
 
 def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
-    """Return the probabilities of all labels, or the score of a regression model."""
+    """Return the probabilities of all labels, or the predicted value of a regression model."""
     return data[0]["scores"] or f"{data[0]['score']:.4g}"
 
 
@@ -407,11 +428,11 @@ def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, p
         (one["start"], one["end"], one["tag"]) for one in words if one["tag"] != "O"
     ]
     columns = ("tag.word", "tag.result", "probability")
-    return split_spans(sent["text"], marked), make_rows(request, columns, cells)
+    return split_spans(sent["text"], marked), make_result_table(request, columns, cells)
 
 
 def split_spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
-    """Split a text into parts with and without a label, for Gradio's HighlightedText.
+    """Split a text into labelled and unlabelled parts, for Gradio's HighlightedText.
 
     `marked` contains the start, the end (in characters) and the label of each labelled span.
 
@@ -432,10 +453,10 @@ def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any
     start, end = answers[0]["start"], answers[0]["end"]
     marked = split_spans(context, [(start, end, "1")])
     cells = [
-        (each["text"] or text("answer.none", request), format_percent(each["score"]))
+        (each["text"] or translate("answer.none", request), format_percent(each["score"]))
         for each in answers
     ]
-    return marked, make_rows(request, ("answer", "probability"), cells)
+    return marked, make_result_table(request, ("answer", "probability"), cells)
 
 
 _FILL_MASK = EndpointTab(
@@ -451,7 +472,7 @@ _TRANSLATE = EndpointTab(
     "translate",
     fields=lambda example: {
         "text": make_text_box("translate", "text", example("text"), "translate.source", lines=5),
-        "num_beams": gr.Slider(0, 16, 0, step=1, label=label("translate.beams")),
+        "num_beams": gr.Slider(0, 16, 0, step=1, label=make_label("translate.beams")),
     },
     outputs=lambda: [make_text_box("translate", "shown", key="translate.target", lines=5)],
     show=lambda data, sent, request: "\n".join(each["text"] for each in data),
@@ -463,7 +484,7 @@ _CLASSIFY = EndpointTab(
         "text": make_text_box("classify", "text", example("text")),
         "pair": make_text_box("classify", "pair", example("pair"), "classify.pair", lines=1),
     },
-    outputs=lambda: [gr.Label(label=label("classify.result"), elem_id="classify-shown")],
+    outputs=lambda: [gr.Label(label=make_label("classify.result"), elem_id="classify-shown")],
     show=_show_label,
     prepare=lambda sent: {**sent, "truncate": True},
     unused=lambda lm: ("pair",) if lm.settings.reads_pairs is False else (),
@@ -472,7 +493,7 @@ _TAG = EndpointTab(
     "tag",
     fields=lambda example: {"text": make_text_box("tag", "text", example("tag"), "tag.text")},
     outputs=lambda: [
-        gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown"),
+        gr.HighlightedText(label=make_label("tag.result"), elem_id="tag-shown"),
         make_output_table("tag", "tag.words"),
     ],
     show=_show_tags,
@@ -490,7 +511,7 @@ _ANSWER = EndpointTab(
     },
     outputs=lambda: [
         gr.HighlightedText(
-            label=label("answer.result"), show_inline_category=False, elem_id="answer-shown"
+            label=make_label("answer.result"), show_inline_category=False, elem_id="answer-shown"
         ),
         make_output_table("answer", "answer.answers"),
     ],
@@ -499,9 +520,12 @@ _ANSWER = EndpointTab(
 
 
 def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """Build the tab that compares the tokenizers of all models on one text.
+    """Build the tab that compares the tokenizers of all models on one text. No weights are loaded.
 
-    No weights are loaded. See `TABS` for the arguments.
+    Args:
+        registry: the served models.
+        models: the models of the tab.
+        opened: the event that occurs when the tab is opened for the first time.
     """
     source = make_text_box("tokenize", "text", Examples(registry, models)("text"))
     run = make_run_button("tokenize")
@@ -519,6 +543,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
     ]
 
     async def compare(source: str, request: gr.Request) -> list[Any]:
+        """Tokenize a text with every tokenizer. Returns a table of statistics and the tokens."""
         if not source:
             raise make_empty_error(request)
         highlighted, cells = [], []
@@ -538,7 +563,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
             )
         parts = ("vocabulary", "tokens", "bytes", "characters", "unknown")
         columns = ("model", *(f"tokenize.{part}" for part in parts))
-        return [make_rows(request, columns, cells), *highlighted]
+        return [make_result_table(request, columns, cells), *highlighted]
 
     gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
 
@@ -546,7 +571,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
 def _find_tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
     """Return the tokenizers of a model: label -> tokenizer.
 
-    There is one tokenizer, or one for sources and one for targets.
+    There is one tokenizer, or a source tokenizer and a target tokenizer.
     """
     if lm.source_tokenizer is lm.text_tokenizer:
         return {name: lm.text_tokenizer}
@@ -558,7 +583,7 @@ BuildTab = Callable[[ModelRegistry, Models, Any], None]
 TABS: dict[str, tuple[str, BuildTab]] = {
     "/v1/completions": ("completions", build_completions_tab),
     **{
-        f"/v1/{tab.name}": (tab.name, tab.add)
+        f"/v1/{tab.name}": (tab.name, tab.build)
         for tab in (_FILL_MASK, _TRANSLATE, _CLASSIFY, _TAG, _ANSWER)
     },
     "/v1/tokenize": ("tokenize", build_tokenize_tab),

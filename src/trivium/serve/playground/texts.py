@@ -22,9 +22,10 @@ LANGUAGES = (_EN, _ZH)
 
 
 def _prefix_keys(texts: dict[str, str]) -> dict[str, str]:
-    """Add a prefix to the keys. Gradio translates every string that is equal to a key.
+    """Add the prefix "trivium." to the keys of texts.
 
-    The prefix prevents names of models from being translated.
+    Gradio translates every string that is equal to a key. The prefix prevents names of models from
+    being translated.
     """
     return {f"trivium.{key}": value for key, value in texts.items()}
 
@@ -35,16 +36,16 @@ TRANSLATIONS = gr.I18n(
 """The texts that the browser translates."""
 
 
-def label(key: str) -> Any:
-    """Return a label that the browser shows in its language."""
+def make_label(key: str) -> Any:
+    """Return a label that the browser shows in its own language. `key` is a key of texts.toml."""
     return TRANSLATIONS(f"trivium.{key}")
 
 
 def request_language(request: gr.Request) -> Language:
-    """Return the language that the browser of a request prefers."""
+    """Return the preferred language of the browser that sent a request."""
     return "zh" if request.headers.get("accept-language", "").startswith("zh") else "en"
 
 
-def text(key: str, request: gr.Request, **values: object) -> str:
-    """Return a text in the language of the browser, with values for its placeholders."""
+def translate(key: str, request: gr.Request, **values: object) -> str:
+    """Return the text of a key in the browser's language, with its placeholders filled in."""
     return (_ZH if request_language(request) == "zh" else _EN)[key].format(**values)
