@@ -16,13 +16,13 @@ from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine
 from trivium.train import defaults
 from trivium.train.recipe_loading import load_recipe
-from trivium.workflows.introduction import _print_published
+from trivium.workflows.introduction import _print_published_comparison
 from trivium.workflows.training import pretrain
 
 
 def told(recipe) -> str:
     console = quiet()
-    _print_published(ProgressLine(console), recipe)
+    _print_published_comparison(ProgressLine(console), recipe)
     return " ".join(console.file.getvalue().split())
 
 

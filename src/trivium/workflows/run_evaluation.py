@@ -63,7 +63,7 @@ class RunEvaluation:
             kept.offer(-record["valid_loss"])
         if not measured.sources or not measured.predicts_here:
             return record
-        metrics = measured.measure(kept.model.lm, measured.limit)
+        metrics = measured.evaluate(kept.model.lm, measured.limit)
         if not trainer.parallel.is_main:
             return record
         for name, one in metrics.items():
@@ -73,18 +73,18 @@ class RunEvaluation:
         if measured.sources[0].objective.rolls_out:
             record = {**record, "samples": first.predictions[:_SAMPLES]}
         if kept.metric == "":
-            self._choose_metric(f"{name}/{first.main}" if name else first.main, first)
+            self._set_metric(f"{name}/{first.main}" if name else first.main, first)
         loss_score = -record.get("valid_loss", math.nan)
         kept.offer(first.score if kept.metric else loss_score)
         kept.model.release()
         return record
 
-    def _choose_metric(self, main: str, first: Metrics) -> None:
+    def _set_metric(self, name: str, metrics: Metrics) -> None:
         """Use the main metric of the first evaluation to compare weights, if it is defined."""
-        if math.isfinite(first.score):
-            self.kept.metric = main
-            known = {"metric": main, "higher_is_better": first.higher_is_better}
+        if math.isfinite(metrics.score):
+            self.kept.metric = name
+            known = {"metric": name, "higher_is_better": metrics.higher_is_better}
             self.kept.run.write_metadata(self.kept.run.read_metadata() | known)
         else:
             self.kept.metric = None
-            self.log.print_message("metrics", "run.metric_undefined", metric=main)
+            self.log.print_message("metrics", "run.metric_undefined", metric=name)

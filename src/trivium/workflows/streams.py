@@ -70,7 +70,7 @@ def build_streams(
                 seen = np.flatnonzero(source.shards.split(split).counts())
                 check_ids(seen[-1:].tolist(), spec.vocab_size, f"a text of {source.config.name}")
             objective = objective.fit(text, setup.vocabulary)
-            rows_per_step = _rows_per_step(recipe)
+            rows_per_step = _count_rows_per_step(recipe)
         if data is not None:
             assert rows_per_step is not None
             # Each source has its own noise. Validation data has the same noise in every run.
@@ -84,7 +84,7 @@ def build_streams(
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
                 has_aux_loss=setup.lm.spec.has_aux_loss,
-                num_taken=_count_rows_taken(recipe, len(data)) if split == TRAIN else None,
+                num_taken=_count_rows_to_read(recipe, len(data)) if split == TRAIN else None,
             )
             if (
                 split == TRAIN
@@ -123,7 +123,7 @@ def build_phases(
                 rows = _open_rows(source, current, setup, TRAIN)
                 assert rows is not None
                 data = rows
-                rows_per_step = _rows_per_step(current)
+                rows_per_step = _count_rows_per_step(current)
                 objective = objective.fit(rows, setup.vocabulary) if values else objective
             seed = derived_seed(stream.seed, _ORDER, order) if order else stream.seed
             changed.append(
@@ -131,17 +131,17 @@ def build_phases(
                     stream, objective=objective, data=data, seed=seed, rows_per_step=rows_per_step
                 )
             )
-        probabilities = sampling_probabilities(current, changed)
+        probabilities = compute_probabilities(current, changed)
         phases.append(LoaderPhase(changed, list(probabilities.values()), continues))
     return phases
 
 
-def _rows_per_step(recipe: Recipe) -> int:
+def _count_rows_per_step(recipe: Recipe) -> int:
     """Return the number of rows of text per step."""
     return max(1, (recipe.train.batch_tokens or 0) // defaults.row_length(recipe))
 
 
-def _count_rows_taken(recipe: Recipe, num_rows: int) -> int | None:
+def _count_rows_to_read(recipe: Recipe, num_rows: int) -> int | None:
     """Return the total number of rows that a run reads if its budget is in epochs, else None.
 
     It is also None for a mix and for a run with phases.
@@ -151,7 +151,7 @@ def _count_rows_taken(recipe: Recipe, num_rows: int) -> int | None:
     return max(1, math.ceil(recipe.train.epochs * num_rows - 1e-6))
 
 
-def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
+def compute_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
     """Return the sampling probability of each source, from its weight or its number of rows."""
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {

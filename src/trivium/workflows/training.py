@@ -53,7 +53,7 @@ from trivium.train.recipe_loading import (
 )
 from trivium.train.run_folder import Resume
 from trivium.train.trainer import Interrupted
-from trivium.workflows.corpus import load_corpus, remove_outdated_preparation
+from trivium.workflows.corpus import load_corpus, remove_outdated_data
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.run import Run
@@ -142,11 +142,11 @@ def pretrain(
             assert spec is not None
             # Several processes build the model on the host before it is sharded.
             start = device if parallel.size == 1 else torch.device("cpu")
-            _check_model(recipe, spec, start, copies=parallel.local_size)
-            _check_parallel(recipe, spec, parallel)
+            _check_model(recipe, spec, start, num_copies=parallel.local_size)
+            _check_parallel_layout(recipe, spec, parallel)
             with parallel.main_first():
                 if parallel.is_main:
-                    if not resume and remove_outdated_preparation(run, recipe):
+                    if not resume and remove_outdated_data(run, recipe):
                         log.print_message("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
@@ -163,12 +163,12 @@ def pretrain(
             context = RunContext(run, log, device, parallel, callbacks, started)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
-                finished.suggest()
+                finished.print_suggested_commands()
             parallel.barrier()
     except KeyboardInterrupt:
         if not parallel.is_main:
             raise
-        raise _interrupted_error(run, recipe) from None
+        raise _make_interrupted_error(run, recipe) from None
     except (OSError, SafetensorError) as error:
         if not is_disk_full(error):
             raise
@@ -240,7 +240,7 @@ def finetune(
     )
 
 
-def _interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
+def _make_interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
     """Return the error for an interrupted run. Its message states how to resume."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
@@ -259,7 +259,7 @@ def _load_run_recipe(
     recipe: AnyRecipe,
     data: PathList,
     validation: float | PathList | None,
-    changes: Changes,
+    overrides: Changes,
     log: ProgressLine,
     *,
     resume: bool,
@@ -270,7 +270,7 @@ def _load_run_recipe(
     """
     try:
         tree = load_recipe_tree(recipe) if recipe else {}
-        if data and (tree.get("mix") or parse_changes(changes).get("mix")):
+        if data and (tree.get("mix") or parse_changes(overrides).get("mix")):
             raise RecipeError(
                 "this recipe names its sources in [[mix]]: leave --data out, or set mix."
             )
@@ -283,15 +283,15 @@ def _load_run_recipe(
         if validation is not None:
             apply_changes(tree, {"data": {"validation": validation}})
         if resume:
-            return _load_resumed_recipe(run, tree, changes, log)
-        chosen = build_recipe(tree, changes, where=recipe_name(recipe))
+            return _load_resumed_recipe(run, tree, overrides, log)
+        chosen = build_recipe(tree, overrides, where=recipe_name(recipe))
     except TriviumError as error:
-        problems = [] if resume else _find_missing_data(data, validation)
+        problems = [] if resume else _find_missing_paths(data, validation)
         if not problems:
             raise
         raise RecipeError("\n".join([str(error), *problems])) from None
     problems = [
-        one for each in chosen.sources for one in _find_missing_data(each.paths, each.validation)
+        one for each in chosen.sources for one in _find_missing_paths(each.paths, each.validation)
     ]
     if problems:
         raise DataError("\n".join(problems))
@@ -314,27 +314,27 @@ def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
         check_libraries((*source.paths, *held_out))
 
 
-def _find_missing_data(
+def _find_missing_paths(
     data: tuple[str, ...], validation: float | tuple[str, ...] | None
 ) -> list[str]:
     """Return a message for each path of the data or validation data that does not exist."""
     return missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
 
-def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: int) -> None:
+def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies: int) -> None:
     """Check that a model fits into memory and that its objectives support it.
 
     This is checked before data is read. `copies` is the number of models built on the device.
     Raises RecipeError.
     """
-    needed, free = 4 * num_parameters(spec) * copies, hardware.free_memory(device)
+    needed, free = 4 * num_parameters(spec) * num_copies, hardware.free_memory(device)
     if needed > free:
         raise RecipeError(
             f"the weights of this model alone take {needed / 2**30:.1f} GiB, and "
             f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset. `trivium plan` "
             "says which GPUs suffice for it."
         )
-    if spec.counts and (copies > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
+    if spec.counts and (num_copies > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
         raise RecipeError(
             "an n-gram model of counts reads its text once, in one process: leave the budget "
             "(train.steps, minutes, tokens, epochs) out and start it without torchrun."
@@ -358,7 +358,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             )
 
 
-def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
+def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
     """Raise RecipeError if an objective does not support the parallel layout.
 
     This is checked before data is prepared. RNNs may carry state with activation checkpointing,
@@ -378,7 +378,7 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
 
 
 def _load_resumed_recipe(
-    run: Run, tree: dict[str, Any], changes: Changes, log: ProgressLine
+    run: Run, tree: dict[str, Any], overrides: Changes, log: ProgressLine
 ) -> Recipe:
     """Return the recipe of a resumed run, with changes that do not affect completed steps.
 
@@ -393,7 +393,7 @@ def _load_resumed_recipe(
         ) from None
     if tree.get("data", {}).get("paths") == []:  # from a Recipe without data
         del tree["data"]["paths"]
-    tree, changes = make_paths_absolute(tree), make_paths_absolute(parse_changes(changes))
+    tree, overrides = make_paths_absolute(tree), make_paths_absolute(parse_changes(overrides))
     after, edited = load_recipe_tree(before), before.to_tree()
     # Keys that the user edited in recipe.toml. Files may have moved; their contents are compared.
     trained = run.read_metadata().get("recipe", edited)
@@ -410,7 +410,7 @@ def _load_resumed_recipe(
         if kind != was:
             _reject_change(run, "objective", was, kind)
     apply_changes(after, tree)
-    recipe = build_recipe(after, changes)
+    recipe = build_recipe(after, overrides)
     if run.metadata_file.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
         log.print_message("resuming", "run.resumed_from_start", where=where)
@@ -424,7 +424,7 @@ def _load_resumed_recipe(
         elif new is not None:  # None: the old budget, replaced by another kind of budget
             old = translated("run.unset") if old is None else old
             log.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
-    changed = dict.fromkeys(flatten_keys(parse_changes(changes)), "--set")
+    changed = dict.fromkeys(flatten_keys(parse_changes(overrides)), "--set")
     recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe
 

@@ -39,15 +39,15 @@ from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, ValidationMetrics
 from trivium.workflows.introduction import (
-    introduce,
-    print_finished,
+    make_metadata,
+    print_budget_used_up,
+    print_introduction,
+    print_num_steps,
     print_phases,
-    print_steps,
-    run_metadata,
 )
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.run_evaluation import RunEvaluation
-from trivium.workflows.streams import build_phases, build_streams, sampling_probabilities
+from trivium.workflows.streams import build_phases, build_streams, compute_probabilities
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def train_run(
     module, lm, before = setup.module, setup.lm, run.read_metadata()
     num_examples = sum(one.num_train for one in corpus.examples)
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
-    arithmetic = _choose_arithmetic(context, recipe, module, before)
+    arithmetic = _choose_precision_and_threads(context, recipe, module, before)
     precision = arithmetic.precision
     batches = _build_batches(context, recipe, corpus, setup, precision)
     memory = fit_memory(
@@ -95,12 +95,12 @@ def train_run(
     )
     if memory.idle:
         log.warn(memory.idle)
-    _prepare_blocks(context, recipe, module)
+    _enable_fast_kernels(context, recipe, module)
     is_sharded = parallel.size > 1 and memory.data == "fsdp"
     if is_sharded:
         _check_sharded(recipe)
     validation = ValidationMetrics(corpus, recipe, precision, parallel, is_sharded=is_sharded)
-    validation.prepare(lm, before.get("eval_limit"))
+    validation.set_eval_limit(lm, before.get("eval_limit"))
     model = WholeModel(module, lm, recipe.objectives[0].models, parallel, is_sharded=is_sharded)
     train_step = parallelize_step(
         TrainStep(module),
@@ -130,17 +130,17 @@ def train_run(
     }
     state = TrainState()
     if resume and next(checkpoints(run.checkpoints), None) is not None:
-        _check_unchanged(context, corpus, before, verify=recipe.train.verify)
+        _check_data_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, log.warn, verify=recipe.train.verify)
-        _print_resumed(context, state, machine, before)
+        _print_resumed_step(context, state, machine, before)
         drop_abandoned_best(run, state, log, parallel)
     parallel.barrier()  # all have read run.json, which the first one writes now
     metadata: dict[str, Any] = {}
     if parallel.is_main:
-        metadata = run_metadata(recipe, corpus, setup, batches.probabilities, validation) | machine
+        metadata = make_metadata(recipe, corpus, setup, batches.probabilities, validation) | machine
         metadata["gflops"] = dict(arithmetic.gflops)
         metadata["peak_flops"] = hardware.peak_flops(device, precision)
-        _write_files(context, recipe, corpus, setup, metadata, state)
+        _write_run_files(context, recipe, corpus, setup, metadata, state)
     metric = metadata.get("metric", "") if validation.sources else None
     kept = KeptWeights(run, recipe, model, saved, state, metric)
     reads_model = bool(context.callbacks)
@@ -177,7 +177,7 @@ def train_run(
     trainer.callbacks = [save]
     is_finished = resume and trainer.progress(state) >= 1.0
     if is_finished:
-        print_finished(log, recipe, state)
+        print_budget_used_up(log, recipe, state)
     if parallel.is_main:
         table = TerminalLog(log, recipe.train, metadata, lambda: kept.metric, not is_finished)
         trainer.callbacks = _callbacks(context, trainer, metadata, save, kept, table)
@@ -190,7 +190,7 @@ def train_run(
     if not validation.predicts_here:
         return None
     finished = FinishedRun(run, log, recipe, corpus, kept, validation)
-    finished.write(state)
+    finished.evaluate_and_write(state)
     return finished if parallel.is_main else None
 
 
@@ -209,15 +209,15 @@ class _Batches:
     probabilities: Mapping[str, float]
 
 
-def _choose_arithmetic(
-    context: RunContext, recipe: Recipe, module: nn.Module, before: Mapping[str, Any]
+def _choose_precision_and_threads(
+    context: RunContext, recipe: Recipe, module: nn.Module, stored: Mapping[str, Any]
 ) -> hardware.Arithmetic:
     """Choose the precision and the number of threads, and set the latter in PyTorch.
 
     All processes take part. `before` is the metadata of a run that is resumed.
     """
     device = context.device
-    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
+    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, stored)
     known = list(hardware.PRECISIONS.values())  # of GPUs that differ, the one that all have
     [index] = context.parallel.all_reduce_max(known.index(arithmetic.precision))
     # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
@@ -240,12 +240,12 @@ def _build_batches(
     validation = [one for one in validation if not one.objective.rolls_out]
     corpus.free_examples()
     lengths = [one.longest for one in (*streams, *validation) if one.objective.labelled]
-    setup.fit_length(corpus, max(lengths, default=0))
+    setup.fit_context_length(corpus, max(lengths, default=0))
     phases = build_phases(recipe, streams, corpus, setup)
-    return _Batches(phases, validation, sampling_probabilities(recipe, phases[-1].streams))
+    return _Batches(phases, validation, compute_probabilities(recipe, phases[-1].streams))
 
 
-def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
+def _enable_fast_kernels(context: RunContext, recipe: Recipe, module: Any) -> None:
     """Let the blocks use FlexAttention and torch.compile, if the recipe asks for them."""
     if recipe.train.uses_flex(context.device) and (warning := module.use_flex_attention()):
         context.log.warn(warning)
@@ -255,7 +255,7 @@ def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
 
 def _print_steps_and_forecast(context: RunContext, trainer: Trainer, memory: MemoryUse) -> None:
     """Print the steps, phases and forecast of a new run; store the forecast."""
-    print_steps(context.log, trainer, trainer.lm.spec)
+    print_num_steps(context.log, trainer, trainer.lm.spec)
     print_phases(context.log, trainer)
     metadata = context.run.read_metadata() if context.parallel.is_main else {}
     metadata |= print_forecast(trainer, memory, metadata, context.log)
@@ -302,7 +302,7 @@ def _check_sharded(recipe: Recipe) -> None:
             )
 
 
-def _write_files(
+def _write_run_files(
     context: RunContext,
     recipe: Recipe,
     corpus: Corpus,
@@ -324,17 +324,17 @@ def _write_files(
     else:
         write_file(run.metrics_file, "")
     run.write_metadata(metadata)
-    introduce(context.log, recipe, corpus, setup, metadata, state)
+    print_introduction(context.log, recipe, corpus, setup, metadata, state)
 
 
-def _check_unchanged(
-    context: RunContext, corpus: Corpus, before: Mapping[str, Any], *, verify: bool
+def _check_data_unchanged(
+    context: RunContext, corpus: Corpus, stored: Mapping[str, Any], *, verify: bool
 ) -> None:
     """Raise RecipeError if the data changed since the run began.
 
     `before` is the metadata of the run that is resumed.
     """
-    known, digests = before.get("digests", {}), corpus.digests
+    known, digests = stored.get("digests", {}), corpus.digests
     changed = [name for name, digest in digests.items() if known.get(name) != digest]
     if changed:
         raise RecipeError(
@@ -346,8 +346,8 @@ def _check_unchanged(
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
 
-def _print_resumed(
-    context: RunContext, state: TrainState, machine: Mapping[str, Any], before: Mapping[str, Any]
+def _print_resumed_step(
+    context: RunContext, state: TrainState, machine: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> None:
     """Print the step at which a run is resumed.
 
@@ -362,9 +362,9 @@ def _print_resumed(
         where=context.run.checkpoints,
         lost=lost if logged > state.step else "",
     )
-    changed = [name for name, value in machine.items() if before.get(name, value) != value]
+    changed = [name for name, value in machine.items() if stored.get(name, value) != value]
     if changed:
-        changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
+        changes = ", ".join(f"{k} = {machine[k]} (it was {stored[k]})" for k in changed)
         context.log.warn(
             f"resuming with {changes}: results will be as good, but not equal to the last bit."
         )
