@@ -1,4 +1,4 @@
-"""Evaluations during a run: validation losses, metrics, and the best weights so far."""
+"""Evaluations during training: validation losses, task metrics, and saving the best weights."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from trivium.train.loss_meter import joined
 from trivium.train.trainer import Trainer, TrainState, validation_losses
 from trivium.workflows.finished_run import ValidationMetrics
 
-# The number of prompts whose responses are logged at every evaluation of a policy run.
+# The number of prompts with responses to log at every evaluation of a policy.
 _SAMPLES = 3
 
 
 @dataclass
 class RunEvaluation:
-    """Evaluates the model during training, and keeps the best weights.
+    """Evaluates the model during training, and saves the best weights.
 
     Args:
         log: the progress line.
         device: the device of this process.
-        validation: the metrics of labelled examples.
-        streams: the streams of the sources that have validation data.
-        kept: the weights that the run keeps.
-        callbacks_read: whether callbacks read the model, whose weights are then gathered for them.
+        validation: computes the metrics on labelled validation examples.
+        streams: the batch streams of the data sources that have validation data.
+        kept: the saved best weights of the run.
+        callbacks_read: whether there are user callbacks. They may read the model, so sharded
+            weights are gathered for them.
     """
 
     log: ProgressLine
@@ -43,15 +44,15 @@ class RunEvaluation:
     callbacks_read: bool
 
     def __call__(self, trainer: Trainer, state: TrainState) -> dict[str, Any]:
-        """Return the validation losses and metrics, and keep the weights if they are the best.
+        """Evaluate the model, and save the weights if they are the best so far.
 
-        All processes take part. Only the first process has the metrics and updates the best score
-        in `state`.
+        All processes must call this method. Returns the validation losses, and on rank 0 also the
+        metrics. Only rank 0 updates the best score in `state`.
         """
         self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
         record = validation_losses(trainer, self.streams, measured.limit)
-        # Of a mix with labelled examples their metric decides.
+        # In a mix with labelled examples, their metric determines the best weights.
         by_loss = (
             "valid_loss" in record
             and not measured.sources
@@ -80,7 +81,10 @@ class RunEvaluation:
         return record
 
     def _set_metric(self, name: str, metrics: Metrics) -> None:
-        """Use the main metric of the first evaluation to compare weights, if it is defined."""
+        """Use the metric `name` to select the best weights, if its value in `metrics` is finite.
+
+        Otherwise the validation loss is used. `metrics` are the results of the first evaluation.
+        """
         if math.isfinite(metrics.score):
             self.kept.metric = name
             known = {"metric": name, "higher_is_better": metrics.higher_is_better}

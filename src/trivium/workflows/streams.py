@@ -1,4 +1,4 @@
-"""The batches of a run's sources, and the sampling probabilities of the sources."""
+"""Builds the batch streams of a run's data sources, and their sampling probabilities."""
 
 from __future__ import annotations
 
@@ -25,21 +25,30 @@ from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
 _EXAMPLES_AT_ONCE = 1 << 14
-# The constant with which the seed of a new row order is derived, for phases with other row lengths.
+# Added to the seed to derive a new row order, for phases with a different row length.
 _ORDER = 1 << 21
 
 
 def build_streams(
     recipe: Recipe, corpus: Corpus, setup: ModelSetup, split: str, folder: Path, parallel: Parallel
 ) -> list[BatchStream]:
-    """Build the batch stream of every source that has data in a split.
+    """Build the batch stream of every data source that has data in a split.
 
-    The main process encodes labelled examples to `folder`, and all processes read them from there.
+    Rank 0 encodes the labelled examples to files, and all processes read these files.
+
+    Args:
+        recipe: the complete recipe of the run.
+        corpus: the data of the run.
+        setup: the model of the run.
+        split: "train" or "validation".
+        folder: the folder for the encoded examples.
+        parallel: the processes of the run.
 
     Raises:
-        DataError: a source does not fill a row.
-        SpecError: a text has an id that the model does not have.
-        RecipeError: a source has too few rows to carry state from one step to the next.
+        DataError: a data source is too short for one row.
+        SpecError: a text contains a token id that the model does not have.
+        RecipeError: a data source has too few rows for stateful training, which continues a row in
+            the next step.
     """
     streams, spec = [], setup.lm.spec
     for number, source in enumerate(corpus.sources):
@@ -103,9 +112,9 @@ def build_streams(
 def build_phases(
     recipe: Recipe, streams: Sequence[BatchStream], corpus: Corpus, setup: ModelSetup
 ) -> list[LoaderPhase]:
-    """Build the phases of a run, given the training streams of the last phase.
+    """Build the training phases of a run from the batch streams of its last phase.
 
-    If the row length differs from that of the previous phase, a phase has its own row order.
+    A phase gets a new row order if its row length differs from that of the previous phase.
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):
@@ -137,14 +146,15 @@ def build_phases(
 
 
 def _count_rows_per_step(recipe: Recipe) -> int:
-    """Return the number of rows of text per step."""
+    """Return the number of rows of text per training step."""
     return max(1, (recipe.train.batch_tokens or 0) // defaults.row_length(recipe))
 
 
 def _count_rows_to_read(recipe: Recipe, num_rows: int) -> int | None:
-    """Return the total number of rows that a run reads if its budget is in epochs, else None.
+    """Return the total number of rows that a run reads, if its budget is in epochs, else None.
 
-    It is also None for a mix and for a run with phases.
+    `num_rows` is the number of rows per epoch. The result is also None for mixes and runs with
+    phases.
     """
     if recipe.mix or recipe.phases or recipe.train.epochs is None:
         return None
@@ -152,7 +162,11 @@ def _count_rows_to_read(recipe: Recipe, num_rows: int) -> int | None:
 
 
 def compute_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
-    """Return the sampling probability of each source, from its weight or its number of rows."""
+    """Return the sampling probability of each data source, by source name.
+
+    The probability is proportional to the source's weight in the recipe, or else to its number of
+    rows, adjusted by the sampling temperature.
+    """
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {
         source.name: source.weight or len(stream.data) ** exponent
@@ -163,7 +177,7 @@ def compute_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dic
 
 
 def _open_rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:
-    """Return the rows of a text source in a split; None if the source does not have the split."""
+    """Open a split of a text source as rows of tokens. Returns None if the split does not exist."""
     if split != TRAIN and split not in source.shards.names:
         return None
     pad_ids = (setup.vocabulary.pad_id, setup.vocabulary.eos_id, 0)
