@@ -68,7 +68,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         training_charts=[
             *(
                 make_line_chart(name, {name: run.series(f"train_{name}")})
-                for name in run.step_terms
+                for name in run.policy_metrics
             ),
             make_line_chart(
                 translated("report.learning_rate"), {"lr": run.series("lr")}, from_zero=True
@@ -103,31 +103,31 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     names, summaries = name_runs(runs), [summarize(run) for run in runs]
     levels = runs[0].baselines if have_same_text(runs) else {}
 
-    def chart(
-        title: str, key: str, over: str, levels: dict[str, float], only: str | None = None
+    def plot(
+        title: str, key: str, over: str, levels: dict[str, float], objective: str | None = None
     ) -> dict[str, Any] | None:
         """Return a chart with a curve per run; `only` selects the runs with an objective."""
-        chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
+        chosen = [(n, run) for n, run in zip(names, runs) if objective in (None, run.objective)]
         series = {name: run.series(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
         title = translated("comparison.over_axis", title=title, axis=translated(f"axis.{over}"))
-        title += f", {only}" if len(chosen) < len(runs) else ""
+        title += f", {objective}" if len(chosen) < len(runs) else ""
         return make_line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     charts = []
     metrics = {run.metric for run in runs}
     if len(metrics) == 1 and (metric := metrics.pop()) is not None:
-        charts.append(chart(metric, f"valid_{metric}", "step", {}))
+        charts.append(plot(metric, f"valid_{metric}", "step", {}))
     # Losses of different objectives do not compare, so each objective has its own charts.
     for objective in dict.fromkeys(run.objective for run in runs):
         for over in ("tokens", "seconds", "step"):
             charts.append(
-                chart(translated("report.validation_loss"), "valid_loss", over, levels, objective)
+                plot(translated("report.validation_loss"), "valid_loss", over, levels, objective)
             )
         charts.append(
-            chart(translated("report.training_loss"), "train_loss", "tokens", levels, objective)
+            plot(translated("report.training_loss"), "train_loss", "tokens", levels, objective)
         )
-    charts.append(chart(translated("report.tokens_per_second"), "tokens_per_second", "step", {}))
+    charts.append(plot(translated("report.tokens_per_second"), "tokens_per_second", "step", {}))
     return _write_page(
         Path(out),
         "comparison.html.j2",
@@ -180,7 +180,7 @@ def _format_value(value: Any) -> str:
 
 
 def make_line_chart(
-    title: str,
+    y_label: str,
     series: Mapping[str, Points],
     *,
     x_label: str = "step",
@@ -206,7 +206,7 @@ def make_line_chart(
     if not lines:
         return None
     return {
-        "title": title,
+        "title": y_label,
         "x_label": translated(f"axis.{x_label}"),
         "series": lines,
         "levels": [{"name": name, "value": value} for name, value in (levels or {}).items()],
@@ -214,7 +214,7 @@ def make_line_chart(
     }
 
 
-def thin_curve(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
+def thin_curve(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[float, float]]:
     """Reduce a curve to at most `most` points. The first and the last point are unchanged.
 
     The other points are averaged in groups of (almost) equal size.
@@ -222,9 +222,9 @@ def thin_curve(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, flo
     >>> thin_curve([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
     [(0, 1), (1.5, 3.0), (3, 5)]
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return list(points)
-    groups = np.array_split(np.array(points[1:-1]), most - 2)
+    groups = np.array_split(np.array(points[1:-1]), max_points - 2)
     return [points[0], *(tuple(group.mean(axis=0).tolist()) for group in groups), points[-1]]
 
 
@@ -281,7 +281,7 @@ def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            translated("report.special_tokens"): _clip_tokens(
+            translated("report.special_tokens"): _shorten_token_list(
                 [tokenizer.tokens[i] for i in tokenizer.special_ids]
             ),
             translated("report.example_tokens"): tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
@@ -291,7 +291,7 @@ def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _clip_tokens(tokens: list[str]) -> list[str]:
+def _shorten_token_list(tokens: list[str]) -> list[str]:
     """Shorten a long list of tokens, such as the 100 sentinel tokens of T5, for display."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:

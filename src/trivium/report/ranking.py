@@ -101,7 +101,7 @@ def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
     Runs may differ in the objective, in the metrics of the evaluation or in the validation
     examples.
     """
-    objectives = dict.fromkeys(_objective_name(run) for run in runs)
+    objectives = dict.fromkeys(_format_objective(run) for run in runs)
     translated_notes = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
     notes = dict.fromkeys(map(translated("join.semicolon").join, translated_notes))
     sentences = []
@@ -129,26 +129,26 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.series("valid_loss") and run.metric is None:
-            groups.setdefault(_objective_name(run), []).append((name, run))
+            groups.setdefault(_format_objective(run), []).append((name, run))
     return [_rank_group(objective, group) for objective, group in groups.items() if len(group) > 1]
 
 
-def _objective_name(run: RunFiles) -> str:
+def _format_objective(run: RunFiles) -> str:
     """Return the objective of a run, with one name for all objectives of next-token prediction."""
     return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
-def _rank_group(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
+def _rank_group(objective: str, named_runs: Sequence[tuple[str, RunFiles]]) -> Ranking:
     """Return the ranking of (name, run) pairs with the same objective."""
-    budgets = [_find_budget(run) for _, run in group]
+    budgets = [_find_budget(run) for _, run in named_runs]
     kinds = {kind for kind, _ in budgets}
     axis = {"steps": "step", "minutes": "seconds"}.get(*kinds) if len(kinds) == 1 else None
     axis = axis or "tokens"
-    limit = min(_validation_losses(run, axis)[-1][0] for _, run in group)
-    same_text = have_same_text([run for _, run in group])
-    lines = [_make_entry(name, run, axis, limit) for name, run in group]
+    limit = min(_list_validation_losses(run, axis)[-1][0] for _, run in named_runs)
+    same_text = have_same_text([run for _, run in named_runs])
+    lines = [_make_ranked_run(name, run, axis, limit) for name, run in named_runs]
     if same_text:
-        _, run = group[0]
+        _, run = named_runs[0]
         for label, loss in run.baselines.items():
             lines.append(RankedRun(None, label, "", None, loss, run.bits_per_byte(loss), None))
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)
@@ -167,12 +167,12 @@ def _find_budget(run: RunFiles) -> tuple[str, float]:
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
-def _make_entry(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
+def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
     """Return the entry of a run in a ranking, with its best validation loss up to `limit`.
 
     If the first evaluation was after the limit, its loss is used. The place is not set yet.
     """
-    points = _validation_losses(run, axis)
+    points = _list_validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE
     in_time = [(loss, at) for at, loss in points if at <= most]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
@@ -180,7 +180,7 @@ def _make_entry(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
     return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 
-def _validation_losses(run: RunFiles, axis: str) -> Points:
+def _list_validation_losses(run: RunFiles, axis: str) -> Points:
     """Return the validation losses of a run over steps, tokens or seconds.
 
     The seconds of an evaluation are taken before it started, so they exclude its own duration.

@@ -21,34 +21,34 @@ RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 Points = Sequence[tuple[float, float]]
 
 
-class _Shape(BaseModel):
+class _Schema(BaseModel):
     """The part of a JSON file that a report reads. Other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class _Sample(_Shape):
+class _Sample(_Schema):
     """A sample of the model's output in run.json."""
 
     prompt: str
     output: str
 
 
-class _BatchRow(_Shape):
+class _BatchRow(_Schema):
     """A row of the first batch in run.json: (token, label, color) triples and a caption."""
 
     caption: str
     tokens: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
 
 
-class _Metadata(_Shape):
+class _Metadata(_Schema):
     """The contents of run.json."""
 
     samples: list[_Sample] | None = None
     first_batch: list[_BatchRow] | None = None
 
 
-class _Response(_Shape):
+class _Response(_Schema):
     """A sampled response with its reward in metrics.jsonl."""
 
     prompt: str
@@ -56,13 +56,13 @@ class _Response(_Shape):
     reward: float
 
 
-class _Record(_Shape):
+class _Record(_Schema):
     """A record (line) of metrics.jsonl."""
 
     samples: list[_Response] = []
 
 
-class _LabelScores(_Shape):
+class _LabelScores(_Schema):
     """Precision, recall, F1 and number of examples of a label in evaluation.json."""
 
     label: str
@@ -72,7 +72,7 @@ class _LabelScores(_Shape):
     support: int
 
 
-class _Mistake(_Shape):
+class _Mistake(_Schema):
     """A wrong prediction in evaluation.json."""
 
     where: str
@@ -82,7 +82,7 @@ class _Mistake(_Shape):
     confidence: float | None
 
 
-class _Calibration(_Shape):
+class _Calibration(_Schema):
     """The calibration of a classifier in evaluation.json."""
 
     calibration_error: float
@@ -96,7 +96,7 @@ class _Calibration(_Shape):
     rule: str
 
 
-class _Evaluation(_Shape):
+class _Evaluation(_Schema):
     """The contents of evaluation.json."""
 
     values: dict[str, float | None] = {}
@@ -108,7 +108,7 @@ class _Evaluation(_Shape):
     calibration: _Calibration | None = None
 
     @model_validator(mode="after")
-    def _is_square(self) -> Self:
+    def _check_confusion_size(self) -> Self:
         """Check that the confusion matrix has as many columns as there are labels."""
         if any(len(row) != len(self.labels) for row in self.confusion):
             raise ValueError("confusion does not have a number for each pair of labels")
@@ -207,7 +207,7 @@ class RunFiles:
     def loss_terms(self) -> list[str]:
         """The names of data sources and loss terms that have `train_NAME` and `valid_NAME` records.
 
-        Empty for a policy, which has no validation loss. See `step_terms`.
+        Empty for a policy, which has no validation loss. See `policy_metrics`.
         """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("valid_") for key in keys if key.startswith("valid_"))
@@ -215,7 +215,7 @@ class RunFiles:
         return both if "valid_loss" in keys else []
 
     @property
-    def step_terms(self) -> list[str]:
+    def policy_metrics(self) -> list[str]:
         """The names of the values logged in policy optimization, such as rewards and lengths."""
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("train_") for key in keys if key.startswith("train_"))
@@ -300,10 +300,10 @@ def read_run(folder: str | Path) -> RunFiles:
             folder=folder,
             recipe_text=recipe_text,
             recipe=recipe,
-            spec=_read_object(folder / "spec.json"),
-            metadata=_read_object(folder / "run.json", _Metadata),
+            spec=_read_json_object(folder / "spec.json"),
+            metadata=_read_json_object(folder / "run.json", _Metadata),
             metrics=metrics,
-            evaluation=_read_object(folder / "evaluation.json", _Evaluation),
+            evaluation=_read_json_object(folder / "evaluation.json", _Evaluation),
             tokenizer=Tokenizer.load(tokenizer) if tokenizer.is_file() else None,
             source_tokenizer=Tokenizer.load(source) if source.is_file() else None,
         )
@@ -324,16 +324,16 @@ def to_float(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def extract_curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
+def extract_curve(records: Iterable[Mapping[str, Any]], y_key: str, x_key: str) -> Points:
     """Return the points (record[over], record[key]) of all records where both are finite numbers.
 
     Other records are skipped.
     """
-    pairs = ((to_float(record.get(over)), to_float(record.get(key))) for record in records)
+    pairs = ((to_float(record.get(x_key)), to_float(record.get(y_key))) for record in records)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
+def _read_json_object(path: Path, schema: type[_Schema] = _Schema) -> dict[str, Any]:
     """Read a JSON object and check it against a schema; a missing file is an empty object.
 
     Raises ValueError if the file contains something else.
@@ -342,7 +342,7 @@ def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
     try:
-        shape.model_validate(content)
+        schema.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))

@@ -69,7 +69,7 @@ class Summary:
 def summarize(run: RunFiles) -> Summary:
     """Summarize the results of a run."""
     evaluations = tuple(_list_evaluations(run))
-    best = min(evaluations, key=lambda point: _sort_key(run, point), default=None)
+    best = min(evaluations, key=lambda point: _evaluation_sort_key(run, point), default=None)
     train = [loss for _, loss in run.series("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
@@ -164,7 +164,7 @@ def _list_evaluations(run: RunFiles) -> list[EvaluationPoint]:
     return points
 
 
-def _sort_key(run: RunFiles, point: EvaluationPoint) -> float:
+def _evaluation_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
     """Return the sort key of an evaluation, which is smallest for the best evaluation.
 
     Evaluations are compared by the main metric, or by the validation loss if there is no metric.
@@ -265,7 +265,7 @@ def _judge_pretraining(
         words = "verdict.no_better_than_unigram"
     else:
         words = "verdict.above_unigram"
-    advice = "" if worse or run.unfinished else _suggest_changes(run)
+    advice = "" if worse or run.unfinished else _suggest_pretraining_changes(run)
     return [translated(words, result=result, unigram=unigram), worse, advice], True
 
 
@@ -287,7 +287,7 @@ def _describe_overfitting(
     return translated(words, loss=last.valid_loss, step=best.step)
 
 
-def _suggest_changes(run: RunFiles) -> str:
+def _suggest_pretraining_changes(run: RunFiles) -> str:
     """Return a sentence that advises what to try for a stuck pretraining run.
 
     The cheapest measures come first. Measures that the run already uses are left out.
