@@ -1,1 +1,1 @@
-"""Model evaluation: perplexity, few-shot prompting, lm-evaluation-harness and best-of-n sampling."""
+"""Model evaluation: perplexity, few-shot prompting, lm-evaluation-harness and best-of-n."""

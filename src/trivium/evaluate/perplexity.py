@@ -282,8 +282,8 @@ def _score_recurrent(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: P
 def _score_masked(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perplexity) -> None:
     """Score a batch of windows with an encoder, and add the log-probabilities to `totals`.
 
-    Each token is predicted from all other tokens of its window, in a forward pass in which only
-    this token is masked.
+    Each token is predicted from all other tokens of its window, in a copy of the window in which
+    only this token is masked.
     """
     suffix = len(lm.source_template.after)
     for row in batch:

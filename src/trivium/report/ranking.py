@@ -15,8 +15,8 @@ from trivium.progress import format_duration
 from trivium.report.common_examples import compare_common_examples
 from trivium.report.run_files import Points, RunFiles, to_float
 
-# Budgets in minutes and tokens are checked only after a step. Therefore the losses of a run count
-# up to this multiple of the shortest run's budget.
+# Budgets in minutes and tokens are checked only after a step. Therefore losses count up to this
+# multiple of the shortest run's budget.
 _TOLERANCE = 1.05
 _BUDGETS = ("steps", "tokens", "epochs", "minutes")
 # Runs whose unigram losses differ by less than this have the same text and tokenizer.
@@ -28,14 +28,14 @@ class RankedRun:
     """A run or a baseline in a ranking.
 
     Args:
-        place: the position in the ranking; None for a baseline.
+        place: the position in the ranking, from 1; None for a baseline.
         name: the name of the run or of the baseline.
         model: the model of the run.
         parameters: the number of parameters; None for a baseline.
         loss: the loss in nats per token.
-        bits: the loss in bits per byte, if it is known.
-        at: the step, the number of tokens or the time in seconds at which the loss was measured;
-            None for a baseline.
+        bits: the loss in bits per byte; None if it is unknown.
+        at: the step, number of tokens or time in seconds at which the loss was measured; None for a
+            baseline.
     """
 
     place: int | None
@@ -51,14 +51,14 @@ class RankedRun:
 class Ranking:
     """A ranking of runs with the same objective, the best run first.
 
-    The runs are compared by their best loss up to the end of the shortest run.
+    Runs are compared by their best loss up to the end of the shortest run.
 
     Args:
         objective: the objective of the runs.
         axis: the quantity that is equal in the comparison: "step", "tokens" or "seconds".
         limit: the value of this quantity at the end of the shortest run.
         lines: the runs and the baselines.
-        same_text: whether all runs have the same text and tokenizer. If not, they are ranked by
+        same_text: whether all runs have the same text and tokenizer. If not, runs are ranked by
             bits per byte.
         budgets: the training budgets of the runs if they differ, otherwise empty.
     """
@@ -72,13 +72,13 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The title: the objective, and the point of training at which the runs are compared."""
+        """The title: the objective, and the point in training at which runs are compared."""
         after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
     def note(self) -> str:
-        """A sentence about the different training budgets of the runs; empty if they are equal."""
+        """A sentence about the runs' training budgets, or empty if the budgets are equal."""
         if not self.budgets:
             return ""
         budgets = translated("join.comma").join(self.budgets)
@@ -87,7 +87,7 @@ class Ranking:
         )
 
     def format_point(self, at: float) -> str:
-        """Format a point of training: a step, a number of tokens or a time, depending on `axis`."""
+        """Format a value of `axis`, that is, a step, a number of tokens or a time."""
         if self.axis == "seconds":
             return format_duration(at)
         return translated(
@@ -96,10 +96,9 @@ class Ranking:
 
 
 def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
-    """Return sentences that warn of differences between runs that make them hard to compare.
+    """Return warnings about differences that make runs hard to compare.
 
-    Runs may differ in the objective, in the metrics of the evaluation or in the validation
-    examples.
+    Runs may differ in the objective, in the metrics or in the validation examples.
     """
     objectives = dict.fromkeys(_format_objective(run) for run in runs)
     translated_notes = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
@@ -119,13 +118,16 @@ def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def have_same_text(runs: Sequence[RunFiles]) -> bool:
-    """Return whether runs have the same text and tokenizer, and therefore equal unigram losses."""
+    """Return whether all runs have the same text and tokenizer, i.e. the same unigram loss."""
     unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
 
 
 def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
-    """Return a ranking for every objective that two or more pretraining runs have in common."""
+    """Rank pretraining runs. Returns one ranking per objective with at least two runs.
+
+    `names` are the names of the runs to show.
+    """
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.series("valid_loss") and run.metric is None:
@@ -134,12 +136,12 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
 
 
 def _format_objective(run: RunFiles) -> str:
-    """Return the objective of a run, with one name for all objectives of next-token prediction."""
+    """Return the objective of a run. All next-token prediction objectives have the same name."""
     return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
 def _rank_group(objective: str, named_runs: Sequence[tuple[str, RunFiles]]) -> Ranking:
-    """Return the ranking of (name, run) pairs with the same objective."""
+    """Rank runs with the same objective, given as (name, run) pairs."""
     budgets = [_find_budget(run) for _, run in named_runs]
     kinds = {kind for kind, _ in budgets}
     axis = {"steps": "step", "minutes": "seconds"}.get(*kinds) if len(kinds) == 1 else None
@@ -162,15 +164,16 @@ def _rank_group(objective: str, named_runs: Sequence[tuple[str, RunFiles]]) -> R
 
 
 def _find_budget(run: RunFiles) -> tuple[str, float]:
-    """Return the recipe key in `[train]` that limits the length of a run, and its value."""
+    """Return the key in `[train]` that limits the length of a run, and the value of the key."""
     sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
 def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
-    """Return the entry of a run in a ranking, with its best validation loss up to `limit`.
+    """Make the ranking entry of a run from its best validation loss up to `limit`.
 
-    If the first evaluation was after the limit, its loss is used. The place is not set yet.
+    If the first evaluation was after the limit, its loss is used. The position in the ranking is
+    not set yet.
     """
     points = _list_validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE
@@ -181,9 +184,9 @@ def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> Ranke
 
 
 def _list_validation_losses(run: RunFiles, axis: str) -> Points:
-    """Return the validation losses of a run over steps, tokens or seconds.
+    """Return (x, loss) points of the validation losses of a run over steps, tokens or seconds.
 
-    The seconds of an evaluation are taken before it started, so they exclude its own duration.
+    Seconds are those at the start of the evaluation, so that they exclude its duration.
     """
     if axis != "seconds":
         return run.series("valid_loss", over=axis)
@@ -197,7 +200,7 @@ def _list_validation_losses(run: RunFiles, axis: str) -> Points:
 
 
 def format_ranking(ranking: Ranking) -> str:
-    """Return a ranking as plain text."""
+    """Format a ranking as plain text, one line per run."""
     width = max(display_width(line.name) for line in ranking.lines)
     nats, per_byte = translated("unit.nats_per_token"), translated("unit.bits_per_byte")
     lines = [ranking.title, *filter(None, [ranking.note]), ""]
