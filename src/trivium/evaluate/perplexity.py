@@ -295,9 +295,10 @@ def _score_masked(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perp
 def _add_nll(
     lm: LanguageModel, hidden: torch.Tensor, targets: list[int], num_ends: int, totals: Perplexity
 ) -> None:
-    """Add the negative log-likelihood of M target tokens, given hidden states [M, D], to `totals`.
+    """Add the negative log-likelihood of target tokens to the sums in `totals`.
 
-    The last `num_ends` targets are end-of-text tokens, and are added to `end_nats`.
+    The last `num_ends` of the M targets are end-of-text tokens, and are added to `end_nats`.
+    `hidden` are the hidden states [M, D] that predict the targets.
     """
     if not targets:
         return

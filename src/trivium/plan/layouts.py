@@ -127,7 +127,7 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """The number of rows per data-parallel group, equal for all groups by rounding.
+        """The number of rows per data-parallel group, rounded to be equal for all groups.
 
         It is 0 if the batch has too few rows.
         """
@@ -174,7 +174,7 @@ class Step:
 
     @property
     def explanation(self) -> str:
-        """The reason why this layout is impossible, with the numbers of GB or rows."""
+        """The reason why this layout is impossible, with the memory or rows that it needs."""
         if self.rows == 0:
             return english("reason.more_groups_than_rows", layout=self.layout, groups=self.dp_size)
         need, have = self.memory_bytes / 2**30, USABLE_MEMORY * self.work.gpu.memory / 2**30

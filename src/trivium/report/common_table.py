@@ -41,7 +41,7 @@ def make_run_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
         row |= {"objective": run.objective, "parameters": run.metadata_number("num_parameters")}
         row |= {size: run.last_number(size) for size in ("step", "tokens")}
         row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
-        row |= {"train_loss": [None, *(loss for _, loss in run.series("train_loss"))][-1]}
+        row |= {"train_loss": [None, *(loss for _, loss in run.get_curve("train_loss"))][-1]}
         rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last_number("seconds")})
     known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
     different = find_different_settings(runs)

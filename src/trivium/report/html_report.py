@@ -45,13 +45,13 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     run = read_run(run_folder)
     summary = summarize(run)
     losses = {
-        translated("report.training_curve"): run.series("train_loss"),
-        translated("report.validation_curve"): run.series("valid_loss"),
+        translated("report.training_curve"): run.get_curve("train_loss"),
+        translated("report.validation_curve"): run.get_curve("valid_loss"),
     }
     for name in run.loss_terms:
         if not name.endswith("_accuracy"):
             curve = translated("report.validation_curve_of", name=name)
-            losses[curve] = run.series(f"valid_{name}")
+            losses[curve] = run.get_curve(f"valid_{name}")
     speed = translated("report.tokens_per_second")
     points = (run.evaluation.get("calibration") or {}).get("points", [])
     accuracy = translated("report.accuracy")
@@ -67,16 +67,16 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         metric_chart=_make_metric_chart(run),
         training_charts=[
             *(
-                make_line_chart(name, {name: run.series(f"train_{name}")})
+                make_line_chart(name, {name: run.get_curve(f"train_{name}")})
                 for name in run.policy_metrics
             ),
             make_line_chart(
-                translated("report.learning_rate"), {"lr": run.series("lr")}, from_zero=True
+                translated("report.learning_rate"), {"lr": run.get_curve("lr")}, from_zero=True
             ),
-            make_line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
+            make_line_chart(speed, {speed: run.get_curve("tokens_per_second")}, from_zero=True),
             make_line_chart(
                 translated("report.gradient_norm"),
-                {translated("report.norm"): run.series("grad_norm")},
+                {translated("report.norm"): run.get_curve("grad_norm")},
             ),
         ],
         confusion=make_confusion_matrix(run.evaluation),
@@ -112,7 +112,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         restricts the chart to runs with this objective.
         """
         chosen = [(n, run) for n, run in zip(names, runs) if objective in (None, run.objective)]
-        series = {name: run.series(key, over=over) for name, run in chosen}
+        series = {name: run.get_curve(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
         title = translated("comparison.over_axis", title=title, axis=translated(f"axis.{over}"))
         title += f", {objective}" if len(chosen) < len(runs) else ""
@@ -164,7 +164,7 @@ def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
         return make_line_chart(
-            translated("report.accuracy"), {name: run.series(f"valid_{name}") for name in names}
+            translated("report.accuracy"), {name: run.get_curve(f"valid_{name}") for name in names}
         )
     limit = run.metadata_number("eval_examples") or 0
     total = run.metadata_number("valid_examples") or 0
@@ -172,7 +172,7 @@ def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
     title = translated("report.metric_on_examples", metric=metric)
     if 0 < limit < total:
         title = translated("report.metric_on_some_examples", metric=metric, count=measured)
-    return make_line_chart(title, {metric: run.series(f"valid_{metric}")})
+    return make_line_chart(title, {metric: run.get_curve(f"valid_{metric}")})
 
 
 def _format_value(value: Any) -> str:

@@ -130,7 +130,7 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
     """
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
-        if run.series("valid_loss") and run.metric is None:
+        if run.get_curve("valid_loss") and run.metric is None:
             groups.setdefault(_format_objective(run), []).append((name, run))
     return [_rank_group(objective, group) for objective, group in groups.items() if len(group) > 1]
 
@@ -189,14 +189,14 @@ def _list_validation_losses(run: RunFiles, axis: str) -> Points:
     Seconds are those at the start of the evaluation, so that they exclude its duration.
     """
     if axis != "seconds":
-        return run.series("valid_loss", over=axis)
+        return run.get_curve("valid_loss", over=axis)
     seconds: dict[float, float] = {}
     for key in ("valid_loss", "train_loss"):  # training records are written before evaluations
         for record in run.metrics:
             step, time = to_float(record.get("step")), to_float(record.get("seconds"))
             if key in record and step is not None and time is not None:
                 seconds[step] = time
-    return [(seconds.get(step, step), loss) for step, loss in run.series("valid_loss")]
+    return [(seconds.get(step, step), loss) for step, loss in run.get_curve("valid_loss")]
 
 
 def format_ranking(ranking: Ranking) -> str:

@@ -154,7 +154,7 @@ class RunFiles:
         """The rows of predictions.jsonl: validation examples with predictions, or empty."""
         return list(read_json_lines(self.folder / "predictions.jsonl"))
 
-    def series(self, key: str, *, over: str = "step") -> Points:
+    def get_curve(self, key: str, *, over: str = "step") -> Points:
         """Return the curve of a logged value as (x, y) points, with x from the key `over`."""
         return extract_curve(self.metrics, key, over)
 
@@ -169,7 +169,7 @@ class RunFiles:
     @property
     def tokens_per_second(self) -> float | None:
         """The median training throughput in tokens per second, or None if it was not logged."""
-        speeds = [speed for _, speed in self.series("tokens_per_second")]
+        speeds = [speed for _, speed in self.get_curve("tokens_per_second")]
         return statistics.median(speeds) if speeds else None
 
     def recipe_value(self, section: str, key: str) -> Any:

@@ -70,7 +70,7 @@ def summarize(run: RunFiles) -> Summary:
     """Summarize the results of a run, with warnings and advice."""
     evaluations = tuple(_list_evaluations(run))
     best = min(evaluations, key=lambda point: _evaluation_sort_key(run, point), default=None)
-    train = [loss for _, loss in run.series("train_loss")]
+    train = [loss for _, loss in run.get_curve("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
         sentences, stuck = _judge_task(run, run.metric, evaluations, best)
@@ -127,7 +127,7 @@ def _list_warnings(run: RunFiles) -> Iterator[str]:
         if "warning" in record:
             step, warning = record.get("step"), translated_english(str(record["warning"]))
             yield translated("verdict.warned", step=step, warning=warning)
-    skipped = max((count for _, count in run.series("skipped_steps")), default=0)
+    skipped = max((count for _, count in run.get_curve("skipped_steps")), default=0)
     if skipped:
         yield translated("verdict.skipped_steps", count=skipped)
 

@@ -126,8 +126,8 @@ class ExampleSource:
         """Record how the examples of a split were truncated.
 
         Validation examples that truncation left without target tokens are dropped, unless the
-        objective measures truncated answers. Raises DataError if no example has a target token
-        left.
+        metrics of the objective count such examples as wrong. Raises DataError if no example has a
+        target token left.
 
         Args:
             split: "train" or "validation".
@@ -280,8 +280,8 @@ class Corpus:
     def free_examples(self) -> None:
         """Free the memory of the training examples, except for a sample of about a thousand.
 
-        Every process stores its examples as Python objects. The sample is needed for
-        `compute_unk_rates`.
+        The examples are Python objects in the memory of every process. The sample is needed to
+        count unknown tokens.
         """
         _ = self.digests  # computed from all examples, then cached
         for source in self.examples:

@@ -66,7 +66,7 @@ class ModelSetup:
     fit_settings: Callable[[int], Settings]
 
     def fit_context_length(self, corpus: Corpus, longest: int) -> None:
-        """Set the model's maximum length to that of the longest example, `longest` tokens.
+        """Set the model's maximum length to `longest`, the tokens of the longest example.
 
         Does nothing if an example is truncated, or if the recipe sets `data.length`.
         """
@@ -160,11 +160,11 @@ def set_up_model(
 def copy_weights(
     base: LanguageModel, model: Any, labels: KnownLabels | None = None
 ) -> tuple[str, ...]:
-    """Copy the weights of a base model into a model. Returns the newly initialized heads.
+    """Copy the weights of a base model into a model.
 
     Heads that the base model lacks keep their new initialization. In a head with one row per label,
-    only the rows of known labels are copied. Raises RecipeError if any other weight is missing or
-    has a different shape.
+    only the rows of known labels are copied. Returns the kinds of heads that are newly initialized.
+    Raises RecipeError if any other weight is missing or has a different shape.
     """
     state, rows = base.module.state_dict(), 0 if labels is None else len(labels.base)
     new_heads = tuple(
@@ -237,10 +237,10 @@ def _build_vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
 
 
 def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Settings:
-    """Return settings with the prefix of the task, such as "translate: ", for every source text.
+    """Return settings with the task prefix, such as "translate: ", of source texts.
 
-    If the tasks of a mix have different prefixes, no prefix is added automatically. Users must then
-    start source texts with one of the prefixes.
+    The prefix is prepended to every source text. If the tasks of a mix have different prefixes, no
+    prefix is prepended automatically, and users must start source texts with one of the prefixes.
     """
     tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
     prefixes = list(dict.fromkeys(task.prefix for task in tasks))
@@ -323,9 +323,10 @@ def _build_final_spec(
 
 
 def _find_padding_offset_change(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the spec field to change so that positions are offset by the padding id plus one.
+    """Return the change to a spec that offsets its position ids by the padding id plus one.
 
-    Applies to models whose position ids skip padding, as in RoBERTa. Returns {} for other models.
+    The change applies to models with position ids that skip padding, such as RoBERTa. It is empty
+    for other models.
     """
     positions = spec.absolute_position_encoding
     if not isinstance(positions, Learned) or positions.counted != "not-padding":

@@ -114,7 +114,8 @@ def build_phases(
 ) -> list[LoaderPhase]:
     """Build the training phases of a run from the batch streams of its last phase.
 
-    A phase gets a new row order if its row length differs from that of the previous phase.
+    A phase is a part of training with its own values for some recipe keys. It gets a new row order
+    if its row length differs from that of the previous phase.
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):

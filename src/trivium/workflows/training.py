@@ -378,9 +378,10 @@ def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> No
 def _load_resumed_recipe(
     run: Run, tree: dict[str, Any], overrides: Changes, log: ProgressLine
 ) -> Recipe:
-    """Load the recipe of a resumed run, with overrides that do not affect completed steps.
+    """Load the recipe of a resumed run, and apply overrides.
 
-    Raises RecipeError for all other changes, including edits of the run's recipe.toml.
+    Raises RecipeError if an argument, an override or an edit of the run's recipe.toml changes a key
+    that completed steps depend on.
 
     Args:
         run: the run that is resumed.

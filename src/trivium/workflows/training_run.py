@@ -213,7 +213,7 @@ class _Batches:
 def _choose_precision_and_threads(
     context: RunContext, recipe: Recipe, module: nn.Module, stored: Mapping[str, Any]
 ) -> hardware.Arithmetic:
-    """Choose the precision, and choose and set the number of threads in PyTorch.
+    """Choose the precision and the number of threads, and set the threads in PyTorch.
 
     All processes must call this function, and all get the same precision. `stored` is the metadata
     of a resumed run, or empty.
