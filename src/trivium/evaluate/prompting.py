@@ -193,7 +193,7 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
             f"max_new_tokens is {max_new_tokens}: this leaves no room for a prompt in the model's "
             f"{limit} positions."
         )
-    # The rest of a text may have one token more when it is tokenized on its own: check again.
+    # A truncated text may have more tokens when it is tokenized again, so check again.
     while len(offsets := tokenizer.encode(prompt, add_special_tokens=False).offsets) > capacity:
         prompt = prompt[max(1, offsets[-capacity][0]) :]
     return prompt

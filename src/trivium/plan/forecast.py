@@ -127,7 +127,7 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     Raises RecipeError if the GPU runs out of memory.
     """
     borders = trainer.planned_borders()
-    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # of the last part
+    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # in the last phase
     try:
         rate = batch.num_tokens / _measure_step_seconds(trainer, batch)
     except torch.cuda.OutOfMemoryError:

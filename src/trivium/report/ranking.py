@@ -19,7 +19,7 @@ from trivium.report.run_files import Points, RunFiles, to_float
 # multiple of the shortest run's budget.
 _TOLERANCE = 1.05
 _BUDGETS = ("steps", "tokens", "epochs", "minutes")
-# Runs whose unigram losses differ by less than this have the same text and tokenizer.
+# If unigram losses differ by less than this, runs have the same text and tokenizer.
 _SAME_TEXT = 1e-6
 
 

@@ -648,7 +648,7 @@ def _encode_source(
         if texts_changed(shards, paths, source.options.validation):
             log.warn("resuming with the text as it was when the run began: it has changed since")
     else:
-        # With equal fractions, the hash of a document decides the same in all sources.
+        # With equal fractions, a document's hash assigns it to the same split in all sources.
         others = [
             other
             for other in sources

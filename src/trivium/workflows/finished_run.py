@@ -85,7 +85,7 @@ class ValidationMetrics:
         is_limited = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
         if self.predicts_here and (self.train.metric or (is_limited and resumed_limit is None)):
             self.evaluate(lm, 1)
-            self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
+            self.seconds_per_example = 0.0  # included loading the metric libraries
         if is_limited and resumed_limit is None:
             self.evaluate(lm, _MIN_EXAMPLES)
         if is_limited:

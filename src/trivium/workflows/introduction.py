@@ -302,7 +302,7 @@ def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
     """Print whether weights are random, which heads are new, and which labels changed."""
     name, preset = _format_model_name(recipe, setup), recipe.model.preset
     if preset is not None and not corpus.texts:
-        # A size of a paper may have the name of a model on the hub.
+        # The name of a preset may also be the name of a pretrained model on the hub.
         published = not recipe.model.changes_preset and not catalogue[preset].paper.startswith(
             "after"
         )

@@ -227,7 +227,7 @@ def _format_cell(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     text = json.dumps(value, ensure_ascii=False, default=_to_json_value)
-    return text.strip('"')  # a date is quoted
+    return text.strip('"')  # JSON quotes dates
 
 
 def _to_json_value(value: Any) -> str:

@@ -220,7 +220,7 @@ def _choose_precision_and_threads(
     """
     device = context.device
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, stored)
-    known = list(hardware.PRECISIONS.values())  # the precision that all GPUs support
+    known = list(hardware.PRECISIONS.values())  # if GPUs differ, use one that all support
     [index] = context.parallel.all_reduce_max(known.index(arithmetic.precision))
     # Norm weights intentionally stay in float32 when activations are bfloat16 (Gemma 2, Qwen3).
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
