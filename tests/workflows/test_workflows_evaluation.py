@@ -150,7 +150,7 @@ def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, mo
 
     monkeypatch.setattr(TextClassification, "predict", slow)
     monkeypatch.setattr(TextClassification, "compute_metrics", half_right)
-    monkeypatch.setattr(finished_run, "_PROBED", 2)
+    monkeypatch.setattr(finished_run, "_MIN_EXAMPLES", 2)
     console = quiet()
     finetune(
         "classification", model=encoder.path, data=reviews, validation=0.5, out=tmp_path / "run",
