@@ -178,8 +178,7 @@ class FinishedRun:
         took = time.monotonic() - begin
         end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
         step, samples = state.best_step or state.step, self._generate_samples(state.step)
-        end |= {"samples": samples, "weights_step": step}
-        metadata = run.read_metadata() | end
+        metadata = run.read_metadata() | end | {"samples": samples, "weights_step": step}
         run.write_metadata(metadata)
         preparation = state.preparation_seconds or 0.0
         before = translated("run.after_preparation", time=format_duration(preparation))
