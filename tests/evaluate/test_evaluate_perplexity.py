@@ -13,9 +13,9 @@ import trivium
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.evaluate.perplexity import (
     Perplexity,
+    compute_rolling_logprob,
     iter_windows,
     perplexity,
-    rolling_log_probability,
 )
 from trivium.language_model import LanguageModel
 from trivium.models import build
@@ -127,8 +127,8 @@ def test_ends_of_texts_are_apart(gpt2):
     many = perplexity(lm, TEXTS, window=37, stride=18, batch_size=1)
     assert many.nats == pytest.approx(result.nats, rel=1e-9)
     short = text_of(35)
-    assert rolling_log_probability(lm, short) == pytest.approx(lm.score(short), rel=1e-9)
-    assert rolling_log_probability(lm, TEXTS[1]) < rolling_log_probability(lm, short)
+    assert compute_rolling_logprob(lm, short) == pytest.approx(lm.score(short), rel=1e-9)
+    assert compute_rolling_logprob(lm, TEXTS[1]) < compute_rolling_logprob(lm, short)
 
 
 def test_figures_are_per_word_or_on_unsegmented_text_per_character(gpt2):

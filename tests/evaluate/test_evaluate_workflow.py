@@ -28,8 +28,8 @@ from trivium.workflows.evaluate import (
     TextOptions,
     build_task_objective,
     evaluate,
-    evaluation_tasks,
     infer_task,
+    list_evaluation_tasks,
 )
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -60,8 +60,8 @@ def test_a_fine_tuned_model_is_measured_by_its_task(classifier, tmp_path):
         evaluate(classifier, path, task="clasification")
     with pytest.raises(DataError, match="missing"):
         evaluate(classifier, tmp_path / "missing.csv")
-    assert evaluation_tasks()[0] == "perplexity"
-    assert "chat" in evaluation_tasks()
+    assert list_evaluation_tasks()[0] == "perplexity"
+    assert "chat" in list_evaluation_tasks()
 
 
 def test_others_by_perplexity(tmp_path):

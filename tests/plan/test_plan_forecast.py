@@ -25,10 +25,10 @@ TEXT = "\n\n".join(
 @pytest.mark.parametrize("preset", ["llama-tiny", "t5-tiny", "electra-tiny"])
 def test_a_forecast_changes_nothing_of_the_run(preset, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
-    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    monkeypatch.setattr(forecast, "_MIN_TIMED_SECONDS", 0.02)
     runs = []
     for seconds in (0.0, 1e9):
-        monkeypatch.setattr(forecast, "_WORTH_SECONDS", seconds)
+        monkeypatch.setattr(forecast, "_MIN_RUN_SECONDS", seconds)
         console = quiet()
         run = pretrain(
             preset, data=tmp_path / "text.txt", out=tmp_path / f"{preset}-{seconds}",
@@ -47,8 +47,8 @@ def test_a_forecast_changes_nothing_of_the_run(preset, tmp_path, monkeypatch):
 def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
     (tmp_path / "long.txt").write_text(TEXT)
     (tmp_path / "short.txt").write_text(TEXT[: len(TEXT) // 4])
-    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
-    monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(forecast, "_MIN_TIMED_SECONDS", 0.02)
+    monkeypatch.setattr(forecast, "_MIN_RUN_SECONDS", 0.0)
     for preset, text, epochs, said in (
         ("llama-tiny", "short", 1, None),
         ("llama-tiny", "short", 2, "parameters, more than about 1 do not help (train.epochs)"),
@@ -67,7 +67,7 @@ def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
     ("preset", "kind"), [("bert-tiny", "sentence-pairs"), ("bart-tiny", "denoising")]
 )
 def test_this_machine_is_measured_without_data(preset, kind, capsys, monkeypatch):
-    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    monkeypatch.setattr(forecast, "_MIN_TIMED_SECONDS", 0.02)
     more = ["--set", f"objective.kind={kind}", "--set", "train.steps=10", "--json"]
     assert cli.main(["plan", preset, "--this-machine", *more]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -79,7 +79,7 @@ def test_this_machine_is_measured_without_data(preset, kind, capsys, monkeypatch
 
 
 def test_this_machine_is_measured_for_a_number_of_minutes(capsys, monkeypatch):
-    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    monkeypatch.setattr(forecast, "_MIN_TIMED_SECONDS", 0.02)
     assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
     assert "take 2m00s" in capsys.readouterr().out
 
@@ -92,7 +92,7 @@ def test_a_tokenizer_without_the_tokens_of_the_objective_is_refused(capsys, tmp_
 
 
 def test_frozen_weights_take_less_memory(capsys, monkeypatch):
-    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    monkeypatch.setattr(forecast, "_MIN_TIMED_SECONDS", 0.02)
     memory = []
     for change in ("model.freeze=none", "model.freeze=embeddings", "adapter.rank=4"):
         more = ["--set", change, "--set", "train.steps=10", "--json"]
@@ -108,7 +108,7 @@ def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):
     def fail(*_):
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(forecast, "_MIN_RUN_SECONDS", 0.0)
     monkeypatch.setattr(forecast, "_measure_step_seconds", fail)
     (tmp_path / "text.txt").write_text(TEXT)
     changes = settings(steps=2, eval_tokens=64)

@@ -209,17 +209,17 @@ def test_what_sharding_tensor_parallelism_and_checkpointing_save():
 
 def test_the_fewest_gpus_compute_nothing_twice_unless_only_checkpointing_fits():
     short = Workload(presets["gpt2-xl"], 2**13, 2**22, GPUS["a100-40g"], 1)
-    layouts = [step.layout for step in short.steps() if step.problem is None]
+    layouts = [step.layout for step in short.list_steps() if step.problem is None]
     assert [layout.activation_checkpointing for layout in layouts] == [True]
     few = fewest_gpus(short)
-    layouts = [step.layout for step in few.steps() if step.problem is None]
+    layouts = [step.layout for step in few.list_steps() if step.problem is None]
     assert (few.gpus, layouts[0].activation_checkpointing) == (4, False)
     work = Workload(presets["gpt2-xl"], 2**17, 2**22, GPUS["a100-80g"], 1)
     few = fewest_gpus(work)
-    steps = [step for step in few.steps() if step.problem is None]
+    steps = [step for step in few.list_steps() if step.problem is None]
     assert all(step.layout.activation_checkpointing for step in steps)
     assert few.gpus == 2
-    assert all(step.problem for step in work.steps())
+    assert all(step.problem for step in work.list_steps())
 
 
 def test_what_cannot_be_planned_is_refused(capsys, tmp_path):

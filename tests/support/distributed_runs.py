@@ -87,5 +87,5 @@ def small(dropout: float = 0.1, **parallel: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    forecast._WORTH_SECONDS = forecast._SECONDS = 0.0  # every run begins with a forecast
+    forecast._MIN_RUN_SECONDS = forecast._MIN_TIMED_SECONDS = 0.0  # every run has a forecast
     train(json.loads(sys.argv[-1]))

@@ -98,7 +98,7 @@ def test_the_mean_of_checkpoints_is_written_where_it_is_best(reviews, tmp_path, 
         return {"": Metrics({"accuracy": float(next(scores))})}
 
     monkeypatch.setattr(kept_weights, "average_weights", average)
-    monkeypatch.setattr(finished_run.ValidationMetrics, "measure", measure)
+    monkeypatch.setattr(finished_run.ValidationMetrics, "evaluate", measure)
     changes = settings(steps=2, eval_every=1, save_every=1, average=2)
     changes["train"] |= {"batch_tokens": None, "eval_tokens": None}
     run = finetune(
@@ -150,7 +150,7 @@ def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, mo
 
     monkeypatch.setattr(TextClassification, "predict", slow)
     monkeypatch.setattr(TextClassification, "compute_metrics", half_right)
-    monkeypatch.setattr(finished_run, "_PROBED", 2)
+    monkeypatch.setattr(finished_run, "_MIN_EXAMPLES", 2)
     console = quiet()
     finetune(
         "classification", model=encoder.path, data=reviews, validation=0.5, out=tmp_path / "run",

@@ -16,13 +16,13 @@ from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine
 from trivium.train import defaults
 from trivium.train.recipe_loading import load_recipe
-from trivium.workflows.introduction import _print_published
+from trivium.workflows.introduction import _print_published_comparison
 from trivium.workflows.training import pretrain
 
 
 def told(recipe) -> str:
     console = quiet()
-    _print_published(ProgressLine(console), recipe)
+    _print_published_comparison(ProgressLine(console), recipe)
     return " ".join(console.file.getvalue().split())
 
 
@@ -55,7 +55,7 @@ def test_the_published_budget_runs_only_if_it_is_set(text, tmp_path, monkeypatch
     small = {"num_layers": 1, "layers": {"mixer": {"num_heads": 2}}}
     changes = {"model": {"d_model": 8, "encoder": small}, "tokenizer": {"vocab_size": 300}}
     changes |= {"data": {"length": 32}, "train": {"batch_tokens": 32 * 7, "device": "cpu"}}
-    monkeypatch.setattr(forecast, "_SECONDS", 0.1)
+    monkeypatch.setattr(forecast, "_MIN_TIMED_SECONDS", 0.1)
     with pytest.raises(RecipeError, match=r"train.steps = 1,000,000, .*--set train.minutes=60"):
         pretrain(
             "bert-base", data=text, out=tmp_path / "run", changes=changes, console=quiet()

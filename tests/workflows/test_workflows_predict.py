@@ -292,7 +292,7 @@ def test_what_is_refused(lm, tmp_path):
 def test_records_are_not_held(ending, lm, tmp_path, monkeypatch):
     """Records that are read but not yet written are at most those of a batch and a row group."""
     monkeypatch.setattr(module, "_ROWS", 4)
-    monkeypatch.setattr(module, "_GROUP", 8)
+    monkeypatch.setattr(module, "_ROW_GROUP", 8)
     path = write(tmp_path / "new.csv", [{"text": f"film {n}", "id": str(n)} for n in range(100)])
     records, read, most = TextClassification.records, [0], [0]
 
@@ -373,7 +373,7 @@ def test_words_one_a_line_cannot_be_written(tmp_path):
 
 def test_columns_that_are_empty_at_first(lm, tmp_path, monkeypatch):
     """The types of Parquet follow from the first rows, where what is empty may be text later."""
-    monkeypatch.setattr(module, "_GROUP", 2)
+    monkeypatch.setattr(module, "_ROW_GROUP", 2)
     rows = [{"text": "a film", "note": None, "tags": []}] * 3
     rows.append({"text": "a mess", "note": "late", "tags": ["x"]})
     path = tmp_path / "new.jsonl"

@@ -130,7 +130,7 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
     assert evaluation["values"]["accuracy"] == max(accuracies)
     console, deaf = quiet(), signal.signal(signal.SIGINT, signal.SIG_IGN)  # as & in scripts
     with monkeypatch.context() as patch:
-        patch.setattr(ValidationMetrics, "measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(ValidationMetrics, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         finetune("", out=run.path, resume=True, console=console)
     signal.signal(signal.SIGINT, deaf)
     assert "the evaluation was stopped" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""Evaluation of models: perplexity, few-shot prompting, lm-evaluation-harness and best-of-n."""
+"""Model evaluation: perplexity, few-shot prompting, lm-evaluation-harness and best-of-n."""

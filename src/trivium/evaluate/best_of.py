@@ -1,4 +1,4 @@
-"""Best-of-n sampling: samples of a prompt are ranked by a reward.
+"""Best-of-n sampling: the samples of a prompt are ranked by their reward.
 
 The best and the worst sample can form a preference pair.
 """
@@ -17,12 +17,12 @@ from trivium.rewards import RewardFunction, Sample, compute_scores
 def ranked(
     lm: LanguageModel, reward: RewardFunction, prompt: str, requests: Sequence[GenerationRequest]
 ) -> list[tuple[float, GenerationRequest]]:
-    """Score the finished samples of a prompt. Returns (score, sample) pairs, the best first.
+    """Score the finished samples of a prompt, and return (score, sample) pairs, the best first.
 
-    The score is the reward multiplied by its weight. Samples that are answers in a conversation are
-    passed to the reward function as messages.
+    The score is the reward multiplied by the weight of the reward. Samples that are answers in a
+    conversation are passed to the reward function as messages.
     """
-    samples = [_make_sample(lm, prompt, request) for request in requests]
+    samples = [_to_reward_sample(lm, prompt, request) for request in requests]
     scores = reward.weight * compute_scores([reward], samples)[:, 0]
     return sorted(zip(scores.tolist(), requests, strict=True), key=lambda pair: -pair[0])
 
@@ -30,11 +30,16 @@ def ranked(
 def make_preference_pair(
     lm: LanguageModel, prompt: str, samples: Sequence[tuple[float, GenerationRequest]]
 ) -> dict[str, Any] | None:
-    """Return a preference pair (prompt, chosen, rejected) from the best and the worst sample.
+    """Return a preference pair with the keys prompt, chosen and rejected, as for DPO.
 
-    `samples` are the (score, sample) pairs from `ranked`. Empty samples are ignored, because
-    `finetune preference` does not accept them. The texts are continuations of the prompt, or
-    messages if the samples are answers in a conversation. Returns None if all scores are equal.
+    The best sample is chosen and the worst one rejected. Samples without text are ignored, because
+    `finetune preference` does not accept them. The values are texts, or messages if the samples are
+    answers in a conversation. Returns None if all scores are equal.
+
+    Args:
+        lm: the model.
+        prompt: the prompt of the samples.
+        samples: (score, sample) pairs, the best first.
     """
     nonempty = [pair for pair in samples if pair[1].text.strip()]
     if not nonempty or nonempty[0][0] == nonempty[-1][0]:
@@ -46,12 +51,12 @@ def make_preference_pair(
 
 
 def _to_message(request: GenerationRequest) -> dict[str, str]:
-    """Return the generated text as a message of the assistant."""
+    """Convert generated text to a message with the role assistant."""
     return {"role": "assistant", "content": request.text.strip()}
 
 
-def _make_sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
-    """Convert a generated text to the input of a reward function."""
+def _to_reward_sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
+    """Convert generated text to a `Sample`, the input of a reward function."""
     response, record = request.text.strip(), Record({}, f'the prompt "{prompt}"')
     text = prompt + request.text.rstrip()
     messages = (

@@ -1,4 +1,4 @@
-"""Evaluation of models with lm-evaluation-harness (EleutherAI), whose tasks papers report.
+"""Model evaluation with lm-evaluation-harness (EleutherAI), the tool that most papers use.
 
 Tasks on local files need no network. Such a task is a YAML file in a folder of tasks, with
 `dataset_path: json` and `dataset_kwargs: {data_files: {validation: /path/to/file.jsonl}}`.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import SpecError, TriviumError, did_you_mean, require_extra
-from trivium.evaluate.perplexity import rolling_log_probability
+from trivium.evaluate.perplexity import compute_rolling_logprob
 from trivium.evaluate.prompting import truncate_left
 from trivium.inference.score import encode_item, score_continuations
 from trivium.language_model import LanguageModel
@@ -22,19 +22,19 @@ _MAX_NEW_TOKENS = 256  # the harness's own default
 
 
 def harness_model(lm: LanguageModel) -> Any:
-    """Wrap a model for the harness: `lm_eval.simple_evaluate(model=harness_model(lm), ...)`.
+    """Wrap a model for lm-evaluation-harness, as the argument `model` of `simple_evaluate`.
 
     Decoders and encoder-decoders compute log-likelihoods and generate text. Encoders compute
     pseudo-log-likelihoods (Salazar et al. 2020) and do not generate text.
 
     Raises:
-        MissingExtraError: the harness is not installed.
+        MissingExtraError: lm-evaluation-harness is not installed.
     """
     with require_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.api.model import LM
 
     class HarnessModel(LM):
-        """The harness's interface `LM`, implemented with a `LanguageModel`."""
+        """A `LanguageModel` with the interface `LM` of lm-evaluation-harness."""
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
             """Return (log p(continuation | context), whether it is the greedy output) per request.
@@ -49,10 +49,10 @@ def harness_model(lm: LanguageModel) -> Any:
 
         def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
             """Return log p(text) for the text of each request."""
-            return [rolling_log_probability(lm, request.args[0]) for request in requests]
+            return [compute_rolling_logprob(lm, request.args[0]) for request in requests]
 
         def generate_until(self, requests: list[Any]) -> list[str]:
-            """Return the generated text for each request, up to a stop string."""
+            """Generate text for each request, until a stop string."""
             return [_generate_until(lm, *request.args) for request in requests]
 
     return HarnessModel()
@@ -66,22 +66,22 @@ def run_tasks(
     shots: int | None = None,
     limit: int | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a model on tasks of the harness. Returns the metrics of each task.
+    """Evaluate a model on lm-evaluation-harness tasks, and return the metrics of each task.
 
-    The result is a dict of task -> metric -> value. Metrics have the harness's names, such as
-    "acc,none".
+    The result is a dict of task -> metric -> value. The metrics have the names of the harness, such
+    as "acc,none".
 
     Args:
         lm: the model.
         tasks: the names of the tasks.
-        folder: a folder of YAML files that define tasks. If it is set, only these tasks are known;
-            otherwise the tasks of the harness itself.
-        shots: the number of solved examples in the prompt; default: the setting of the task.
+        folder: a folder of YAML files that define tasks. If it is set, the harness's own tasks are
+            not available.
+        shots: the number of few-shot examples; default: the setting of the task.
         limit: the number of examples per task to evaluate; default: all.
 
     Raises:
-        MissingExtraError: the harness is not installed.
-        TriviumError: no such folder or task.
+        MissingExtraError: lm-evaluation-harness is not installed.
+        TriviumError: the folder or a task does not exist.
     """
     manager = find_tasks(tasks, folder=folder)
     from lm_eval.evaluator import simple_evaluate
@@ -107,10 +107,14 @@ def run_tasks(
 
 
 def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any:
-    """Return the harness's `TaskManager` after a check that it knows all tasks.
+    """Load the `TaskManager` of lm-evaluation-harness, and check that it contains all tasks.
 
-    The manager knows the tasks of the folder, or without a folder the harness's own tasks. See
-    `run_tasks` for the arguments and errors.
+    The manager contains the tasks defined in `folder`, or the harness's own tasks if `folder` is
+    None.
+
+    Raises:
+        MissingExtraError: lm-evaluation-harness is not installed.
+        TriviumError: the folder or a task does not exist.
     """
     with require_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.tasks import TaskManager
@@ -131,7 +135,7 @@ def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any
 
 
 def _generate_until(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
-    """Generate the continuation of a context with the generation options of a task.
+    """Generate the continuation of a context with the generation options of a harness task.
 
     Raises SpecError if the model cannot generate text.
     """

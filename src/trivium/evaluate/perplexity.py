@@ -1,6 +1,6 @@
 """Perplexity and bits per byte of texts, for decoders, recurrent models and encoders.
 
-Texts are scored in windows of token ids, each token once.
+Texts are split into windows of token ids, and each token is scored once.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from trivium.inference.text_model import bos_or_eos_ids
 from trivium.language_model import LanguageModel
 from trivium.text.symbols import UNSPACED
 
-# The window if the model does not specify a length.
+# The window size in tokens if the model does not specify a length.
 _DEFAULT_WINDOW = 1024
 
 
 @dataclass
 class Perplexity:
-    """The summed log-probabilities of texts, from which perplexity and bits per byte follow.
+    """Sums of log-probabilities and counts, from which perplexity and bits per byte are computed.
 
-    A decoder also predicts the end of each text. Ends are counted separately and are included only
-    in `loss_with_ends`. Models with different tokenizers can be compared by the perplexity per word
-    or character, or by the bits per byte.
+    A decoder also predicts the end-of-text token of each text. End-of-text tokens are counted
+    separately, and only `loss_with_ends` includes them. To compare models with different
+    tokenizers, use the perplexity per word or character, or the bits per byte.
 
     Args:
-        pseudo: whether the values are pseudo-perplexities of an encoder, from
-            log p(token | all other tokens) (Salazar et al. 2020).
-        window: the maximum number of tokens that the model attends to; None: no limit.
+        pseudo: whether the values are pseudo-perplexities of an encoder, from log p(token | all
+            other tokens) (Salazar et al. 2020).
+        window: the maximum number of tokens that the model attends to; None for no limit.
         stride: the number of tokens between the starts of consecutive windows.
-        nats: the sum of -log p over the tokens of the texts, without ends.
-        end_nats: the sum of -log p over the ends of the texts.
-        num_tokens: the number of scored tokens, without ends.
-        num_ends: the number of scored ends.
-        num_unknown: the number of unknown tokens. If there are any, the perplexity is too low.
+        nats: the sum of -log p over tokens, excluding end-of-text tokens.
+        end_nats: the sum of -log p over end-of-text tokens.
+        num_tokens: the number of scored tokens, excluding end-of-text tokens.
+        num_ends: the number of scored end-of-text tokens.
+        num_unknown: the number of unknown tokens. If it is not 0, the perplexity is too low.
         num_documents: the number of texts.
         num_words: the number of words, separated by white space.
         num_characters: the number of characters.
@@ -65,15 +65,15 @@ class Perplexity:
 
     @property
     def loss(self) -> float:
-        """The loss in nats per token, without ends."""
+        """The mean loss in nats per token, excluding end-of-text tokens."""
         return _divide(self.nats, self.num_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics and the counts as a dict for JSON.
 
-        The metrics are the loss in nats per token (without and with ends), the perplexity per
-        token and per word, and the bits per byte and per character. For texts that are mostly
-        Chinese or Japanese, the perplexity is per character instead of per word.
+        The metrics are the loss in nats per token (excluding and including end-of-text tokens), the
+        perplexity per token and per word, and the bits per byte and per character. For texts that
+        are mostly Chinese or Japanese, the perplexity is per character instead of per word.
 
         Raises DataError if no token was scored.
         """
@@ -104,14 +104,14 @@ class Perplexity:
 
 
 class ScoredWindow(NamedTuple):
-    """A window of token ids, of which those from the index `first` on are scored.
+    """A window of token ids. The tokens from the index `start` on are scored.
 
-    The last `ends` ids mark the end of a text.
+    The last `num_ends` ids are end-of-text tokens.
     """
 
     ids: list[int]
-    first: int
-    ends: int
+    start: int
+    num_ends: int
 
 
 def perplexity(
@@ -123,29 +123,28 @@ def perplexity(
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Compute the perplexity of texts. Every token is scored once, and texts are independent.
+    """Compute the perplexity of texts. Texts are independent, and every token is scored once.
 
     A text longer than the window is split into overlapping windows. Each token is scored in the
     first window that contains it. RNNs and n-gram models read whole texts without a window.
 
-    A decoder predicts the first token from the token that starts a document in training, or else
+    A decoder predicts the first token from the token that starts documents in training, or else
     from the end-of-text token. If there is neither, the first token is not scored. An encoder
-    predicts each token from all other tokens of the window: each token is masked in its own
-    forward pass.
+    predicts each token from all other tokens of the window, with one forward pass per masked token.
 
     Args:
         lm: the model.
-        texts: the texts.
+        texts: the texts to score.
         window: the number of tokens per window; default: the model's number of positions or its
             training length, otherwise 1024.
-        stride: the number of tokens between the starts of consecutive windows; default: half of
-            the window.
+        stride: the number of tokens between the starts of consecutive windows; default: half of the
+            window.
         batch_size: the number of windows per batch. It may change the last digits of the result.
         progress: called after every batch with the number of tokens scored so far.
 
     Raises:
         SpecError: the model is an encoder-decoder, which assigns no probability to a text alone.
-        TriviumError: an invalid window or stride.
+        TriviumError: the window or the stride is invalid.
     """
     family = lm.spec.family
     if family == "encoder-decoder":
@@ -165,7 +164,7 @@ def perplexity(
         rows, score, batch_size = _split_encoder_windows, _score_masked, 1
     elif window is None:
         score = _score_recurrent
-    scored = (row for ids in _encode(lm, texts, result) for row in rows(lm, ids, window, stride))
+    scored = (row for ids in _tokenize(lm, texts, result) for row in rows(lm, ids, window, stride))
     # Many windows are sorted by length before they are batched, so that there is little padding.
     while chunk := list(itertools.islice(scored, 16 * batch_size)):
         chunk.sort(key=lambda row: -len(row.ids))
@@ -176,12 +175,12 @@ def perplexity(
     return result
 
 
-def rolling_log_probability(lm: LanguageModel, text: str) -> float:
-    """Return log p(text) in nats for a text of any length, with the windows of the harness.
+def compute_rolling_logprob(lm: LanguageModel, text: str) -> float:
+    """Return log p(text) in nats for a text of any length, as lm-evaluation-harness computes it.
 
-    The end of the text is not scored. Each window predicts as many tokens as the model has
-    positions. The last window has as much context as fits. Encoders, recurrent models and n-gram
-    models are scored as in `perplexity`.
+    The text is split into windows that each predict as many tokens as the model has positions. The
+    last window gets as much context as fits. The end-of-text token is not scored. Encoders,
+    recurrent models and n-gram models are scored as in `perplexity`.
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -198,8 +197,8 @@ def rolling_log_probability(lm: LanguageModel, text: str) -> float:
     return -result.nats
 
 
-def iter_windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first scored index, stop) of windows over `count` tokens.
+def iter_windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, first scored index, stop) of overlapping windows over `num_tokens` tokens.
 
     Each token is scored in exactly one window.
 
@@ -207,20 +206,20 @@ def iter_windows(count: int, window: int, stride: int) -> Iterator[tuple[int, in
     [(0, 0, 4), (2, 4, 6), (4, 6, 7)]
     """
     scored = 0
-    for start in range(0, count, stride):
-        stop = min(start + window, count)
+    for start in range(0, num_tokens, stride):
+        stop = min(start + window, num_tokens)
         yield start, scored, stop
         scored = stop
-        if stop == count:
+        if stop == num_tokens:
             return
 
 
 def _split_decoder_windows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
 ) -> Iterator[ScoredWindow]:
-    """Yield the windows of a decoder for a text between its start and end tokens.
+    """Add start and end tokens to the ids of a text, and split them into decoder windows.
 
-    If `window` is None, there is one window with the whole text.
+    If `window` is None, the result is a single window.
     """
     before, after = bos_or_eos_ids(lm.text_tokenizer), lm.text_tokenizer.suffix_ids
     whole = [*before, *ids, *after]
@@ -234,7 +233,7 @@ def _split_decoder_windows(
 def _split_encoder_windows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
 ) -> Iterator[ScoredWindow]:
-    """Yield the windows of an encoder for a text. Each window has special tokens around it."""
+    """Split the ids of a text into encoder windows, each surrounded by special tokens."""
     assert window is not None
     template = lm.source_template
     capacity = window - template.num_special(paired=False)
@@ -248,85 +247,88 @@ def _split_encoder_windows(
 
 
 @torch.inference_mode()
-def _score_causal(lm: LanguageModel, rows: Sequence[ScoredWindow], result: Perplexity) -> None:
-    """Add the log-probability of each token given the earlier tokens of its window to the result.
+def _score_causal(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perplexity) -> None:
+    """Score a batch of windows with a decoder, and add the log-probabilities to `totals`.
 
-    Padding has no effect, because it is on the right and no token attends to later tokens.
+    Each token is predicted from the earlier tokens of its window. Padding has no effect, because it
+    is on the right and no token attends to later tokens.
     """
-    ids, _ = pad_rows([row.ids[:-1] for row in rows], lm.module.device)
-    for row, states in zip(rows, lm.module(ids)):
-        _add_nats(
-            lm, states[row.first - 1 : len(row.ids) - 1], row.ids[row.first :], row.ends, result
+    ids, _ = pad_rows([row.ids[:-1] for row in batch], lm.module.device)
+    for row, states in zip(batch, lm.module(ids)):
+        _add_nll(
+            lm, states[row.start - 1 : len(row.ids) - 1], row.ids[row.start :], row.num_ends, totals
         )
 
 
 @torch.inference_mode()
-def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredWindow], result: Perplexity) -> None:
-    """Add the log-probability of each token given all earlier tokens of its text to the result.
+def _score_recurrent(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perplexity) -> None:
+    """Score a batch of texts with a recurrent model, and add the log-probabilities to `totals`.
 
-    A text is read in parts of `_DEFAULT_WINDOW` tokens. The recurrent state is carried from one
-    part to the next.
+    Each token is predicted from all earlier tokens of its text. The text is processed in chunks of
+    `_DEFAULT_WINDOW` tokens, and the recurrent state is carried over between chunks.
     """
-    for row in rows:
+    for row in batch:
         cache = lm.module.new_cache(1, len(row.ids))
         for start in range(0, len(row.ids) - 1, _DEFAULT_WINDOW):
             stop = min(start + _DEFAULT_WINDOW, len(row.ids) - 1)
             ids = torch.tensor([row.ids[start:stop]], device=lm.module.device)
             hidden = lm.module(ids, cache=cache)[0]
-            first = max(start + 1, row.first)
-            ends = max(0, stop + 1 - max(len(row.ids) - row.ends, first))
-            _add_nats(lm, hidden[first - 1 - start :], row.ids[first : stop + 1], ends, result)
+            first = max(start + 1, row.start)
+            num_ends = max(0, stop + 1 - max(len(row.ids) - row.num_ends, first))
+            _add_nll(lm, hidden[first - 1 - start :], row.ids[first : stop + 1], num_ends, totals)
 
 
 @torch.inference_mode()
-def _score_masked(lm: LanguageModel, rows: Sequence[ScoredWindow], result: Perplexity) -> None:
-    """Add the log-probability of each token given all other tokens of its window to the result.
+def _score_masked(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perplexity) -> None:
+    """Score a batch of windows with an encoder, and add the log-probabilities to `totals`.
 
-    Each token is masked in its own row of a batch.
+    Each token is predicted from all other tokens of its window, in a copy of the window in which
+    only this token is masked.
     """
     suffix = len(lm.source_template.after)
-    for row in rows:
-        positions = range(row.first, len(row.ids) - suffix)
+    for row in batch:
+        positions = range(row.start, len(row.ids) - suffix)
         hidden = masked_states(lm, row.ids, positions, None)
-        _add_nats(lm, hidden, row.ids[row.first : positions.stop], 0, result)
+        _add_nll(lm, hidden, row.ids[row.start : positions.stop], 0, totals)
 
 
-def _add_nats(
-    lm: LanguageModel, hidden: torch.Tensor, targets: list[int], ends: int, result: Perplexity
+def _add_nll(
+    lm: LanguageModel, hidden: torch.Tensor, targets: list[int], num_ends: int, totals: Perplexity
 ) -> None:
-    """Add -log p of M target tokens, given hidden states [M, D], to the sums of the result.
+    """Add the negative log-likelihood of target tokens to the sums in `totals`.
 
-    The last `ends` targets mark the end of a text and are added to `end_nats`.
+    The last `num_ends` of the M targets are end-of-text tokens, and are added to `end_nats`.
+    `hidden` are the hidden states [M, D] that predict the targets.
     """
     if not targets:
         return
     ids = torch.tensor(targets, device=hidden.device)
     values, _ = token_log_probabilities(lm.module, hidden, ids, lm.text_tokenizer.vocab_size)
-    split = len(targets) - ends
-    result.nats -= float(values[:split].sum())
-    result.end_nats -= float(values[split:].sum())
-    result.num_tokens += split
-    result.num_ends += ends
+    split = len(targets) - num_ends
+    totals.nats -= float(values[:split].sum())
+    totals.end_nats -= float(values[split:].sum())
+    totals.num_tokens += split
+    totals.num_ends += num_ends
 
 
-def _encode(lm: LanguageModel, texts: Iterable[str], result: Perplexity) -> Iterator[list[int]]:
-    """Yield the token ids of every text, and add its words, characters and bytes to the result."""
+def _tokenize(lm: LanguageModel, texts: Iterable[str], totals: Perplexity) -> Iterator[list[int]]:
+    """Yield the token ids of every text, and add its words, characters and bytes to `totals`."""
     tokenizer = lm.text_tokenizer
     for text in texts:
         ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
-        result.num_documents += 1
-        result.num_words += len(text.split())
-        result.num_characters += len(text)
-        result.num_unspaced += len(UNSPACED.findall(text))
-        result.num_bytes += len(text.encode())
-        result.num_unknown += 0 if tokenizer.unk_id is None else ids.count(tokenizer.unk_id)
+        totals.num_documents += 1
+        totals.num_words += len(text.split())
+        totals.num_characters += len(text)
+        totals.num_unspaced += len(UNSPACED.findall(text))
+        totals.num_bytes += len(text.encode())
+        totals.num_unknown += 0 if tokenizer.unk_id is None else ids.count(tokenizer.unk_id)
         yield ids
 
 
 def _resolve_window(lm: LanguageModel, window: int | None) -> int | None:
-    """Return the window to use; None for recurrent and n-gram models, which need no window.
+    """Return the window size to use; None for recurrent and n-gram models, which need no window.
 
-    Raises TriviumError if the given window is less than 2 or more than the model's positions.
+    Raises TriviumError if `window` is less than 2 or exceeds the model's number of positions.
     """
     if window is not None and window < 2:
         raise TriviumError(f"window is {window}, but must be at least 2.")
@@ -341,10 +343,10 @@ def _resolve_window(lm: LanguageModel, window: int | None) -> int | None:
 
 
 def _divide(total: float, count: int) -> float:
-    """Divide a sum by a count; NaN if the count is 0."""
+    """Return `total` divided by `count`, or NaN if the count is 0."""
     return total / count if count else math.nan
 
 
 def _bounded_exp(value: float) -> float:
-    """Return exp(value); infinity instead of an overflow error."""
+    """Return exp(value), or infinity instead of an overflow error."""
     return math.exp(value) if value < 709 else math.inf

@@ -32,7 +32,7 @@ Normalise = Literal["sum", "token", "byte"]
 
 @dataclass(frozen=True, slots=True)
 class PromptQuestion:
-    """A question of a prompt.
+    """A question with its answer, for few-shot prompts.
 
     Args:
         before: the text before the answer.
@@ -59,25 +59,24 @@ def fill_prompts(
     examples: Iterable[Record] | None = None,
     instruction: str = "",
 ) -> Iterator[tuple[PromptQuestion, str]]:
-    """Yield every question with its prompt: solved examples, followed by the question itself.
+    """Yield every question with its prompt: few-shot examples, then the question itself.
 
     Args:
         records: records with a column `answer`, `label`, `target` or `output`. If a record also has
-            a list of `choices`, an integer answer is the index of a choice, counted from 0. A
-            string answer is the text of a choice. If there is no such choice, it is an index or a
-            capital letter (A is 0).
-        shots: the number of solved examples before each question.
-        seed: the random seed for the choice of examples. Different questions get different
-            examples.
+            a list of `choices`, an integer answer is the index of a choice, counted from 0, and a
+            string answer is the text of a choice. If no choice has this text, the string is an
+            index or a capital letter (A is 0).
+        shots: the number of few-shot examples before each question.
+        seed: the random seed for sampling the few-shot examples, which differ between questions.
         template: the text of an example, with {column} for the value of a column and {answer} for
             the answer; default: a line "Column: value" for each column, the answer last.
-        options: the words for the labels 0, 1, ...; or all possible answers.
-        examples: records for the solved examples; default: the other questions.
+        options: the words for the labels 0, 1, ..., or all possible answers.
+        examples: the records to use as few-shot examples; default: the other questions.
         instruction: a text at the start of the prompt.
 
     Raises:
-        DataError: no questions, a missing column, an answer that is not an option, or too few
-            examples.
+        DataError: there are no questions, a column is missing, an answer is not an option, or there
+            are too few examples.
     """
     questions = _make_questions(records, template, options)
     if not questions:
@@ -96,13 +95,16 @@ def fill_prompts(
 
 
 def _make_questions(
-    records: Iterable[Record], template: str | None, words: Sequence[str]
+    records: Iterable[Record], template: str | None, label_words: Sequence[str]
 ) -> list[PromptQuestion]:
-    """Convert records to questions. `words` are the `options` of `fill_prompts`."""
+    """Convert records to questions with the answer's text and options.
+
+    `label_words` are the words for the labels 0, 1, ..., or all possible answers.
+    """
     rows, questions = list(records), []
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
     for record, column in zip(rows, answers):
-        if not words and "options" not in record.columns:
+        if not label_words and "options" not in record.columns:
             value = record.named(column)
             is_label = column.lower() == "label" or json_type(value) in ("null", "NaN")
             record[column] = normalize_label(value, record.where) if is_label else value
@@ -110,8 +112,8 @@ def _make_questions(
     for record, column in zip(rows, answers):
         listed, answer = record.columns.get("options"), str(record[column])
         choices = _read_choices(record, listed) if listed else ()
-        usual = labels if column.lower() == "label" else ()
-        options = tuple(map(str, choices or words or usual))
+        labels_seen = labels if column.lower() == "label" else ()
+        options = tuple(map(str, choices or label_words or labels_seen))
         if options:
             answer = _find_option(record, column, options, is_index=bool(choices))
         columns = [name for name in record if name not in (column, listed)]
@@ -125,7 +127,7 @@ def _make_questions(
 
 
 def _read_choices(record: Record, column: str) -> list[Any]:
-    """Return the list of choices in a column. In a CSV or TSV table, the list is written as JSON.
+    """Read the list of choices in a column. In a CSV or TSV table, the list is written as JSON.
 
     Raises DataError if the value is not a list.
     """
@@ -140,10 +142,14 @@ def _read_choices(record: Record, column: str) -> list[Any]:
 def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
     """Return the option that the answer in a column refers to.
 
-    `is_index` says that an integer is always the index of an option. The cells of a table have no
-    types, so a cell that looks like an integer is treated as an integer.
+    The answer is the text, index or capital letter of an option. In a table, a cell that looks like
+    an integer is treated as an integer. Raises DataError if there is no such option.
 
-    Raises DataError if there is no such option.
+    Args:
+        record: the record of the question.
+        column: the name of the column with the answer.
+        options: all possible answers.
+        is_index: whether an integer is always the index of an option, never its text.
     """
     value, answer = record[column], str(record[column])
     if isinstance(value, float) and value.is_integer():
@@ -151,25 +157,25 @@ def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_in
     is_integer = type(value) is int or (record.untyped and answer.isdecimal())
     if answer in options and not (is_index and is_integer):
         return answer
-    number = string.ascii_uppercase.find(answer) if len(answer) == 1 else -1
-    number = int(value) if is_integer or answer.isdecimal() else number
-    if not 0 <= number < len(options):
+    index = string.ascii_uppercase.find(answer) if len(answer) == 1 else -1
+    index = int(value) if is_integer or answer.isdecimal() else index
+    if not 0 <= index < len(options):
         raise DataError(
             f'{record.where}: the answer "{answer}" is none of the options {", ".join(options)} '
             f"and not an index from 0 to {len(options) - 1}.{did_you_mean(answer, options)}"
         )
-    return options[number]
+    return options[index]
 
 
 def _fill_template(template: str, record: Record) -> str:
-    """Replace every {column} in a template by the value of the column in the record."""
+    """Replace every {column} in a template by the record's value in that column."""
     return re.sub(r"\{([^{}]+)\}", lambda name: str(record.value(name[1])), template)
 
 
 def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
-    """Cut the start of a prompt if it is too long for the model.
+    """Remove the start of a prompt if the prompt is too long for the model.
 
-    A decoder's prompt leaves room for `max_new_tokens` tokens.
+    For a decoder, `max_new_tokens` positions are left for the answer.
 
     Raises:
         TriviumError: there is no room for any prompt.
@@ -187,7 +193,7 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
             f"max_new_tokens is {max_new_tokens}: this leaves no room for a prompt in the model's "
             f"{limit} positions."
         )
-    # The rest of a text may have one token more when it is tokenized on its own: check again.
+    # A truncated text may have more tokens when it is tokenized again, so check again.
     while len(offsets := tokenizer.encode(prompt, add_special_tokens=False).offsets) > capacity:
         prompt = prompt[max(1, offsets[-capacity][0]) :]
     return prompt
@@ -201,22 +207,23 @@ def few_shot(
     max_new_tokens: int = 32,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Metrics:
-    """Answer the questions of `fill_prompts` and return the accuracy.
+    """Answer questions with few-shot prompts, and return the accuracy.
 
-    The answer is the most probable option after the prompt. If a question has no options, the
-    answer is generated, up to the end of the line.
+    The model's answer is the most probable option after the prompt. If a question has no options,
+    the answer is generated, up to the end of the line.
 
     Args:
         lm: the model.
-        prompts: the questions with their prompts.
-        normalise: how to compare the log-probabilities of options: "sum", per "token" or per
-            "byte".
+        prompts: the questions with their prompts, from `fill_prompts`.
+        normalise: how to normalize the log-probabilities of options for comparison: not at all
+            ("sum"), per "token" or per "byte".
         max_new_tokens: the maximum number of tokens of a generated answer.
         progress: called with the number of answered questions.
 
     Returns:
         The accuracy with its 95 % confidence interval, and `majority`, the accuracy of always
-        giving the most frequent answer.
+        giving
+        the most frequent answer.
 
     Raises:
         SpecError: a question has no options and the model cannot generate text.
@@ -224,7 +231,7 @@ def few_shot(
     rows: list[dict[str, Any]] = []
     for question, text in prompts:
         if question.options:
-            answer = _best_option(lm, text, question, normalise)
+            answer = _choose_best_option(lm, text, question, normalise)
         else:
             # In most tokenizers the space before a word is part of the word's token. Therefore the
             # prompt must not end with a space.
@@ -236,25 +243,25 @@ def few_shot(
         progress(len(rows))
     accuracy = sum(row["right"] for row in rows) / len(rows)
     majority = max(Counter(question.answer for question, _ in prompts).values()) / len(rows)
-    low, high = _wilson_interval(accuracy, len(rows))
+    low, high = _compute_wilson_interval(accuracy, len(rows))
     values = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
     return Metrics(values | {"majority": majority}).with_examples(rows)
 
 
-def _wilson_interval(fraction: float, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval (Wilson 1927) of a fraction of `count` cases."""
-    squared = 1.96**2 / count
+def _compute_wilson_interval(fraction: float, num_cases: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval (Wilson 1927) of a fraction of `num_cases` cases."""
+    squared = 1.96**2 / num_cases
     center = fraction + squared / 2
     width = math.sqrt(fraction * (1 - fraction) * squared + squared**2 / 4)
     return (center - width) / (1 + squared), (center + width) / (1 + squared)
 
 
-def _best_option(
+def _choose_best_option(
     lm: LanguageModel, prompt: str, question: PromptQuestion, normalise: Normalise
 ) -> str:
     """Return the option with the largest log-probability after the prompt.
 
-    Log-probabilities are divided by the number of tokens or bytes as `normalise` says.
+    Log-probabilities are divided by the number of tokens or bytes, depending on `normalise`.
     """
     options, values = question.options, []
     scores = continuation_scores(lm, prompt, options, after=question.after)

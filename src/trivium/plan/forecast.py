@@ -1,9 +1,8 @@
-"""Forecasts of the speed of a run on this machine: some rows of its first step are timed.
+"""Speed forecasts for a run on this machine, from timing a part of its first step.
 
-The time of matmuls would not be enough for an estimate, since small models on a CPU spend as long
-on other operations. Therefore the model itself is run, forward and backward, and its optimizer
-takes a step with learning rate 0, which changes no weight. The resulting optimizer state is
-dropped.
+Timing matmuls alone would not be accurate, since small models on a CPU spend as much time on other
+operations. Therefore the model itself runs forward and backward, and its optimizer takes a step
+with learning rate 0, so that no weight changes. The resulting optimizer state is deleted.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import has_published_budget
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
-# On a CPU, the number of timed rows is doubled until they take this many seconds.
-_SECONDS = 1.0
-# A run starts with a forecast if it takes at least this many seconds at the peak speed of the
-# device. There is a warning above this many days, and for a budget in minutes with too few steps.
-_WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
+# On a CPU, the number of timed rows is doubled until timing takes this many seconds.
+_MIN_TIMED_SECONDS = 1.0
+# Limits for the forecast: minimum seconds of a run (at the device's peak FLOPS) to print one,
+# days above which it warns, and steps below which it warns for a budget in minutes.
+_MIN_RUN_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
 _DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speed, duration and memory of a run on this machine.
+    """The predicted speed, duration and memory of a run on this machine.
 
     Args:
-        tokens_per_second: the speed of training, without evaluations and checkpoints.
-        tokens: the number of tokens of the whole run.
-        steps: the number of steps of the whole run.
+        tokens_per_second: the training throughput, without evaluations and checkpoints.
+        tokens: the number of training tokens of the run.
+        steps: the number of steps of the run.
         micro_batch_tokens: the number of tokens per forward pass.
-        memory_bytes: the peak memory of the run's tensors.
-        free_bytes: the memory that is free now.
+        memory_bytes: the predicted peak memory of the run's tensors.
+        free_bytes: the memory that is currently free.
         minutes: the budget in minutes; None for other budgets.
     """
 
@@ -72,7 +71,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """The duration of training in seconds."""
+        """The predicted duration of training in seconds."""
         return self.tokens / self.tokens_per_second
 
     @property
@@ -95,7 +94,7 @@ class Forecast:
 
     @property
     def warning(self) -> str | None:
-        """A warning if the memory, the duration or the number of steps is unsuitable, or None."""
+        """A warning if memory may not suffice or if the run is very long or short, or None."""
         if self.memory_bytes > self.free_bytes:
             return (
                 "the memory may not suffice: set a smaller train.micro_batch_tokens, a shorter "
@@ -115,20 +114,20 @@ class Forecast:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the forecast as plain values, for `trivium plan --this-machine --json`."""
+        """Return the forecast as a dict for `trivium plan --this-machine --json`."""
         return {**dataclasses.asdict(self), "seconds": self.seconds, "warning": self.warning}
 
 
 def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
-    """Measure the speed of a run before it starts.
+    """Measure the speed of a run before it starts, and predict its duration and memory.
 
-    Weights, optimizers and the order of rows do not change. All processes of a run must call this
+    Weights, optimizer state and the order of rows do not change. All processes must call this
     function.
 
     Raises RecipeError if the GPU runs out of memory.
     """
     borders = trainer.planned_borders()
-    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # of the last part
+    batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # in the last phase
     try:
         rate = batch.num_tokens / _measure_step_seconds(trainer, batch)
     except torch.cuda.OutOfMemoryError:
@@ -149,14 +148,14 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     )
 
 
-def count_budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
-    """Return the number of tokens until the budget is used up.
+def count_budget_tokens(trainer: Trainer, speed: float = math.nan) -> float:
+    """Return the number of training tokens until the budget is used up.
 
-    `rate` is the speed in tokens per second, which a budget in minutes needs.
+    `speed` is the throughput in tokens per second, needed only if the budget is in minutes.
     """
     train = trainer.recipe.train
     if train.minutes is not None:
-        return 60.0 * train.minutes * rate
+        return 60.0 * train.minutes * speed
     if train.tokens is not None:
         return train.tokens
     if not (borders := trainer.planned_borders()):
@@ -171,12 +170,19 @@ def count_budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
 def print_forecast(
     trainer: Trainer, memory: MemoryUse, metadata: Mapping[str, Any], log: ProgressLine
 ) -> dict[str, Any]:
-    """Print the forecast of a run that takes longer than some seconds.
+    """Print a speed forecast, unless the run takes only a few seconds.
 
-    Returns the entries to add to the metadata in `run.json`. `metadata` is the metadata so far,
-    which only the main process has. All processes must call this function.
+    Returns the entries to add to the run metadata; the dict is empty if there is no forecast. All
+    processes must call this function.
 
-    Raises RecipeError if the budget of a published recipe does not suit this machine or text.
+    Args:
+        trainer: the trainer of the run.
+        memory: the predicted memory use.
+        metadata: the run metadata so far; needed only on rank 0.
+        log: the progress line.
+
+    Raises:
+        RecipeError: the budget of a published recipe does not suit this machine or text.
     """
     parallel, seconds = trainer.parallel, 0.0
     if parallel.is_main:
@@ -189,7 +195,7 @@ def print_forecast(
     [seconds] = parallel.all_reduce_max(seconds)
     _check_published_budget(trainer, seconds, at_least=True)
     drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
-    if seconds <= _WORTH_SECONDS or drawn:  # the number of sampled tokens is not known
+    if seconds <= _MIN_RUN_SECONDS or drawn:  # the number of sampled tokens is not known
         return {}
     log.update(translated("run.measuring_speed"))
     try:
@@ -209,7 +215,9 @@ def print_forecast(
 
 
 def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool = False) -> None:
-    """Check that a budget from a published recipe, not from the user, suits this machine and text.
+    """Check that the budget of a published recipe suits this machine and text.
+
+    Nothing is checked if the user has set the budget.
 
     Args:
         trainer: the trainer of the run.
@@ -245,19 +253,19 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
 
 
 def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: ProgressLine) -> None:
-    """Print the number of epochs if the text is repeated.
+    """Print the number of epochs, if the text is repeated.
 
-    If more epochs than are useful are planned, print the useful number, too.
+    If more epochs are planned than are useful, also print the useful number.
     """
     # The last step of an epoch may be smaller, so a budget in epochs is used as it is.
     steps_per_epoch = trainer.loader.steps_per_epoch()
-    passes = trainer.recipe.train.epochs or forecast.steps / steps_per_epoch
-    if passes < 1.05:
+    epochs = trainer.recipe.train.epochs or forecast.steps / steps_per_epoch
+    if epochs < 1.05:
         return
-    message = translated("run.passes", passes=passes)
-    tokens = forecast.tokens / passes
-    useful = useful_epochs(tokens, parameters)
-    if round(passes) > useful and defaults.decays_over_epochs(trainer.recipe):
+    message = translated("run.passes", passes=epochs)
+    tokens = forecast.tokens / epochs
+    useful = max_useful_epochs(tokens, parameters)
+    if round(epochs) > useful and defaults.decays_over_epochs(trainer.recipe):
         message += translated(
             "run.useful_epochs",
             tokens=float(f"{tokens:.3g}"),
@@ -267,24 +275,23 @@ def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: Pr
     log.print_line(labelled("passes", message))
 
 
-def useful_epochs(tokens: float, parameters: int) -> int:
-    """Return the number of epochs (1 to 16) after which more do not help a small causal model.
+def max_useful_epochs(tokens_per_epoch: float, num_parameters: int) -> int:
+    """Return the number of epochs (1 to 16) after which a small causal model gains no more.
 
-    `tokens` is the number of tokens per epoch, and `parameters` the number of parameters of the
-    model. The formula 25 sqrt(tokens / parameters) was fitted to `llama-tiny` and `llama-mini` (2.5
-    and 7 million parameters, byte-level BPE with 8,192 tokens) on 0.25 and 1 MB of text. They
-    reached their lowest losses after 2 to 8 epochs, and longer runs had higher losses
-    (benchmarks/LOG.md). From 16 epochs on, larger models gain little, too (Muennighoff et al.
+    The formula 25 sqrt(tokens per epoch / parameters) was fitted to `llama-tiny` and `llama-mini`
+    (2.5 and 7 million parameters, byte-level BPE with 8,192 tokens) on 0.25 and 1 MB of text. These
+    models reached their lowest losses after 2 to 8 epochs, and longer runs had higher losses
+    (benchmarks/LOG.md). Larger models gain little from more than 16 epochs, too (Muennighoff et al.
     2023).
     """
-    return max(1, min(16, round(25.0 * math.sqrt(tokens / parameters))))
+    return max(1, min(16, round(25.0 * math.sqrt(tokens_per_epoch / num_parameters))))
 
 
 def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
-    """Return a trainer for a recipe with random weights and random tokens, and its memory use.
+    """Build a trainer with random weights and random tokens, and return its memory use.
 
-    Raises RecipeError for labelled examples, several sources, a budget in epochs, or a model that
-    does not fit into memory.
+    Such a trainer is used to time training steps. Raises RecipeError for labelled examples, several
+    data sources, a budget in epochs, or a model that does not fit in memory.
     """
     reasons = {
         "labelled examples, whose lengths only the data shows": recipe.labelled,
@@ -318,7 +325,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     )
 
     def build_module(device: torch.device) -> Any:
-        """Build the trained module on a device."""
+        """Build the module to train on a device."""
         module = objective.build(spec, seed=recipe.seed, device=device)
         recipe.freeze_weights(objective.models(module)[""])
         return module
@@ -344,22 +351,25 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
 
 
 def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
-    """Return the spec that a recipe trains and the vocabulary of its tokenizer.
+    """Return the spec of the model that a recipe trains, and the vocabulary of its tokenizer.
 
-    The spec has the heads of the objectives, unless these depend on labelled examples. If the
-    tokenizer is not trained yet, its vocabulary contains the special tokens and placeholders for
-    all others. Its size is the one in the recipe, or else follows from the amount of text in
-    `paths`, or else from the spec.
+    The spec has the heads of the objectives, unless they depend on labelled examples. A tokenizer
+    that is not trained yet has a vocabulary of special tokens and placeholders. Its size is set in
+    the recipe, or estimated from the amount of text in `paths`, or else taken from the model's
+    preset.
     """
-    spec, vocabulary = _plan_vocabulary(recipe, paths)
+    spec, vocabulary = _plan_spec_without_heads(recipe, paths)
     if recipe.labelled:
         return spec, vocabulary
     heads = {head.kind: head for one in recipe.objectives for head in one.heads(spec)}
     return spec.with_heads(tuple(heads.values())), vocabulary
 
 
-def _plan_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
-    """Return the spec of a recipe with its vocabulary size, and the vocabulary."""
+def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
+    """Return the spec of a recipe with its vocabulary size, and the vocabulary.
+
+    The heads of the objectives are not added yet.
+    """
     if recipe.model.init_from is not None:
         base = load(str(recipe.model.init_from), device="meta")
         known = None if base.tokenizer is None else base.tokenizer.vocabulary
@@ -386,7 +396,11 @@ def _plan_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabu
 
 
 def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
-    """Measure the seconds of a training step, from one micro-batch of it and the optimizer."""
+    """Measure the time of a training step in seconds.
+
+    One micro-batch and the optimizer step are timed, and the time is extrapolated to the whole
+    step.
+    """
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
     parallel, num_groups = trainer.parallel, trainer.parallel.data_size
     # Start with few rows, unless each number of rows would be compiled separately.
@@ -394,7 +408,7 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
     rows, repeated = 1 if grows else part.num_rows, together  # a whole step is run only once
 
     def run_micro_batch() -> None:
-        """Run the first `rows` rows of the micro-batch, forward and backward."""
+        """Run the first `rows` rows of the micro-batch forward and backward."""
         some = (part.rows(0, rows),)  # the same rows on every process
         text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
         one = dataclasses.replace(
@@ -404,8 +418,8 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
 
     trainer.train_step.train()
     while True:
-        [seconds] = parallel.all_reduce_max(_measure_seconds(run_micro_batch, trainer.device))
-        if repeated or (grows and seconds > _SECONDS):
+        [seconds] = parallel.all_reduce_max(_time_function(run_micro_batch, trainer.device))
+        if repeated or (grows and seconds > _MIN_TIMED_SECONDS):
             break
         repeated = rows == part.num_rows  # the first run compiles or chooses kernels
         rows = min(2 * rows, part.num_rows)
@@ -417,9 +431,9 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
 
 
 def _measure_optimizer_seconds(trainer: Trainer) -> float:
-    """Measure the seconds of gradient clipping and an optimizer step.
+    """Measure the time of gradient clipping and an optimizer step, in seconds.
 
-    The learning rate is 0, and the optimizer state is cleared afterwards, so that nothing changes.
+    Nothing changes, because the learning rate is 0 and the optimizer state is cleared afterwards.
     """
     set_learning_rate(trainer.optimizers, 0.0)
 
@@ -429,18 +443,18 @@ def _measure_optimizer_seconds(trainer: Trainer) -> float:
         for optimizer in trainer.optimizers:
             optimizer.step()
 
-    _measure_seconds(run_optimizers, trainer.device)  # creates the optimizer state
-    seconds = _measure_seconds(run_optimizers, trainer.device)
+    _time_function(run_optimizers, trainer.device)  # creates the optimizer state
+    seconds = _time_function(run_optimizers, trainer.device)
     for optimizer in trainer.optimizers:
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
     return seconds
 
 
-def _measure_seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds that a function takes on a device."""
+def _time_function(function: Callable[[], None], device: torch.device) -> float:
+    """Call a function and return the seconds until its work on the device is finished."""
     start = time.perf_counter()
-    run()
+    function()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start

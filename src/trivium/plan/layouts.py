@@ -1,19 +1,18 @@
-"""Estimates of memory and time per training step on many GPUs, from the spec alone.
+"""Estimates of memory and time per training step on many GPUs, from the model's spec alone.
 
-A layout describes the parallelism of a step. Data parallelism uses whole copies of the model
-("ddp"), or shards weights, gradients and optimizer state ("fsdp": Rajbhandari et al. 2020, stage 3;
-Zhao et al. 2023). Tensor parallelism splits each layer among `tensor` GPUs, with sequence
-parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022). Activation checkpointing can be added
-(Chen et al. 2016).
+A layout describes the parallelism of a training step. In data parallelism, each GPU has a copy of
+the model ("ddp"), or the weights, gradients and optimizer state are sharded ("fsdp": Rajbhandari et
+al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer among `tensor` GPUs, and
+is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022). Activation
+checkpointing can be added (Chen et al. 2016).
 
-The time of a step is the larger of two times (a roofline model: Williams et al. 2009): the time of
-the GPU, and the time to send weights and gradients over the links, which happens in parallel. The
-GPU's time is the sum of:
+Step time follows a roofline model (Williams et al. 2009). It is the larger of the GPU's time and
+the time to communicate weights and gradients, because both overlap. The GPU's time is the sum of:
 
-- matmuls, `flops_per_token`, at the fraction of the peak that the GPU reaches. Checkpointing
-  repeats the forward pass and takes a third more;
-- memory traffic: every byte that is saved for the backward pass is moved `PASSES` times, plus the
-  logits, plus the optimizer state once;
+- matmuls: `flops_per_token`, at the fraction of peak FLOPS that the GPU reaches. Activation
+  checkpointing repeats the forward pass, which adds a third;
+- memory traffic: every byte saved for the backward pass is moved `PASSES` times, the logits and the
+  optimizer state are added;
 - the collectives of tensor parallelism, which block the matmuls.
 """
 
@@ -35,38 +34,38 @@ from trivium.train.loader import equal_parts
 from trivium.train.memory import Layout, ModelSizes, model_sizes, training_memory
 
 NODE = 8
-"""The number of GPUs per machine. They are connected by links, and machines by the network."""
+"""The number of GPUs per machine. GPUs are connected by links, and machines by the network."""
 
 # Assumptions. docs/plan.md compares the resulting estimates with published speeds.
 PASSES = 4
-"""The number of times that a saved activation is written or read: forward, backward, gradient."""
+"""How many times a saved activation is written or read in the forward and backward pass."""
 LINKS = 0.8
 """The fraction of a link's bandwidth that collectives reach."""
-USABLE = 0.92
+USABLE_MEMORY = 0.92
 """The fraction of a GPU's memory for training; the rest is for CUDA, NCCL and fragmentation."""
 
 _STATE_BYTES = 12, 8  # bytes moved per trained parameter, and per moment of a parameter
 _LOGIT_BYTES = 20  # bytes moved per logit: matmul, softmax, gradient, two more matmuls
-_AGAIN = 4 / 3  # the FLOPs with checkpointing (forward twice, backward), relative to those without
+_RECOMPUTE_FACTOR = 4 / 3  # FLOPs with activation checkpointing, relative to FLOPs without it
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The model, the batch and the GPUs of a training run.
+    """The model, the batch and the GPUs of a training run to plan.
 
     Args:
-        spec: the model.
+        spec: the specification of the model.
         length: the number of tokens per row.
         batch_tokens: the number of tokens per step.
         gpu: the kind of GPU.
         gpus: the number of GPUs.
-        trained: the fraction of the parameters that are trained, with gradients and optimizer
+        trained: the fraction of the parameters that are trained and have gradients and optimizer
             state. Matmuls are counted as if all parameters were trained.
         moments: the number of values that the optimizer stores per trained parameter; 2 for AdamW.
-        references: the number of frozen copies of the model.
-        samples: the maximum number of rows that the model generates together for its own training.
-            The time of generation is not counted, and such a run has a whole copy of the model on
-            each GPU.
+        references: the number of frozen copies of the model, such as the reference model of DPO.
+        samples: the maximum number of rows that the model generates at a time in policy
+            optimization; 0 without generation. Generation time is not included. If it is not 0,
+            every GPU has a whole copy of the model.
     """
 
     spec: Spec
@@ -81,25 +80,25 @@ class Workload:
 
     @property
     def precision(self) -> torch.dtype:
-        """The dtype of matmuls."""
+        """The dtype of matmuls: bfloat16 if the GPU supports it, else float16."""
         return torch.bfloat16 if self.gpu.has_bf16 else torch.float16
 
     @property
     def sizes(self) -> ModelSizes:
-        """The numbers of parameters of the model and its parts."""
+        """The parameter counts of the model and its parts."""
         return model_sizes(self.spec)  # type: ignore[arg-type]
 
     @property
     def flops_per_token(self) -> float:
-        """The FLOPs to train on a token, without recomputation by activation checkpointing."""
+        """The FLOPs per training token, without recomputation by activation checkpointing."""
         return flops_per_token(self.spec, self.length)  # type: ignore[arg-type]
 
-    def steps(self) -> list[Step]:
-        """Return the step in every layout that makes sense, from simple to complex."""
-        return [Step(self, layout) for layout in self._layouts()]
+    def list_steps(self) -> list[Step]:
+        """Return a training step in every suitable layout, from simple to complex."""
+        return [Step(self, layout) for layout in self._iter_layouts()]
 
-    def _layouts(self) -> Iterator[Layout]:
-        """Yield the layouts that make sense for the model and number of GPUs, simple ones first."""
+    def _iter_layouts(self) -> Iterator[Layout]:
+        """Yield the layouts that suit the model and the number of GPUs, from simple to complex."""
         tensors, checkpointings = [1], [False]
         if (stacks := self.spec.stacks) and not self.samples:
             divided = [size for stack in stacks for _, size in stack.sharded_fields]
@@ -122,90 +121,93 @@ class Step:
     layout: Layout
 
     @property
-    def groups(self) -> int:
-        """The number of groups of GPUs that process different rows."""
+    def dp_size(self) -> int:
+        """The data-parallel size: the number of GPU groups that process different rows."""
         return self.work.gpus // self.layout.tensor
 
     @property
     def rows(self) -> int:
-        """The number of rows per group, rounded so that it is equal for all groups.
+        """The number of rows per data-parallel group, rounded to be equal for all groups.
 
         It is 0 if the batch has too few rows.
         """
-        return round(self.work.batch_tokens / self.work.length / self.groups)
+        return round(self.work.batch_tokens / self.work.length / self.dp_size)
 
     @cached_property
     def micro_rows(self) -> int:
         """The number of rows per micro-batch, at least 1.
 
-        It is the largest number that fits into memory and divides `rows` into nearly equal parts.
+        It is the largest number that fits in memory and splits `rows` into micro-batches of nearly
+        equal size.
         """
 
         def total_memory(rows: int) -> float:
             """Return the bytes per GPU for micro-batches of `rows` rows."""
-            return sum(self._memory_for_rows(rows).values())
+            return sum(self._compute_memory(rows).values())
 
-        usable = USABLE * self.work.gpu.memory
+        usable = USABLE_MEMORY * self.work.gpu.memory
         fitting = bisect_right(range(1, self.rows + 1), usable, key=total_memory)
         return equal_parts(self.rows, fitting) if fitting else 1
 
     @property
     def micro_batches(self) -> int:
-        """The number of micro-batches per step."""
+        """The number of micro-batches per step (gradient accumulation steps)."""
         return -(-self.rows // self.micro_rows)
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """The bytes per GPU, by use ("weights", "gradients", ...)."""
-        return self._memory_for_rows(self.micro_rows)
+        """The memory per GPU in bytes, by use ("weights", "gradients", ...)."""
+        return self._compute_memory(self.micro_rows)
 
     @property
     def memory_bytes(self) -> float:
-        """The total number of bytes per GPU."""
+        """The total memory per GPU in bytes."""
         return sum(self.memory.values())
 
     @property
     def problem(self) -> str | None:
-        """The reason why the step cannot run in this layout, or None."""
+        """The reason why this layout is impossible, such as too little memory, or None."""
         if self.rows == 0:
             return english("reason.too_few_rows")
-        fits = self.memory_bytes <= USABLE * self.work.gpu.memory
+        fits = self.memory_bytes <= USABLE_MEMORY * self.work.gpu.memory
         return None if fits else english("reason.does_not_fit")
 
     @property
     def explanation(self) -> str:
-        """The reason why the step cannot run in this layout, with numbers."""
+        """The reason why this layout is impossible, with the memory or rows that it needs."""
         if self.rows == 0:
-            return english("reason.more_groups_than_rows", layout=self.layout, groups=self.groups)
-        need, have = self.memory_bytes / 2**30, USABLE * self.work.gpu.memory / 2**30
+            return english("reason.more_groups_than_rows", layout=self.layout, groups=self.dp_size)
+        need, have = self.memory_bytes / 2**30, USABLE_MEMORY * self.work.gpu.memory / 2**30
         return english("reason.too_little_memory", layout=self.layout, needed=need, have=have)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as plain values. Speed and times are omitted if it cannot run."""
-        facts: dict[str, Any] = {
+        """Return the step as a dict for JSON, without throughput and times if it is impossible."""
+        values: dict[str, Any] = {
             **asdict(self.layout),
             "sequence": self.layout.tensor > 1,
             "problem": self.problem,
             "memory_bytes": self.memory,
         }
         if self.rows:
-            facts["micro_batch_tokens"] = self.micro_rows * self.work.length
-            facts["micro_batches"] = self.micro_batches
+            values["micro_batch_tokens"] = self.micro_rows * self.work.length
+            values["micro_batches"] = self.micro_batches
         if self.problem is None:
-            facts["tokens_per_second_per_gpu"] = self.tokens_per_second
-            facts["seconds_per_step"] = self.seconds
-            facts["bytes_sent_per_step"] = self.communication
-        return facts
+            values["tokens_per_second_per_gpu"] = self.tokens_per_second
+            values["seconds_per_step"] = self.seconds
+            values["bytes_sent_per_step"] = self.communication
+        return values
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """The seconds of each part of a step.
+        """The estimated time of each part of a step, in seconds.
 
-        The first three parts run one after another. "data links" runs in parallel to them.
+        The keys are "products" (matmuls), "memory" (memory traffic), "tensor links"
+        (tensor-parallel communication) and "data links" (data-parallel communication). The first
+        three run one after another, and "data links" overlaps with them.
         """
         work, layout, gpu = self.work, self.layout, self.work.gpu
         parameters = work.sizes.parameters
-        again = _AGAIN if layout.activation_checkpointing else 1.0
+        again = _RECOMPUTE_FACTOR if layout.activation_checkpointing else 1.0
         tokens = self.rows * work.length
         flops = work.flops_per_token * tokens * again
         kept = work.spec.activation_bytes(work.length, work.precision.itemsize, on_cpu=False)
@@ -216,30 +218,34 @@ class Step:
         return {
             "products": flops / layout.tensor / (gpu.matmul_efficiency * gpu.peak_flops),
             "memory": (moved / layout.tensor + state) / gpu.memory_bandwidth,
-            "tensor links": self._tensor_bytes / (LINKS * gpu.link_bandwidth),
-            "data links": self._data_bytes / (LINKS * self._data_bandwidth),
+            "tensor links": self._tensor_parallel_traffic / (LINKS * gpu.link_bandwidth),
+            "data links": self._data_parallel_traffic / (LINKS * self._data_parallel_bandwidth),
         }
 
     @property
     def communication(self) -> dict[str, float]:
-        """The bytes that each GPU sends per step: within layers, and for weights and gradients."""
-        return {"tensor": self._tensor_bytes, "data": self._data_bytes}
+        """The bytes that each GPU sends per step.
+
+        The keys are "tensor" (tensor-parallel) and "data" (data-parallel, for weights and
+        gradients).
+        """
+        return {"tensor": self._tensor_parallel_traffic, "data": self._data_parallel_traffic}
 
     @property
     def tokens_per_second(self) -> float:
-        """The number of tokens per second and GPU."""
+        """The throughput in tokens per second per GPU."""
         *own, data = self.seconds.values()
         return self.rows * self.work.length / self.layout.tensor / max(sum(own), data)
 
     def utilization(self, tokens_per_second: float) -> float:
-        """Return the model FLOPs utilization (MFU) at a speed in tokens per second and GPU.
+        """Return the model FLOPs utilization (MFU) at a throughput in tokens per second per GPU.
 
         Source: Chowdhery et al. 2022, appendix B.
         """
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
-    def _memory_for_rows(self, micro_rows: int) -> dict[str, float]:
-        """Return the bytes per GPU by use, for micro-batches of `micro_rows` rows."""
+    def _compute_memory(self, micro_rows: int) -> dict[str, float]:
+        """Return the memory per GPU in bytes, by use, for micro-batches of `micro_rows` rows."""
         work = self.work
         return training_memory(
             work.spec,
@@ -255,12 +261,12 @@ class Step:
         )
 
     @property
-    def _tensor_bytes(self) -> float:
-        """The bytes of a step's collectives within layers (tensor and sequence parallelism).
+    def _tensor_parallel_traffic(self) -> float:
+        """The bytes that a GPU sends per step for tensor and sequence parallelism.
 
-        Attention and feed-forward network each need an all-gather and a reduce-scatter of the
-        residual stream, in the forward pass, in the backward pass and, with checkpointing, in the
-        repeated forward pass. Source: Korthikanti et al. 2022, section 4.2.2.
+        Attention and the feed-forward network each need an all-gather and a reduce-scatter of the
+        residual stream. These run in the forward pass, in the backward pass and, with activation
+        checkpointing, in the repeated forward pass. Source: Korthikanti et al. 2022, section 4.2.2.
         """
         spec, tensor = self.work.spec, self.layout.tensor
         if not spec.stacks or tensor == 1:
@@ -273,16 +279,16 @@ class Step:
         return 2 * passes * layers * stream * (tensor - 1) / tensor
 
     @property
-    def _data_bytes(self) -> float:
+    def _data_parallel_traffic(self) -> float:
         """The bytes that a GPU sends per step for weights and gradients.
 
-        "ddp" all-reduces float32 gradients once per step, which sends them twice. "fsdp"
-        all-gathers the weights for the forward and for the backward pass (those outside of blocks
-        once, in float32) and reduce-scatters float32 gradients, for every micro-batch (Rajbhandari
-        et al. 2020, section 7).
+        "ddp" all-reduces float32 gradients once per step, which sends them twice. For every
+        micro-batch, "fsdp" all-gathers the weights for the forward and the backward pass, and
+        reduce-scatters float32 gradients (Rajbhandari et al. 2020, section 7). Weights outside of
+        the blocks are gathered once, in float32.
         """
         sizes, trained = self.work.sizes, self.work.trained
-        share = (self.groups - 1) / self.groups / self.layout.tensor
+        share = (self.dp_size - 1) / self.dp_size / self.layout.tensor
         if self.layout.data == "ddp":
             return 8 * trained * sizes.parameters * share
         in_blocks = sizes.parameters - sizes.outside
@@ -290,11 +296,11 @@ class Step:
         return (gathered + 4 * trained * sizes.parameters) * share * self.micro_batches
 
     @property
-    def _data_bandwidth(self) -> float:
-        """The bytes per second of a ring through all groups of GPUs.
+    def _data_parallel_bandwidth(self) -> float:
+        """The bytes per second of the all-reduce ring between data-parallel GPUs.
 
-        Between machines, all GPUs of a machine that are in the ring contribute their share of the
-        network bandwidth, since the ring crosses the network only once per machine.
+        Between machines, all GPUs of a machine in the ring contribute their part of the network
+        bandwidth, since the ring crosses the network only once per machine.
         """
         if self.work.gpus <= NODE:
             return self.work.gpu.link_bandwidth

@@ -1,4 +1,4 @@
-"""Plans of training runs on many GPUs: layout, days, GPU-hours, memory and FLOPs."""
+"""Plans of training runs on many GPUs: layout, duration, GPU-hours, memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from trivium.models import active_parameters
 from trivium.plan.layouts import Step, Workload
 
 _DAY, _HOUR = 86_400, 3_600
-# A simpler layout is chosen if it reaches at least this fraction of the best speed.
+# A simpler layout is preferred if it reaches this fraction of the best throughput.
 _SIMPLER = 0.97
 _MOST_DOUBLINGS = 15
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A planned run with the layout that was chosen for it.
+    """A planned training run in the chosen layout.
 
     Args:
         name: the name of the model.
-        tokens: the number of tokens of the whole run; 0 if it is not known. Then FLOPs, hours and
-            days are 0, too.
-        step: a step in the chosen layout.
-        steps: the step in every layout.
-        measured: the measured number of tokens per second and GPU; None to use the predicted speed.
+        tokens: the number of training tokens; 0 if it is unknown. Then FLOPs, GPU-hours and days
+            are 0, too.
+        step: a training step in the chosen layout.
+        steps: the training step in every layout.
+        measured: the measured throughput in tokens per second per GPU; None uses the prediction.
     """
 
     name: str
@@ -43,22 +43,22 @@ class TrainingPlan:
 
     @property
     def tokens_per_second(self) -> float:
-        """The number of tokens per second and GPU, measured or predicted."""
+        """The throughput in tokens per second per GPU, measured or predicted."""
         return self.measured or self.step.tokens_per_second
 
     @property
     def gpu_hours(self) -> float:
-        """The GPU-hours of the run: the hours of all GPUs together."""
+        """The GPU-hours of the run: its hours multiplied by the number of GPUs."""
         return self.tokens / self.tokens_per_second / _HOUR
 
     @property
     def days(self) -> float:
-        """The number of days from the first to the last step."""
+        """The duration of training in days."""
         return self.gpu_hours * _HOUR / _DAY / self.step.work.gpus
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons for the chosen layout, as phrases."""
+        """The reasons for choosing the layout, as phrases."""
         fitting = [step for step in self.steps if step.problem is None]
         simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
         parts = [english("reason.fitting_layouts", some=len(fitting), all=len(self.steps))]
@@ -72,7 +72,7 @@ class TrainingPlan:
         return parts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values, as `trivium plan --json` prints them."""
+        """Return the plan as a dict for `trivium plan --json`."""
         step, work = self.step, self.step.work
         return {
             "model": self.name,
@@ -96,11 +96,20 @@ class TrainingPlan:
 def plan_training(
     name: str, work: Workload, tokens: float, *, measured: float | None = None
 ) -> TrainingPlan:
-    """Plan a run in the fastest layout that fits, or in a simpler layout that is almost as fast.
+    """Plan a training run in the fastest layout that fits in memory.
 
-    Raises RecipeError if no layout can run, or if the speed `measured` exceeds the GPU's peak.
+    A simpler layout is preferred if it is almost as fast.
+
+    Args:
+        name: the name of the model, for messages.
+        work: the model, the batch and the GPUs.
+        tokens: the number of training tokens; 0 if it is unknown.
+        measured: the measured throughput in tokens per second per GPU; None predicts it.
+
+    Raises:
+        RecipeError: no layout is possible, or `measured` exceeds the GPU's peak.
     """
-    steps = work.steps()
+    steps = work.list_steps()
     step = _choose_step(steps)
     if step is None:
         least = min(steps, key=lambda step: step.memory_bytes)
@@ -118,16 +127,15 @@ def plan_training(
 
 
 def fewest_gpus(work: Workload) -> Workload:
-    """Return the workload with the smallest number of GPUs, a power of two, that is sufficient.
+    """Return the workload with the smallest sufficient number of GPUs, a power of two.
 
-    The best layout should not need activation checkpointing. If it always does, the smallest number
-    of GPUs that is sufficient with checkpointing is used. Raises RecipeError if no number of GPUs
-    is sufficient.
+    Layouts without activation checkpointing are preferred, even if they need more GPUs. Raises
+    RecipeError if no number of GPUs is sufficient.
     """
     fitting: list[Workload] = []
     for exponent in range(_MOST_DOUBLINGS):
         work = replace(work, gpus=2**exponent)
-        step = _choose_step(work.steps())
+        step = _choose_step(work.list_steps())
         if step is not None and not step.layout.activation_checkpointing:
             return work
         if step is not None:
@@ -141,7 +149,10 @@ def fewest_gpus(work: Workload) -> Workload:
 
 
 def _choose_step(steps: Sequence[Step]) -> Step | None:
-    """Return the first step that is about as fast as the fastest; None if no step can run."""
+    """Return the first (simplest) step that is about as fast as the fastest one.
+
+    Steps in impossible layouts are ignored. Returns None if no step is possible.
+    """
     fitting = [step for step in steps if step.problem is None]
     best = max((step.tokens_per_second for step in fitting), default=0.0)
     return next((step for step in fitting if step.tokens_per_second >= _SIMPLER * best), None)

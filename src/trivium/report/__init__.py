@@ -1,7 +1,7 @@
-"""Reports of training runs: HTML pages for one run or several, and summaries for the terminal.
+"""Reports of training runs: HTML pages for one or several runs, and summaries for the terminal.
 
-Reports are made only from the files in run folders. The pages contain their own copy of uPlot (MIT
-licence), which draws the charts, so they need no network.
+Reports are made only from the files in run folders. The pages need no network: they include uPlot
+(MIT licence), which draws the charts.
 """
 
 from trivium.report.html_report import format_report as format_report

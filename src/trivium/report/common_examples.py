@@ -1,4 +1,4 @@
-"""Comparison of fine-tuned runs with different validation examples on the examples they share."""
+"""Compares fine-tuned runs that have different validation examples, on the examples they share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from trivium.messages import translated
 from trivium.report.run_files import RunFiles
 
-# The keys that a run adds to an example in predictions.jsonl. All other keys identify the example.
+# The keys of predictions.jsonl that differ between runs. All other keys identify the example.
 _PREDICTION_KEYS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
 _TARGET_KEYS = ("label", "tags", "answers", "target")
 
 
 def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
-    """Return sentences that warn of different validation examples in fine-tuned runs.
+    """Return warnings if fine-tuned runs have different validation examples.
 
-    They contain the metrics of all runs on the examples that the runs have in common. The list is
-    empty if all runs have the same examples, or if the predictions of a run are unknown.
+    The warnings contain the metric of every run on the common examples. The list is empty if all
+    runs have the same examples, or if a run has no stored predictions.
     """
     rows = [{_example_key(row): row for row in run.predictions} for run in runs]
     common = set(rows[0]).intersection(*rows[1:])
@@ -40,14 +40,14 @@ def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _example_key(row: Mapping[str, Any]) -> str:
-    """Return the text and the correct answer of an example as JSON, to identify the example."""
+    """Return the text and correct answer of a predictions.jsonl row as JSON, to match examples."""
     return json.dumps({k: v for k, v in row.items() if k not in _PREDICTION_KEYS}, sort_keys=True)
 
 
 def _compute_metric(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Compute a metric from the rows of predictions.jsonl. Returns its name and value as a string.
+    """Compute the metric of a task from rows of predictions.jsonl, as a string "NAME VALUE".
 
-    The string is empty if the metric of the task cannot be computed from predictions alone.
+    Returns an empty string if the metric cannot be computed from predictions alone.
     """
     key = next((key for key in _TARGET_KEYS if key in rows[0]), None)
     if key is None or any("predicted" not in row or key not in row for row in rows):

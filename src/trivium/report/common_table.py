@@ -1,4 +1,4 @@
-"""A table of runs with one row per run, for runs of any objective."""
+"""A table of runs with one row per run, for runs with any objective."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from trivium.report.run_files import RunFiles
 
 
 def name_runs(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the folder names of the runs. If two names are equal, returns the paths instead."""
+    """Return the folder names of the runs, or their paths if two folder names are equal."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def find_different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
-    """Return the recipe keys whose values differ between the runs, with the value of each run.
+    """Return the recipe keys whose values differ between runs, with the list of values.
 
-    The value is None if the recipe of a run does not contain the key.
+    The list contains one value per run, or None if the recipe of the run does not contain the key.
     """
     recipes = [flatten_keys(run.recipe) for run in runs]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
@@ -30,8 +30,8 @@ def make_run_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """Return one row per run with its name, folder, model, objective, sizes, results and settings.
 
     `loss` and the metrics come from `RunFiles.validation_metrics`. `seconds` includes preparation
-    and evaluations. The settings are the recipe keys whose values differ between the runs. All rows
-    have the same keys. Missing values are None, and keys without any value are left out.
+    and evaluations. The settings are the recipe keys with values that differ between the runs. All
+    rows have the same keys. Missing values are None, and keys without any value are omitted.
     """
     rows: list[dict[str, Any]] = []
     for name, run in zip(name_runs(runs), runs, strict=True):
@@ -41,7 +41,7 @@ def make_run_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
         row |= {"objective": run.objective, "parameters": run.metadata_number("num_parameters")}
         row |= {size: run.last_number(size) for size in ("step", "tokens")}
         row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
-        row |= {"train_loss": [None, *(loss for _, loss in run.series("train_loss"))][-1]}
+        row |= {"train_loss": [None, *(loss for _, loss in run.get_curve("train_loss"))][-1]}
         rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last_number("seconds")})
     known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
     different = find_different_settings(runs)

@@ -1,4 +1,4 @@
-"""HTML pages with the results of runs, made from the templates in `templates/`."""
+"""HTML reports and comparisons of runs, made from the templates in `templates/`."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ _NUM_EXAMPLE_TOKENS = 36
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run as an HTML page. Returns the path of the page.
+    """Write the report of a run as an HTML page, and return the path of the page.
 
     The run may be unfinished.
 
     Args:
         run_folder: the folder of the run.
-        out: the path of the page; default: `report.html` in the folder.
+        out: the path of the page; default: `report.html` in the run folder.
 
     Raises:
-        CheckpointError: there is no run in the folder, or it has no records yet.
+        CheckpointError: the folder contains no run, or the run has no log records yet.
     """
     run = read_run(run_folder)
     summary = summarize(run)
     losses = {
-        translated("report.training_curve"): run.series("train_loss"),
-        translated("report.validation_curve"): run.series("valid_loss"),
+        translated("report.training_curve"): run.get_curve("train_loss"),
+        translated("report.validation_curve"): run.get_curve("valid_loss"),
     }
     for name in run.loss_terms:
         if not name.endswith("_accuracy"):
             curve = translated("report.validation_curve_of", name=name)
-            losses[curve] = run.series(f"valid_{name}")
+            losses[curve] = run.get_curve(f"valid_{name}")
     speed = translated("report.tokens_per_second")
     points = (run.evaluation.get("calibration") or {}).get("points", [])
     accuracy = translated("report.accuracy")
@@ -67,16 +67,16 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         metric_chart=_make_metric_chart(run),
         training_charts=[
             *(
-                make_line_chart(name, {name: run.series(f"train_{name}")})
-                for name in run.step_terms
+                make_line_chart(name, {name: run.get_curve(f"train_{name}")})
+                for name in run.policy_metrics
             ),
             make_line_chart(
-                translated("report.learning_rate"), {"lr": run.series("lr")}, from_zero=True
+                translated("report.learning_rate"), {"lr": run.get_curve("lr")}, from_zero=True
             ),
-            make_line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
+            make_line_chart(speed, {speed: run.get_curve("tokens_per_second")}, from_zero=True),
             make_line_chart(
                 translated("report.gradient_norm"),
-                {translated("report.norm"): run.series("grad_norm")},
+                {translated("report.norm"): run.get_curve("grad_norm")},
             ),
         ],
         confusion=make_confusion_matrix(run.evaluation),
@@ -90,12 +90,12 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write an HTML page that compares and ranks runs. Returns the path of the page.
+    """Write an HTML page that compares and ranks runs, and return the path of the page.
 
     The charts show the losses over steps, tokens and time.
 
     Raises:
-        CheckpointError: fewer than two runs, or a folder without a run.
+        CheckpointError: there are fewer than two runs, or a folder contains no run.
     """
     if len(run_folders) < 2:
         raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
@@ -103,31 +103,35 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     names, summaries = name_runs(runs), [summarize(run) for run in runs]
     levels = runs[0].baselines if have_same_text(runs) else {}
 
-    def chart(
-        title: str, key: str, over: str, levels: dict[str, float], only: str | None = None
+    def plot(
+        title: str, key: str, over: str, levels: dict[str, float], objective: str | None = None
     ) -> dict[str, Any] | None:
-        """Return a chart with a curve per run; `only` selects the runs with an objective."""
-        chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
-        series = {name: run.series(key, over=over) for name, run in chosen}
+        """Make a chart of the logged value `key` with one curve per run.
+
+        `over` is the quantity on the x-axis, `levels` are reference lines, and `objective`
+        restricts the chart to runs with this objective.
+        """
+        chosen = [(n, run) for n, run in zip(names, runs) if objective in (None, run.objective)]
+        series = {name: run.get_curve(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
         title = translated("comparison.over_axis", title=title, axis=translated(f"axis.{over}"))
-        title += f", {only}" if len(chosen) < len(runs) else ""
+        title += f", {objective}" if len(chosen) < len(runs) else ""
         return make_line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     charts = []
     metrics = {run.metric for run in runs}
     if len(metrics) == 1 and (metric := metrics.pop()) is not None:
-        charts.append(chart(metric, f"valid_{metric}", "step", {}))
+        charts.append(plot(metric, f"valid_{metric}", "step", {}))
     # Losses of different objectives do not compare, so each objective has its own charts.
     for objective in dict.fromkeys(run.objective for run in runs):
         for over in ("tokens", "seconds", "step"):
             charts.append(
-                chart(translated("report.validation_loss"), "valid_loss", over, levels, objective)
+                plot(translated("report.validation_loss"), "valid_loss", over, levels, objective)
             )
         charts.append(
-            chart(translated("report.training_loss"), "train_loss", "tokens", levels, objective)
+            plot(translated("report.training_loss"), "train_loss", "tokens", levels, objective)
         )
-    charts.append(chart(translated("report.tokens_per_second"), "tokens_per_second", "step", {}))
+    charts.append(plot(translated("report.tokens_per_second"), "tokens_per_second", "step", {}))
     return _write_page(
         Path(out),
         "comparison.html.j2",
@@ -143,7 +147,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
 def format_report(run_folders: Sequence[str | Path]) -> str:
     """Return a report as plain text: the summary of one run, or a comparison of several runs.
 
-    The comparison contains the verdict on each run, and the rankings.
+    A comparison contains the verdict on each run, the rankings, and warnings about differences.
     """
     runs = [read_run(folder) for folder in run_folders]
     if len(runs) == 1:
@@ -155,12 +159,12 @@ def format_report(run_folders: Sequence[str | Path]) -> str:
 
 
 def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
-    """Return the chart of a task's main metric, or of the accuracies logged with loss terms."""
+    """Make the chart of a task's main metric, or of the accuracies logged with loss terms."""
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
         return make_line_chart(
-            translated("report.accuracy"), {name: run.series(f"valid_{name}") for name in names}
+            translated("report.accuracy"), {name: run.get_curve(f"valid_{name}") for name in names}
         )
     limit = run.metadata_number("eval_examples") or 0
     total = run.metadata_number("valid_examples") or 0
@@ -168,11 +172,11 @@ def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
     title = translated("report.metric_on_examples", metric=metric)
     if 0 < limit < total:
         title = translated("report.metric_on_some_examples", metric=metric, count=measured)
-    return make_line_chart(title, {metric: run.series(f"valid_{metric}")})
+    return make_line_chart(title, {metric: run.get_curve(f"valid_{metric}")})
 
 
 def _format_value(value: Any) -> str:
-    """Format a value for a table; numbers get thousands separators."""
+    """Format a value for a table. Numbers get thousands separators."""
     value_number = to_float(value)
     if value_number is None:
         return str(value)
@@ -180,7 +184,7 @@ def _format_value(value: Any) -> str:
 
 
 def make_line_chart(
-    title: str,
+    y_label: str,
     series: Mapping[str, Points],
     *,
     x_label: str = "step",
@@ -192,11 +196,11 @@ def make_line_chart(
     Returns None if there are no points.
 
     Args:
-        title: the name of the vertical axis with its unit.
-        series: name -> (x, y) points of a curve. Empty curves are left out.
-        x_label: the quantity on the horizontal axis, such as "step".
-        levels: name -> y value of a horizontal line for comparison.
-        from_zero: whether the vertical axis starts at 0.
+        y_label: the chart title, shown as the label of the y-axis, with the unit.
+        series: name -> (x, y) points of a curve. Empty curves are omitted.
+        x_label: the quantity on the x-axis, such as "step".
+        levels: name -> y value of a horizontal reference line.
+        from_zero: whether the y-axis starts at 0.
     """
     lines = []
     for color, (name, points) in enumerate(series.items()):
@@ -206,7 +210,7 @@ def make_line_chart(
     if not lines:
         return None
     return {
-        "title": title,
+        "title": y_label,
         "x_label": translated(f"axis.{x_label}"),
         "series": lines,
         "levels": [{"name": name, "value": value} for name, value in (levels or {}).items()],
@@ -214,25 +218,28 @@ def make_line_chart(
     }
 
 
-def thin_curve(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
-    """Reduce a curve to at most `most` points. The first and the last point are unchanged.
+def thin_curve(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[float, float]]:
+    """Reduce a curve to at most `max_points` points, by averaging neighbouring points.
 
-    The other points are averaged in groups of (almost) equal size.
+    The first and the last point are unchanged.
 
     >>> thin_curve([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
     [(0, 1), (1.5, 3.0), (3, 5)]
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return list(points)
-    groups = np.array_split(np.array(points[1:-1]), most - 2)
+    groups = np.array_split(np.array(points[1:-1]), max_points - 2)
     return [points[0], *(tuple(group.mean(axis=0).tolist()) for group in groups), points[-1]]
 
 
 def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the confusion matrix for the template; None if the evaluation has none.
+    """Return the confusion matrix for the report template, or None if there is none.
 
     Each cell is a tuple: the count, the fraction of the row's total, and whether the cell is on the
     diagonal. If there are more than 60 labels, only the most frequent ones are included.
+
+    Args:
+        evaluation: the contents of evaluation.json.
     """
     labels, counts = evaluation.get("labels") or [], evaluation.get("confusion") or []
     if not counts or len(labels) != len(counts):
@@ -249,7 +256,7 @@ def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Return the statistics of each tokenizer of a run: heading -> `compute_token_statistics`."""
+    """Return the vocabulary statistics of each tokenizer of a run, by heading of the report."""
     own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
     if run.source_tokenizer is not None:
         own = translated("report.target_tokenizer")
@@ -261,9 +268,9 @@ def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
 
 
 def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return statistics of a vocabulary: sizes, tokens by length in characters, and examples.
+    """Compute statistics of a vocabulary: sizes, token lengths in characters, and example tokens.
 
-    Lengths above 13 count as 13, and tokens that are only part of a character count as 0.
+    Lengths above 13 count as 13. Tokens that are only a part of a character count as length 0.
     """
     special = set(tokenizer.special_ids)
     ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
@@ -281,7 +288,7 @@ def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            translated("report.special_tokens"): _clip_tokens(
+            translated("report.special_tokens"): _shorten_token_list(
                 [tokenizer.tokens[i] for i in tokenizer.special_ids]
             ),
             translated("report.example_tokens"): tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
@@ -291,8 +298,8 @@ def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _clip_tokens(tokens: list[str]) -> list[str]:
-    """Shorten a long list of tokens, such as the 100 sentinel tokens of T5, for display."""
+def _shorten_token_list(tokens: list[str]) -> list[str]:
+    """Shorten a long list of tokens for display, such as the 100 sentinel tokens of T5."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:
         return tokens
@@ -300,7 +307,7 @@ def _clip_tokens(tokens: list[str]) -> list[str]:
 
 
 def format_short(value: float) -> str:
-    """Format a number with about four digits; large numbers get the suffix k, M or G.
+    """Format a number with about four digits. Large numbers get the suffix k, M or G.
 
     >>> format_short(12500), format_short(2.5), format_short(0.0003)
     ('12.5k', '2.5', '0.0003')
@@ -312,7 +319,7 @@ def format_short(value: float) -> str:
 
 
 def _write_page(path: Path, template: str, **values: Any) -> Path:
-    """Fill a template with values and write the page to a path. Returns the path."""
+    """Render a template with the given values, and write the page to a file. Returns its path."""
     files = ("vendor/uPlot.iife.min.js", "charts.js", "vendor/uPlot.min.css", "page.css")
     *scripts, vendor_style, own_style = ((_TEMPLATES / name).read_text("utf-8") for name in files)
     # The page loads nothing and runs no other script, even if texts of the run contain HTML.
@@ -329,7 +336,7 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
 
 @functools.cache
 def _make_environment() -> jinja2.Environment:
-    """Return the Jinja environment of the templates with its filters and translations."""
+    """Create the Jinja environment of the templates, with filters and translations."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -15,11 +15,11 @@ from trivium.progress import format_duration
 from trivium.report.common_examples import compare_common_examples
 from trivium.report.run_files import Points, RunFiles, to_float
 
-# Budgets in minutes and tokens are checked only after a step. Therefore the losses of a run count
-# up to this multiple of the shortest run's budget.
+# Budgets in minutes and tokens are checked only after a step. Therefore losses count up to this
+# multiple of the shortest run's budget.
 _TOLERANCE = 1.05
 _BUDGETS = ("steps", "tokens", "epochs", "minutes")
-# Runs whose unigram losses differ by less than this have the same text and tokenizer.
+# If unigram losses differ by less than this, runs have the same text and tokenizer.
 _SAME_TEXT = 1e-6
 
 
@@ -28,14 +28,14 @@ class RankedRun:
     """A run or a baseline in a ranking.
 
     Args:
-        place: the position in the ranking; None for a baseline.
+        place: the position in the ranking, from 1; None for a baseline.
         name: the name of the run or of the baseline.
         model: the model of the run.
         parameters: the number of parameters; None for a baseline.
         loss: the loss in nats per token.
-        bits: the loss in bits per byte, if it is known.
-        at: the step, the number of tokens or the time in seconds at which the loss was measured;
-            None for a baseline.
+        bits: the loss in bits per byte; None if it is unknown.
+        at: the step, number of tokens or time in seconds at which the loss was measured; None for a
+            baseline.
     """
 
     place: int | None
@@ -51,14 +51,14 @@ class RankedRun:
 class Ranking:
     """A ranking of runs with the same objective, the best run first.
 
-    The runs are compared by their best loss up to the end of the shortest run.
+    Runs are compared by their best loss up to the end of the shortest run.
 
     Args:
         objective: the objective of the runs.
         axis: the quantity that is equal in the comparison: "step", "tokens" or "seconds".
         limit: the value of this quantity at the end of the shortest run.
         lines: the runs and the baselines.
-        same_text: whether all runs have the same text and tokenizer. If not, they are ranked by
+        same_text: whether all runs have the same text and tokenizer. If not, runs are ranked by
             bits per byte.
         budgets: the training budgets of the runs if they differ, otherwise empty.
     """
@@ -72,13 +72,13 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The title: the objective, and the point of training at which the runs are compared."""
+        """The title: the objective, and the point in training at which runs are compared."""
         after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
     def note(self) -> str:
-        """A sentence about the different training budgets of the runs; empty if they are equal."""
+        """A sentence about the runs' training budgets, or empty if the budgets are equal."""
         if not self.budgets:
             return ""
         budgets = translated("join.comma").join(self.budgets)
@@ -87,7 +87,7 @@ class Ranking:
         )
 
     def format_point(self, at: float) -> str:
-        """Format a point of training: a step, a number of tokens or a time, depending on `axis`."""
+        """Format a value of `axis`, that is, a step, a number of tokens or a time."""
         if self.axis == "seconds":
             return format_duration(at)
         return translated(
@@ -96,12 +96,11 @@ class Ranking:
 
 
 def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
-    """Return sentences that warn of differences between runs that make them hard to compare.
+    """Return warnings about differences that make runs hard to compare.
 
-    Runs may differ in the objective, in the metrics of the evaluation or in the validation
-    examples.
+    Runs may differ in the objective, in the metrics or in the validation examples.
     """
-    objectives = dict.fromkeys(_objective_name(run) for run in runs)
+    objectives = dict.fromkeys(_format_objective(run) for run in runs)
     translated_notes = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
     notes = dict.fromkeys(map(translated("join.semicolon").join, translated_notes))
     sentences = []
@@ -119,36 +118,39 @@ def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def have_same_text(runs: Sequence[RunFiles]) -> bool:
-    """Return whether runs have the same text and tokenizer, and therefore equal unigram losses."""
+    """Return whether all runs have the same text and tokenizer, i.e. the same unigram loss."""
     unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
 
 
 def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
-    """Return a ranking for every objective that two or more pretraining runs have in common."""
+    """Rank pretraining runs. Returns one ranking per objective with at least two runs.
+
+    `names` are the names of the runs to show.
+    """
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
-        if run.series("valid_loss") and run.metric is None:
-            groups.setdefault(_objective_name(run), []).append((name, run))
+        if run.get_curve("valid_loss") and run.metric is None:
+            groups.setdefault(_format_objective(run), []).append((name, run))
     return [_rank_group(objective, group) for objective, group in groups.items() if len(group) > 1]
 
 
-def _objective_name(run: RunFiles) -> str:
-    """Return the objective of a run, with one name for all objectives of next-token prediction."""
+def _format_objective(run: RunFiles) -> str:
+    """Return the objective of a run. All next-token prediction objectives have the same name."""
     return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
-def _rank_group(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
-    """Return the ranking of (name, run) pairs with the same objective."""
-    budgets = [_find_budget(run) for _, run in group]
+def _rank_group(objective: str, named_runs: Sequence[tuple[str, RunFiles]]) -> Ranking:
+    """Rank runs with the same objective, given as (name, run) pairs."""
+    budgets = [_find_budget(run) for _, run in named_runs]
     kinds = {kind for kind, _ in budgets}
     axis = {"steps": "step", "minutes": "seconds"}.get(*kinds) if len(kinds) == 1 else None
     axis = axis or "tokens"
-    limit = min(_validation_losses(run, axis)[-1][0] for _, run in group)
-    same_text = have_same_text([run for _, run in group])
-    lines = [_make_entry(name, run, axis, limit) for name, run in group]
+    limit = min(_list_validation_losses(run, axis)[-1][0] for _, run in named_runs)
+    same_text = have_same_text([run for _, run in named_runs])
+    lines = [_make_ranked_run(name, run, axis, limit) for name, run in named_runs]
     if same_text:
-        _, run = group[0]
+        _, run = named_runs[0]
         for label, loss in run.baselines.items():
             lines.append(RankedRun(None, label, "", None, loss, run.bits_per_byte(loss), None))
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)
@@ -162,17 +164,18 @@ def _rank_group(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Rankin
 
 
 def _find_budget(run: RunFiles) -> tuple[str, float]:
-    """Return the recipe key in `[train]` that limits the length of a run, and its value."""
+    """Return the key in `[train]` that limits the length of a run, and the value of the key."""
     sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
-def _make_entry(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
-    """Return the entry of a run in a ranking, with its best validation loss up to `limit`.
+def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
+    """Make the ranking entry of a run from its best validation loss up to `limit`.
 
-    If the first evaluation was after the limit, its loss is used. The place is not set yet.
+    If the first evaluation was after the limit, its loss is used. The position in the ranking is
+    not set yet.
     """
-    points = _validation_losses(run, axis)
+    points = _list_validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE
     in_time = [(loss, at) for at, loss in points if at <= most]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
@@ -180,24 +183,24 @@ def _make_entry(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
     return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 
-def _validation_losses(run: RunFiles, axis: str) -> Points:
-    """Return the validation losses of a run over steps, tokens or seconds.
+def _list_validation_losses(run: RunFiles, axis: str) -> Points:
+    """Return (x, loss) points of the validation losses of a run over steps, tokens or seconds.
 
-    The seconds of an evaluation are taken before it started, so they exclude its own duration.
+    Seconds are those at the start of the evaluation, so that they exclude its duration.
     """
     if axis != "seconds":
-        return run.series("valid_loss", over=axis)
+        return run.get_curve("valid_loss", over=axis)
     seconds: dict[float, float] = {}
     for key in ("valid_loss", "train_loss"):  # training records are written before evaluations
         for record in run.metrics:
             step, time = to_float(record.get("step")), to_float(record.get("seconds"))
             if key in record and step is not None and time is not None:
                 seconds[step] = time
-    return [(seconds.get(step, step), loss) for step, loss in run.series("valid_loss")]
+    return [(seconds.get(step, step), loss) for step, loss in run.get_curve("valid_loss")]
 
 
 def format_ranking(ranking: Ranking) -> str:
-    """Return a ranking as plain text."""
+    """Format a ranking as plain text, one line per run."""
     width = max(display_width(line.name) for line in ranking.lines)
     nats, per_byte = translated("unit.nats_per_token"), translated("unit.bits_per_byte")
     lines = [ranking.title, *filter(None, [ranking.note]), ""]

@@ -1,4 +1,4 @@
-"""Reads the files of a run folder for reports. Most files may be missing."""
+"""Reads the files in a run folder for reports. Most of the files are optional."""
 
 from __future__ import annotations
 
@@ -21,49 +21,52 @@ RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 Points = Sequence[tuple[float, float]]
 
 
-class _Shape(BaseModel):
-    """The part of a JSON file that a report reads. Other keys are ignored."""
+class _Schema(BaseModel):
+    """A schema for the part of a JSON file that reports use. Other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class _Sample(_Shape):
-    """A sample of the model's output in run.json."""
+class _Sample(_Schema):
+    """The schema of a prompt with the model's output in run.json."""
 
     prompt: str
     output: str
 
 
-class _BatchRow(_Shape):
-    """A row of the first batch in run.json: (token, label, color) triples and a caption."""
+class _BatchRow(_Schema):
+    """The schema of a row of the first batch in run.json.
+
+    A row has a caption, and (token, label, color) triples.
+    """
 
     caption: str
     tokens: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
 
 
-class _Metadata(_Shape):
-    """The contents of run.json."""
+class _Metadata(_Schema):
+    """The schema of run.json."""
 
     samples: list[_Sample] | None = None
     first_batch: list[_BatchRow] | None = None
 
 
-class _Response(_Shape):
-    """A sampled response with its reward in metrics.jsonl."""
+class _Response(_Schema):
+    """The schema of a sampled response with its reward in metrics.jsonl."""
 
     prompt: str
     response: str
     reward: float
 
 
-class _Record(_Shape):
-    """A record (line) of metrics.jsonl."""
+class _Record(_Schema):
+    """The schema of a log record (a line) in metrics.jsonl."""
 
     samples: list[_Response] = []
 
 
-class _LabelScores(_Shape):
-    """Precision, recall, F1 and number of examples of a label in evaluation.json."""
+class _LabelScores(_Schema):
+    """The schema of the precision, recall, F1 and support of a label in evaluation.json."""
 
     label: str
     precision: float
@@ -72,8 +75,8 @@ class _LabelScores(_Shape):
     support: int
 
 
-class _Mistake(_Shape):
-    """A wrong prediction in evaluation.json."""
+class _Mistake(_Schema):
+    """The schema of a misclassified example in evaluation.json."""
 
     where: str
     text: str
@@ -82,8 +85,8 @@ class _Mistake(_Shape):
     confidence: float | None
 
 
-class _Calibration(_Shape):
-    """The calibration of a classifier in evaluation.json."""
+class _Calibration(_Schema):
+    """The schema of a classifier's calibration in evaluation.json."""
 
     calibration_error: float
     points: Annotated[
@@ -96,8 +99,8 @@ class _Calibration(_Shape):
     rule: str
 
 
-class _Evaluation(_Shape):
-    """The contents of evaluation.json."""
+class _Evaluation(_Schema):
+    """The schema of evaluation.json."""
 
     values: dict[str, float | None] = {}
     notes: list[str] = []
@@ -108,8 +111,8 @@ class _Evaluation(_Shape):
     calibration: _Calibration | None = None
 
     @model_validator(mode="after")
-    def _is_square(self) -> Self:
-        """Check that the confusion matrix has as many columns as there are labels."""
+    def _check_confusion_size(self) -> Self:
+        """Raise ValueError unless each row of the confusion matrix has one count per label."""
         if any(len(row) != len(self.labels) for row in self.confusion):
             raise ValueError("confusion does not have a number for each pair of labels")
         return self
@@ -122,13 +125,13 @@ class RunFiles:
     Args:
         folder: the run folder.
         recipe_text: the text of recipe.toml.
-        recipe: the recipe.
+        recipe: the recipe as a nested dict.
         spec: the model specification, from spec.json.
         metadata: the run metadata, from run.json.
-        metrics: the records of metrics.jsonl.
+        metrics: the log records of metrics.jsonl.
         evaluation: the final evaluation of a fine-tuned run, from evaluation.json.
-        tokenizer: the tokenizer of the model, in an encoder-decoder that of the targets.
-        source_tokenizer: the tokenizer of the sources, if there is one.
+        tokenizer: the tokenizer of the model; in an encoder-decoder, the tokenizer of target texts.
+        source_tokenizer: the separate tokenizer of source texts, if there is one.
     """
 
     folder: Path
@@ -148,42 +151,42 @@ class RunFiles:
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
-        """The validation examples of a fine-tuned run with its predictions; empty if unknown."""
+        """The rows of predictions.jsonl: validation examples with predictions, or empty."""
         return list(read_json_lines(self.folder / "predictions.jsonl"))
 
-    def series(self, key: str, *, over: str = "step") -> Points:
-        """Return the curve of a logged value: (x, y) points, with x from the key `over`."""
+    def get_curve(self, key: str, *, over: str = "step") -> Points:
+        """Return the curve of a logged value as (x, y) points, with x from the key `over`."""
         return extract_curve(self.metrics, key, over)
 
     def metadata_number(self, key: str) -> float | None:
-        """Return a number from run.json; None if it is missing."""
+        """Return a number from run.json, or None if it is missing."""
         return to_float(self.metadata.get(key))
 
     def last_number(self, key: str) -> float | None:
-        """Return a number from the last record of metrics.jsonl; None if it is missing."""
+        """Return a number from the last log record of metrics.jsonl, or None if it is missing."""
         return to_float(self.metrics[-1].get(key))
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median of the measured training speeds; None if no speed was measured."""
-        speeds = [speed for _, speed in self.series("tokens_per_second")]
+        """The median training throughput in tokens per second, or None if it was not logged."""
+        speeds = [speed for _, speed in self.get_curve("tokens_per_second")]
         return statistics.median(speeds) if speeds else None
 
     def recipe_value(self, section: str, key: str) -> Any:
-        """Return the value of a recipe key in a section; None if it is missing."""
+        """Return the value of a key in a section of the recipe, or None if it is missing."""
         table = self.recipe.get(section)
         return table.get(key) if isinstance(table, dict) else None
 
     @property
     def model(self) -> str:
-        """The preset of the model, or else the model whose weights initialized the run."""
+        """The preset of the model, or else the model that initialized the weights."""
         return str(
             self.recipe_value("model", "preset") or self.recipe_value("model", "init_from") or ""
         )
 
     @property
     def objective(self) -> str:
-        """The kind of the objective. Objectives of several data sources are joined by "+"."""
+        """The kind of the objective, or the kinds of a mix joined by plus signs."""
         sources = self.recipe.get("mix") or [self.recipe]
         kinds = [str((source.get("objective") or {}).get("kind", "")) for source in sources]
         return " + ".join(dict.fromkeys(filter(None, kinds)))
@@ -196,7 +199,7 @@ class RunFiles:
     def bits_per_byte(self, loss: float) -> float | None:
         """Convert a loss from nats per token to bits per byte.
 
-        Returns None if the loss does not cover every token of the text.
+        Returns None if the objective does not predict every token of the text.
         """
         per_token = self.metadata_number("bytes_per_token")
         if not per_token or not self.predicts_next_token:
@@ -205,9 +208,9 @@ class RunFiles:
 
     @property
     def loss_terms(self) -> list[str]:
-        """The names of data sources and loss terms that have `train_NAME` and `valid_NAME` records.
+        """The names of loss terms and data sources with logged training and validation losses.
 
-        Empty for a policy, which has no validation loss. See `step_terms`.
+        Empty for policy optimization, which has no validation loss.
         """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("valid_") for key in keys if key.startswith("valid_"))
@@ -215,15 +218,15 @@ class RunFiles:
         return both if "valid_loss" in keys else []
 
     @property
-    def step_terms(self) -> list[str]:
-        """The names of the values logged in policy optimization, such as rewards and lengths."""
+    def policy_metrics(self) -> list[str]:
+        """The names of values logged in policy optimization, such as rewards and lengths."""
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("train_") for key in keys if key.startswith("train_"))
         return [name for name in names if name != "loss"] if "train_policy" in keys else []
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run is still training or was interrupted. False if this is unknown."""
+        """Whether the run is still training or was interrupted; False if this is unknown."""
         return self.metadata.get("finished") is False
 
     @property
@@ -240,23 +243,22 @@ class RunFiles:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a larger value of the main metric is better."""
+        """Whether higher values of the main metric are better."""
         logged = self.metadata.get("higher_is_better", self.metric != "loss")
         return bool(self.evaluation.get("higher_is_better", logged))
 
     @property
     def score(self) -> float | None:
-        """The value of the main metric in the final evaluation; None if there is none."""
+        """The value of the main metric in the final evaluation, or None."""
         values = self.evaluation.get("values")
         return to_float(values.get(self.metric)) if isinstance(values, dict) else None
 
     @property
     def validation_metrics(self) -> dict[str, float]:
-        """The validation losses and metrics of the weights that the run saved: name -> value.
+        """The validation losses and metrics of the saved weights, by name.
 
-        These are the results of the final evaluation, and the values that were measured during
-        training at the step of the saved weights. If this step is unknown, the values of the last
-        evaluation are used.
+        These are the results of the final evaluation, and the values logged at the step of the
+        saved weights. If this step is unknown, the values of the last evaluation are used.
         """
         records = [row for row in self.metrics if any(key.startswith("valid_") for key in row)]
         kept = [row for row in records if row.get("step") == self.metadata_number("weights_step")]
@@ -270,17 +272,17 @@ class RunFiles:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """The loss of the unigram baseline in nats per token: label -> loss; empty if unknown."""
+        """The loss of the unigram baseline in nats per token, by label; empty if unknown."""
         loss = self.metadata_number("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}
 
 
 def read_run(folder: str | Path) -> RunFiles:
-    """Read a run folder.
+    """Read the files in a run folder for a report.
 
     Raises:
-        CheckpointError: there is no folder or no run in it, it has no records yet, or a file is
-            damaged.
+        CheckpointError: the folder does not exist or contains no run, the run has no log records
+            yet, or a file is corrupt.
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file() and not (folder / METRICS).is_file():
@@ -300,10 +302,10 @@ def read_run(folder: str | Path) -> RunFiles:
             folder=folder,
             recipe_text=recipe_text,
             recipe=recipe,
-            spec=_read_object(folder / "spec.json"),
-            metadata=_read_object(folder / "run.json", _Metadata),
+            spec=_read_json_object(folder / "spec.json"),
+            metadata=_read_json_object(folder / "run.json", _Metadata),
             metrics=metrics,
-            evaluation=_read_object(folder / "evaluation.json", _Evaluation),
+            evaluation=_read_json_object(folder / "evaluation.json", _Evaluation),
             tokenizer=Tokenizer.load(tokenizer) if tokenizer.is_file() else None,
             source_tokenizer=Tokenizer.load(source) if source.is_file() else None,
         )
@@ -318,31 +320,31 @@ def read_run(folder: str | Path) -> RunFiles:
 
 
 def to_float(value: object) -> float | None:
-    """Return a finite number as a float, and None for any other value."""
+    """Convert a finite number to a float. Any other value becomes None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def extract_curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
-    """Return the points (record[over], record[key]) of all records where both are finite numbers.
+def extract_curve(records: Iterable[Mapping[str, Any]], y_key: str, x_key: str) -> Points:
+    """Return the points (record[x_key], record[y_key]) of log records.
 
-    Other records are skipped.
+    Records without finite numbers for both keys are skipped.
     """
-    pairs = ((to_float(record.get(over)), to_float(record.get(key))) for record in records)
+    pairs = ((to_float(record.get(x_key)), to_float(record.get(y_key))) for record in records)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
-    """Read a JSON object and check it against a schema; a missing file is an empty object.
+def _read_json_object(path: Path, schema: type[_Schema] = _Schema) -> dict[str, Any]:
+    """Read a JSON object and validate it with a schema. A missing file is an empty object.
 
-    Raises ValueError if the file contains something else.
+    Raises ValueError if the file is not a JSON object or does not match the schema.
     """
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
     try:
-        shape.model_validate(content)
+        schema.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))

@@ -1,4 +1,4 @@
-"""The summary of a run: its results, the comparison with a baseline, and advice if it is stuck."""
+"""The summary of a run: its results compared with a baseline, and advice if it has plateaued."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 from trivium.messages import display_width, padded, translated, translated_english
 from trivium.report.run_files import RunFiles, to_float
 
-# In nats. A model that is closer than this to the unigram baseline has learned little more than
-# the frequencies of tokens.
+# In nats. A model with a loss closer than this to the unigram baseline has learned little more than
+# token frequencies.
 _PLATEAU = 0.25
-# In nats. If the last loss exceeds the best one by more than this, it is worse, not just noise.
+# In nats. If the last loss exceeds the best one by more than this, the increase is not just noise.
 _OVERFITTING = 0.05
 # If the main metric of a task (0 to 1) is below this, the model has learned nothing. The limit is
 # higher for generated texts, because any text of the right language has some overlap.
 _NOTHING_LEARNED, _NOTHING_GENERATED = 0.01, 0.05
 MAX_UNKNOWN_FRACTION = 0.01
-"""The fraction of unknown tokens above which training prints a warning."""
+"""The fraction of unknown tokens above which a warning is printed."""
 _TABLE_ROWS = 20
 
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """The results of an evaluation at one step.
+    """The results of one evaluation during training.
 
     Args:
-        step: the step.
-        train_loss: the training loss in nats from the last logged step.
-        valid_loss: the validation loss in nats; None for a policy.
-        metric: the value of the main metric of a task.
+        step: the training step.
+        train_loss: the last logged training loss in nats; None if there is none.
+        valid_loss: the validation loss in nats; None for policy optimization.
+        metric: the value of the task's main metric; None for pretraining.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Summary:
         best: the best evaluation.
         loss: the validation loss of the best evaluation, or the last training loss if there are no
             evaluations.
-        verdict: the results, warnings and advice as a text.
+        verdict: the results, warnings and advice as text.
         stuck: whether the model is hardly better than a trivial baseline.
     """
 
@@ -67,10 +67,10 @@ class Summary:
 
 
 def summarize(run: RunFiles) -> Summary:
-    """Summarize the results of a run."""
+    """Summarize the results of a run, with warnings and advice."""
     evaluations = tuple(_list_evaluations(run))
-    best = min(evaluations, key=lambda point: _sort_key(run, point), default=None)
-    train = [loss for _, loss in run.series("train_loss")]
+    best = min(evaluations, key=lambda point: _evaluation_sort_key(run, point), default=None)
+    train = [loss for _, loss in run.get_curve("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
         sentences, stuck = _judge_task(run, run.metric, evaluations, best)
@@ -122,18 +122,18 @@ def format_summary(run: RunFiles) -> str:
 
 
 def _list_warnings(run: RunFiles) -> Iterator[str]:
-    """Yield a sentence for each warning logged in training, and a sentence about skipped steps."""
+    """Yield the warnings logged during training, and a sentence about skipped steps."""
     for record in run.metrics:
         if "warning" in record:
             step, warning = record.get("step"), translated_english(str(record["warning"]))
             yield translated("verdict.warned", step=step, warning=warning)
-    skipped = max((count for _, count in run.series("skipped_steps")), default=0)
+    skipped = max((count for _, count in run.get_curve("skipped_steps")), default=0)
     if skipped:
         yield translated("verdict.skipped_steps", count=skipped)
 
 
 def _describe_progress(run: RunFiles) -> str:
-    """Return a sentence about the progress of an unfinished run; empty for a finished run."""
+    """Return a sentence about the progress of an unfinished run, or an empty string."""
     if not run.unfinished:
         return ""
     step, steps = run.last_number("step") or 0, run.recipe_value("train", "steps")
@@ -143,7 +143,7 @@ def _describe_progress(run: RunFiles) -> str:
 
 
 def _find_majority_label(run: RunFiles) -> tuple[str, float] | None:
-    """Return the most frequent label of the validation examples and its fraction, if known."""
+    """Return the most frequent validation label and its fraction, or None if unknown."""
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
     if not labels or not counts or len(labels) != len(counts):
         return None
@@ -152,7 +152,7 @@ def _find_majority_label(run: RunFiles) -> tuple[str, float] | None:
 
 
 def _list_evaluations(run: RunFiles) -> list[EvaluationPoint]:
-    """Return the evaluations of a run, from the records of metrics.jsonl."""
+    """Return the evaluations of a run, from the log records of metrics.jsonl."""
     points: list[EvaluationPoint] = []
     train: float | None = None
     for record in run.metrics:
@@ -164,10 +164,10 @@ def _list_evaluations(run: RunFiles) -> list[EvaluationPoint]:
     return points
 
 
-def _sort_key(run: RunFiles, point: EvaluationPoint) -> float:
-    """Return the sort key of an evaluation, which is smallest for the best evaluation.
+def _evaluation_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
+    """Return the sort key of an evaluation; the best evaluation has the smallest key.
 
-    Evaluations are compared by the main metric, or by the validation loss if there is no metric.
+    Evaluations are sorted by the main metric, or by the validation loss if there is no metric.
     """
     if point.metric is None:
         return math.inf if point.valid_loss is None else point.valid_loss
@@ -177,10 +177,10 @@ def _sort_key(run: RunFiles, point: EvaluationPoint) -> float:
 def _judge_task(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
 ) -> tuple[list[str], bool]:
-    """Return sentences about the main metric of a task, and whether the model is stuck.
+    """Return sentences about the results of a fine-tuned run, and whether the run is stuck.
 
-    A model is stuck if it has learned nothing, or if its accuracy is not better than that of always
-    predicting the most frequent label.
+    A run is stuck if the model has learned nothing, or if its accuracy does not exceed the fraction
+    of the most frequent label.
     """
     if run.score is None:
         value = translated("verdict.not_measured") if best.metric is None else f"{best.metric:.4f}"
@@ -212,7 +212,7 @@ def _judge_task(
 
 
 def _suggest_task_changes(run: RunFiles) -> str:
-    """Return a sentence that advises what to try for a stuck fine-tuning run."""
+    """Return a sentence suggesting what to try when a fine-tuning run has learned nothing."""
     if _describe_unknown_tokens(run):
         return translated("verdict.try_other_tokenizer")
     budgets = ("minutes", "tokens", "steps")
@@ -221,7 +221,7 @@ def _suggest_task_changes(run: RunFiles) -> str:
 
 
 def _describe_unknown_tokens(run: RunFiles) -> str:
-    """Return a sentence that warns of many unknown tokens in the text; empty if there are few."""
+    """Return a warning if the text has many unknown tokens, or an empty string."""
     shares = (run.metadata.get("unknown_shares") or {}).items()
     unknown = [
         translated("verdict.share_of_side", share=share, side=translated(f"side.{side}"))
@@ -239,9 +239,9 @@ def _judge_pretraining(
     best: EvaluationPoint | None,
     loss: float | None,
 ) -> tuple[list[str], bool]:
-    """Return sentences about the loss of a pretraining run, and whether the model is stuck.
+    """Return sentences about the loss of a pretraining run, and whether the run is stuck.
 
-    A model is stuck if its loss is hardly better than that of the unigram baseline.
+    A run is stuck if its loss is hardly better than that of the unigram baseline.
     """
     if loss is None:
         return [translated("verdict.no_loss")], False
@@ -265,16 +265,17 @@ def _judge_pretraining(
         words = "verdict.no_better_than_unigram"
     else:
         words = "verdict.above_unigram"
-    advice = "" if worse or run.unfinished else _suggest_changes(run)
+    advice = "" if worse or run.unfinished else _suggest_pretraining_changes(run)
     return [translated(words, result=result, unigram=unigram), worse, advice], True
 
 
 def _describe_overfitting(
     best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]
 ) -> str:
-    """Return a sentence if the last loss is clearly worse than the best one; otherwise empty.
+    """Return a sentence if the validation loss has risen clearly above its best value.
 
-    The sentence says whether the model overfits or the training loss rises, too.
+    The sentence states whether the model overfits, or whether the training loss has risen, too.
+    Returns an empty string if the last loss is near the best one.
     """
     if best is None or best.valid_loss is None:
         return ""
@@ -287,10 +288,10 @@ def _describe_overfitting(
     return translated(words, loss=last.valid_loss, step=best.step)
 
 
-def _suggest_changes(run: RunFiles) -> str:
-    """Return a sentence that advises what to try for a stuck pretraining run.
+def _suggest_pretraining_changes(run: RunFiles) -> str:
+    """Return a sentence suggesting what to try when a pretraining run has plateaued.
 
-    The cheapest measures come first. Measures that the run already uses are left out.
+    The cheapest remedies come first. Those that the run already uses are omitted.
     """
     advice = [translated("verdict.longer_run")]
     lr = to_float(run.recipe_value("optimizer", "lr"))

@@ -1,1 +1,1 @@
-"""Whole jobs that the public functions and the command line call."""
+"""Complete jobs, such as training or evaluating a model, for the public API and command line."""

@@ -1,4 +1,4 @@
-"""The data of a run: its tokenizers, token shards of texts, and labelled examples."""
+"""The data of a run: its tokenizers, its text as token shards, and its labelled examples."""
 
 from __future__ import annotations
 
@@ -46,18 +46,23 @@ from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "training_text", "source_texts": "sources", "target_texts": "targets"}
 _SAMPLED_EXAMPLES = 1000
-# Keys of `[data]` that affect how text is read, before it is encoded to shards.
+# Keys of the `[data]` section that affect how text is read before it is encoded to shards.
 _READING_KEYS = (
     *("validation", "separator", "text_field", "errors", "encoding"),
     *("keep_duplicates", "keep_text"),
 )
-# Sections of the recipe that determine, with the text, the tokenizer and the shards of a run.
+# Sections of the recipe that, together with the text, determine the tokenizer and the shards.
 _PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
 
 @dataclass
 class TextSource:
-    """A source of text, encoded to shards."""
+    """A data source of text that is already encoded to token shards.
+
+    Args:
+        config: the entry of the recipe for this source.
+        shards: the token shards.
+    """
 
     config: MixConfig
     shards: Shards
@@ -70,9 +75,16 @@ class TextSource:
 
 @dataclass
 class ExampleSource:
-    """A source of labelled examples, as its objective reads them.
+    """A data source of labelled examples.
 
-    `train` contains all training examples until they are encoded, and a sample of them afterwards.
+    `train` contains all training examples until they are encoded, and only a sample of them
+    afterwards.
+
+    Args:
+        config: the entry of the recipe for this source.
+        objective: the objective that reads and encodes the examples.
+        train: the training examples.
+        valid: the validation examples.
     """
 
     config: MixConfig
@@ -81,13 +93,13 @@ class ExampleSource:
     valid: list[Any]
 
     truncations: dict[str, Ints] = field(default_factory=dict, init=False)
-    """`EncodedExamples.truncations` by split, for the splits that are already encoded."""
+    """The token counts of truncation, [E, 3], by split; only for encoded splits."""
 
     @property
     def num_train(self) -> int:
         """The number of training examples.
 
-        After encoding, only examples that still have a target token are counted.
+        After encoding, only examples with a target token left after truncation are counted.
         """
         return (
             int(has_target(self.truncations[TRAIN]).sum())
@@ -96,46 +108,56 @@ class ExampleSource:
         )
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """Return the texts of the training examples for one side.
+        """Return the training texts on one side.
 
-        `side` is "texts", "source_texts" or "target_texts".
+        `side` is "source_texts" (inputs), "target_texts" (outputs) or "texts" (both).
         """
         return getattr(self.objective, side)(self.train)
 
-    def validation_examples(self, limit: int | None) -> list[Any]:
-        """Return at most `limit` validation examples.
+    def select_validation(self, limit: int | None) -> list[Any]:
+        """Return at most `limit` validation examples; all if `limit` is None.
 
-        They are evenly spaced, since files are often sorted.
+        The examples are evenly spaced in the file, since files are often sorted.
         """
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
-    def store_truncations(self, split: str, truncations: Ints, length: int | None) -> None:
-        """Store the truncations of a split, and drop validation examples without a target token.
+    def store_truncations(self, split: str, truncations: Ints, max_length: int | None) -> None:
+        """Record how the examples of a split were truncated.
 
-        Objectives that measure truncated answers keep all validation examples. `length` is the
-        maximum number of tokens, for the error message. Raises DataError if no example has a target
-        token left.
+        Validation examples that truncation left without target tokens are dropped, unless the
+        metrics of the objective count such examples as wrong. Raises DataError if no example has a
+        target token left.
+
+        Args:
+            split: "train" or "validation".
+            truncations: [E, 3] token counts for E examples, as in `EncodedExamples.truncations`.
+            max_length: the maximum number of tokens per example, for the error message.
         """
         kept, self.truncations[split] = has_target(truncations), truncations
         if not kept.any():
             raise DataError(
                 f"of {len(kept):,} examples {'to train on' if split == TRAIN else 'held out'} none "
-                f"has a target token left: what comes before it fills the {length:,} tokens that "
-                "are read at once. Shorten it, raise data.length, or take a model with more "
+                f"has a target token left: what comes before it fills the {max_length:,} tokens "
+                "that are read at once. Shorten it, raise data.length, or take a model with more "
                 "positions."
             )
         if split != TRAIN and not self.objective.measures_cut_answers:
             self.valid = list(itertools.compress(self.valid, kept))
 
     def num_bytes(self, side: str = "texts") -> int:
-        """Return the number of bytes of the training texts of one side."""
+        """Return the size in bytes of the training texts on one side (see `texts`)."""
         return sum(len(text.encode()) for text in self.texts(side))
 
 
 @dataclass
 class RawText:
-    """A source of text that is not encoded yet."""
+    """A data source of text that is not encoded to token shards yet.
+
+    Args:
+        config: the entry of the recipe for this source.
+        options: how the text is read and split.
+    """
 
     config: MixConfig
     options: CorpusOptions
@@ -143,11 +165,11 @@ class RawText:
     """Whether the splits are also written as text files."""
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """Yield the training texts."""
+        """Yield the training documents. Raw text has no sides, so `side` is ignored."""
         return training_texts(list(self.config.paths), self.options)
 
     def num_bytes(self, side: str = "texts") -> int:
-        """Return the approximate number of bytes of text."""
+        """Return the approximate size in bytes of the text. `side` is ignored."""
         return text_bytes(self.config.paths)
 
 
@@ -159,10 +181,11 @@ class Corpus:
     """All data that a run reads, and its tokenizers.
 
     Args:
-        recipe: the recipe of the run, with the size of a new vocabulary.
-        tokenizer: the tokenizer of texts and targets.
-        source_tokenizer: the tokenizer of sources; None unless the encoder has its own tokenizer.
-        sources: the sources of text and of labelled examples.
+        recipe: the recipe of the run, with the vocabulary size of a new tokenizer filled in.
+        tokenizer: the tokenizer of texts and of target texts.
+        source_tokenizer: the tokenizer of source texts; None if the encoder and decoder share one
+            tokenizer.
+        sources: the data sources.
     """
 
     recipe: Recipe
@@ -172,47 +195,49 @@ class Corpus:
 
     @property
     def texts(self) -> list[TextSource]:
-        """The sources of text."""
+        """The data sources of text."""
         return [source for source in self.sources if isinstance(source, TextSource)]
 
     @property
     def examples(self) -> list[ExampleSource]:
-        """The sources of labelled examples."""
+        """The data sources of labelled examples."""
         return [source for source in self.sources if isinstance(source, ExampleSource)]
 
-    def count(self, what: str, split: str | None = None) -> int:
-        """Return the number of "documents", "tokens", "text_bytes" or "duplicates" of the text.
+    def count(self, statistic: str, split: str | None = None) -> int:
+        """Return the number of "documents", "tokens", "text_bytes" or "duplicates" in the text.
 
-        `split` restricts the count to one split.
+        `split` restricts the count to one split. Labelled examples are not counted.
         """
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
-        return sum(getattr(info, what) for name, info in splits if split in (None, name))
+        return sum(getattr(info, statistic) for name, info in splits if split in (None, name))
 
     def num_validation_examples(self, limit: int | None) -> int:
-        """Return the number of validation examples of all sources, at most `limit` per source."""
-        return sum(len(source.validation_examples(limit)) for source in self.examples)
+        """Return the number of validation examples, counting at most `limit` per data source."""
+        return sum(len(source.select_validation(limit)) for source in self.examples)
 
-    def num_measured(self, limit: int | None) -> int:
-        """Return the number of validation examples whose metric selects the best weights.
+    def num_metric_examples(self, limit: int | None) -> int:
+        """Return the number of validation examples that determine the metric for early stopping.
 
-        These are at most `limit` examples of the first source that has validation examples.
+        At most `limit` examples of the first data source with validation examples are used.
         """
-        return next((len(one.validation_examples(limit)) for one in self.examples if one.valid), 0)
+        return next((len(one.select_validation(limit)) for one in self.examples if one.valid), 0)
 
-    def validation_texts(self) -> Iterator[tuple[Objective, str]]:
-        """Yield (objective, text) for the beginnings of a few documents of every source.
+    def iter_excerpts(self) -> Iterator[tuple[Objective, str]]:
+        """Yield (objective, text) for the beginnings of a few documents of every text source.
 
-        The documents are validation documents, or training documents if there are none.
+        The documents are validation documents, or training documents if there is no validation
+        split.
         """
         for source in self.texts:
             held_out = VALIDATION in source.shards.names
             for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
                 yield source.objective, text.strip()
 
-    def unigram_loss(self, probabilities: Sequence[float]) -> float | None:
-        """Return the loss of a unigram model, comparable to `valid_loss`; None if there is none.
+    def compute_unigram_loss(self, probabilities: Sequence[float]) -> float | None:
+        """Return the loss of a unigram model, a baseline for the validation loss.
 
-        `probabilities` are the sampling probabilities of the sources.
+        `probabilities` are the sampling probabilities of the data sources. Returns None if there
+        are labelled examples, or if an objective has no unigram baseline.
         """
         offsets = [source.objective.advice().unigram_offset for source in self.sources]
         if self.examples or None in offsets:
@@ -225,7 +250,11 @@ class Corpus:
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
-        """Hashes, by name, of all data that must not change for an exact resume."""
+        """Hashes of all data that must not change for an exact resume.
+
+        The keys are "tokenizer", "token shards", "labelled files", and the names of the files that
+        rewards are computed with.
+        """
         tokenizers = [self.tokenizer, self.source_tokenizer]
         contents: dict[str, Iterable[Any]] = {
             "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
@@ -249,21 +278,24 @@ class Corpus:
         return digests
 
     def free_examples(self) -> None:
-        """Free the encoded training examples, except for a sample of about a thousand.
+        """Free the memory of the training examples, except for a sample of about a thousand.
 
-        The examples are Python objects in the memory of every process. The sample is for
-        `unknown_shares`.
+        The examples are Python objects in the memory of every process. The sample is needed to
+        count unknown tokens.
         """
         _ = self.digests  # computed from all examples, then cached
         for source in self.examples:
             source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
 
-    def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
-        """Return the fraction of unknown tokens in "text", "sources" and "targets".
+    def compute_unk_rates(self, *, has_targets: bool) -> dict[str, float]:
+        """Return the fraction of unknown tokens in each part of the data.
 
-        "sources" and "targets" are those of labelled examples. `generates_targets` is True for
-        encoder-decoders. The examples of other models count as "texts", since their labels are not
-        tokens. After `free_examples`, only the remaining sample is counted.
+        The keys are "text" for text sources, and for labelled examples "sources" and "targets", or
+        "texts" if labels are not tokens. After `free_examples`, only the sample of the examples is
+        counted.
+
+        Args:
+            has_targets: whether the model is an encoder-decoder, so that labels are target texts.
         """
         unknown: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -275,7 +307,7 @@ class Corpus:
                 total["text"] += int(counts.sum())
         for source in self.examples:
             sources, targets = list(source.texts("source_texts")), []
-            if generates_targets:
+            if has_targets:
                 targets = list(source.texts("target_texts"))
             for side, texts, tokenizer in (
                 ("sources" if targets else "texts", sources, self.source_tokenizer),
@@ -288,12 +320,11 @@ class Corpus:
         return {side: unknown[side] / count for side, count in total.items() if count}
 
 
-def remove_outdated_preparation(run: RunFolder, recipe: Recipe) -> bool:
-    """Remove data that an earlier start prepared from another recipe or text.
+def remove_outdated_data(run: RunFolder, recipe: Recipe) -> bool:
+    """Delete the data prepared by an earlier start if the recipe or the data has changed.
 
     The earlier start stopped before its first step. Labelled examples and standard input cannot be
-    compared with those of the earlier start, so they count as other text. Returns whether anything
-    was removed.
+    compared, so they always count as changed. Returns whether anything was deleted.
     """
     if not run.recipe.is_file():
         return False
@@ -306,7 +337,10 @@ def remove_outdated_preparation(run: RunFolder, recipe: Recipe) -> bool:
 
 
 def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
-    """Return whether the data of a source may differ from the data that the run has prepared."""
+    """Return whether the data of a source may differ from the data prepared in the run folder.
+
+    Always True for labelled examples, standard input, and data passed from Python.
+    """
     if source.objective.labelled or STDIN in source.paths or source.paths[0].startswith(PYTHON):
         return True
     out = run.shards / source.name
@@ -317,10 +351,16 @@ def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
 def load_corpus(
     recipe: Recipe, spec: Spec, base: LanguageModel | None, run: RunFolder, log: ProgressLine
 ) -> Corpus:
-    """Read the examples, train or load the tokenizer, and prepare the shards of a run.
+    """Read the examples, train or load the tokenizer, and encode the text of a run to token shards.
 
-    A source may also be a folder of shards from `trivium prepare`. `base` is the model that
-    training starts from; its tokenizers are used.
+    A data source may also be a folder of token shards from `trivium prepare`.
+
+    Args:
+        recipe: the recipe of the run.
+        spec: the specification of the model.
+        base: the model that training starts from. Its tokenizers are used. None for new weights.
+        run: the run folder, in which the tokenizer and the shards are stored.
+        log: the progress line.
 
     Raises:
         DataError: there is no data, or it cannot be read.
@@ -330,7 +370,7 @@ def load_corpus(
     for config in recipe.sources:
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
-    _reject_reading_keys(recipe)
+    _reject_unused_text_keys(recipe)
     sources = [_open_source(recipe, config, run, log) for config in recipe.sources]
     _remove_validation_examples([one for one in sources if isinstance(one, ExampleSource)], log)
     if base is None:
@@ -371,7 +411,10 @@ def load_corpus(
 
 
 def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, log: ProgressLine) -> _Source:
-    """Return a source of the recipe: labelled examples, shards, or text that is not encoded yet."""
+    """Open a data source of the recipe.
+
+    Returns labelled examples, token shards, or text that is not encoded yet.
+    """
     config = _use_stored_files(config, run)
     if isinstance(config.objective, LabelledObjective):
         return _read_examples(config, config.objective, recipe, log)
@@ -386,8 +429,8 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, log: Progres
     return RawText(config, options, recipe.data.keep_text)
 
 
-def _reject_reading_keys(recipe: Recipe) -> None:
-    """Raise RecipeError for keys that affect how text is read, if it is already in shards."""
+def _reject_unused_text_keys(recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe sets keys for reading text that is already in shards."""
     shards = [one for one in recipe.sources if not one.objective.labelled and are_shards(one.paths)]
     keys = [
         f"validation of the source {one.name}"
@@ -407,16 +450,16 @@ def _reject_reading_keys(recipe: Recipe) -> None:
 
 
 def _use_stored_files(config: MixConfig, run: RunFolder) -> MixConfig:
-    """Return the source with files of the run instead of standard input and data from Python.
+    """Replace the paths of standard input and of Python data by files in the run folder.
 
-    Standard input is copied to a file of the run, since the tokenizer and the shards both read it;
-    labelled examples on standard input are JSON lines. Raises RecipeError if the run has not stored
-    data from Python.
+    Standard input is copied to a file, since it is read twice: for the tokenizer and for the
+    shards. Labelled examples on standard input are JSON lines. Raises RecipeError if data passed
+    from Python is not stored in the run folder.
     """
     stdin = run.standard_input.with_suffix(".jsonl" if config.objective.labelled else ".txt")
 
     def find_stored_file(path: str) -> str:
-        """Return the file of the run in place of a path to standard input or data from Python."""
+        """Return the stored file for standard input or Python data, or else `path` itself."""
         if path == STDIN:
             return str(stdin)
         if not path.startswith(PYTHON):
@@ -443,18 +486,18 @@ def _use_stored_files(config: MixConfig, run: RunFolder) -> MixConfig:
 
 
 def _print_columns(
-    recipe: Recipe, config: MixConfig, lines: Sequence[str], progress: ProgressLine
+    recipe: Recipe, config: MixConfig, lines: Sequence[str], log: ProgressLine
 ) -> None:
-    """Print which columns of a source are read; in a mix, with the name of the source."""
+    """Print which columns of a data source are read, in a mix with the name of the source."""
     for number, line in enumerate(lines):
         source = f"{config.name}: " if len(recipe.sources) > 1 else ""
-        progress.print_line(labelled("" if number else "columns", source + line))
+        log.print_line(labelled("" if number else "columns", source + line))
 
 
 def _read_examples(
     config: MixConfig, objective: LabelledObjective, recipe: Recipe, log: ProgressLine
 ) -> ExampleSource:
-    """Read the labelled examples of a source and warn about skipped records."""
+    """Read the labelled examples of a data source, and warn about skipped records."""
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
     report = ReadReport()
     options = RecordOptions(
@@ -470,10 +513,10 @@ def _read_examples(
 
 
 def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressLine) -> None:
-    """Remove training examples whose group is in the validation data of any source.
+    """Remove training examples that also occur in the validation data of any source.
 
-    Prints the number of removed examples. Raises DataError if no training example of a source is
-    left.
+    Examples of the same group (see `hash_group`) count as the same. Prints the number of removed
+    examples. Raises DataError if a source has no training example left.
     """
     if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
         return  # a fraction of the examples: no group is in both splits
@@ -495,7 +538,10 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressL
 
 
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:
-    """Return the recipe with the size of a new vocabulary, by default from the amount of text."""
+    """Return the recipe with the vocabulary size of a new tokenizer filled in.
+
+    By default, the vocabulary size depends on the amount of text.
+    """
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
     if not isinstance(config, TokenizerConfig) or config.vocab_size or shards:
@@ -505,7 +551,7 @@ def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]
 
 
 def _count_text_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
-    """Return the approximate number of bytes of text that a tokenizer can be trained on."""
+    """Return the approximate size in bytes of the text that a new tokenizer can be trained on."""
     return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
@@ -517,7 +563,10 @@ def _load_tokenizers(
     run: RunFolder,
     log: ProgressLine,
 ) -> tuple[Tokenizer, Tokenizer | None]:
-    """Return the tokenizer of texts and targets, and the encoder's own tokenizer or None."""
+    """Load the tokenizers of a run, or train and save them.
+
+    Returns the tokenizer of texts and targets, and the separate tokenizer of the encoder or None.
+    """
     if base is not None:
         if base.tokenizer is None:
             raise RecipeError(f"{recipe.model.init_from} has no tokenizer, so it cannot read text.")
@@ -534,7 +583,7 @@ def _load_tokenizers(
             return Tokenizer.load(source.shards.tokenizer_path), None
 
     def load_or_train(file: Path, side: str) -> Tokenizer:
-        """Load the tokenizer from a file of the run. Train and save it first if it is missing."""
+        """Load a tokenizer from a file of the run, or train and save it if there is none."""
         if not file.is_file():
             _train_tokenizer(recipe, sources, side, log).save(file)
         return Tokenizer.load(file)
@@ -549,7 +598,10 @@ def _load_tokenizers(
 def _train_tokenizer(
     recipe: Recipe, sources: Sequence[_Source], side: str, log: ProgressLine
 ) -> Tokenizer:
-    """Train a tokenizer on one side of all sources, with progress lines."""
+    """Train a tokenizer on one side of all data sources, and print its progress.
+
+    `side` is "texts", "source_texts" or "target_texts".
+    """
     config = recipe.tokenizer
     assert isinstance(config, TokenizerConfig)
     size = min(_count_text_bytes(sources, side), config.sample_bytes)
@@ -577,14 +629,13 @@ def _encode_source(
     run: RunFolder,
     log: ProgressLine,
 ) -> TextSource:
-    """Encode a source to shards in the run folder, or open the shards of an earlier start.
+    """Encode a text source to token shards in the run folder, or open its existing shards.
 
-    Documents that other sources of a mix hold out, with another `validation`, are excluded from
-    training.
+    Documents that another source of the mix uses for validation are excluded from training.
     """
 
     def show_progress(progress: PrepareProgress) -> None:
-        """Print the progress of encoding."""
+        """Show the progress of encoding."""
         if progress.note:
             log.print_line(progress.note)
         else:
@@ -597,7 +648,7 @@ def _encode_source(
         if texts_changed(shards, paths, source.options.validation):
             log.warn("resuming with the text as it was when the run began: it has changed since")
     else:
-        # With equal fractions, the hash of a document decides the same in all sources.
+        # With equal fractions, a document's hash assigns it to the same split in all sources.
         others = [
             other
             for other in sources

@@ -1,4 +1,4 @@
-"""Evaluation of a model: metrics of its task on labelled files, or perplexity on text."""
+"""Model evaluation: task metrics on labelled files, or perplexity on text."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Model = str | os.PathLike[str] | LanguageModel
 _TEXT = TextOptions()
 
 
-def evaluation_tasks() -> tuple[str, ...]:
-    """Return the tasks that `evaluate` accepts: perplexity and every fine-tuning task."""
+def list_evaluation_tasks() -> tuple[str, ...]:
+    """Return the tasks that `evaluate` supports: perplexity and every fine-tuning task."""
     return (PERPLEXITY, *task_kinds())
 
 
@@ -50,23 +50,25 @@ def evaluate(
     quantize: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Metrics:
-    """Evaluate a model on files: by the metrics of its task, or by perplexity.
+    """Evaluate a model on files, by the metrics of its task or by perplexity.
 
-    Returns the metrics, with misclassified examples if the task has them.
+    Returns the metrics. For some tasks, they include misclassified examples.
 
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
             `LanguageModel`.
-        data: labelled examples in the format of the task, or text: files, folders, globs.
-        task: one of `evaluation_tasks()`; default: the task that the model was fine-tuned for, or
-            else perplexity.
+        data: files, folders or globs with text, or with labelled examples in the format of the
+            task.
+        task: one of `list_evaluation_tasks()`; default: the task that the model was fine-tuned for,
+            or else perplexity.
         limit: the maximum number of documents or examples to read; None for all.
         text: options for perplexity; `errors` and `encoding` also apply to labelled examples.
-        changes: keys of a task's objective, such as ["objective.text_field=review"], and keys of
-            `data` for reading files, which override `text`.
-        device: the device that a model is loaded to, if it is not loaded yet.
-        quantize: the quantization of a model, if it is not loaded yet.
-        progress: called with the number of tokens that are scored (perplexity only).
+        changes: overrides for keys of the task's objective, such as
+            ["objective.text_field=review"], and for the keys of `data` that affect how files are
+            read. The latter take precedence over `text`.
+        device: the device to load the model to. Ignored for a `LanguageModel`.
+        quantize: the quantization to load the model with. Ignored for a `LanguageModel`.
+        progress: called with the number of tokens scored so far (perplexity only).
 
     Raises:
         DataError: a file is missing or cannot be read.
@@ -74,7 +76,7 @@ def evaluate(
             support the task.
     """
     if task is not None:
-        check_task(task, evaluation_tasks())
+        check_task(task, list_evaluation_tasks())
     lm = model
     if not isinstance(lm, LanguageModel):
         lm = load(lm, device=device, quantize=quantize)
@@ -126,13 +128,13 @@ def evaluate(
     return dataclasses.replace(metrics, notes=(*report.lines, *skipped, *metrics.notes, *seen))
 
 
-def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
-    """Separate the keys of `data`, which affect how files are read, from all other changes.
+def data_changes(overrides: Changes) -> tuple[Changes, dict[str, Any]]:
+    """Split overrides into those of the `[data]` section and all others.
 
-    Returns the other changes and the keys of `data`. Raises RecipeError for keys of `data` that do
-    not affect how files are read.
+    Returns the other overrides, and the keys of `[data]` as a dict. Raises RecipeError for keys of
+    `[data]` that do not affect how files are read.
     """
-    tree = parse_changes(changes)
+    tree = parse_changes(overrides)
     read_keys = tree.pop("data", {})
     known = [*(field.name for field in dataclasses.fields(ReadOptions)), "bad_records"]
     for key in read_keys:
@@ -149,7 +151,7 @@ def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
 
 
 def check_task(task: str, tasks: Sequence[str]) -> None:
-    """Raise RecipeError for a task that is not in `tasks`."""
+    """Raise RecipeError if `task` is not one of the known `tasks`."""
     if task not in tasks:
         known = ", ".join(tasks)
         raise RecipeError(
@@ -158,12 +160,12 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
 
 
 def _note_training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
-    """Return a note if a run was trained on one of these paths, according to its recipe.
+    """Return a note if the model was trained on one of the evaluated paths, else an empty tuple.
 
-    Validation files of the run do not count, even if they are among its data.
+    `recipe` is the recipe of the run. Paths that the run used for validation are not reported.
     """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
-    trained, validation = (_expand_paths(tables, key) for key in ("paths", "validation"))
+    trained, validation = (_expand_recipe_paths(tables, key) for key in ("paths", "validation"))
     known = [
         path for path in paths if _is_path_in(path, trained) and not _is_path_in(path, validation)
     ]
@@ -172,28 +174,34 @@ def _note_training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[s
     return (english("note.trained_on_it", paths=", ".join(known)),)
 
 
-def _expand_paths(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
-    """Return the files and folders under a key in several tables of a recipe."""
+def _expand_recipe_paths(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
+    """Return the existing files and folders listed under `key` in several tables of a recipe.
+
+    `key` is "paths" or "validation". Globs are expanded.
+    """
     listed = [as_list(table.get(key)) for table in tables]
     patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
     return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
 
 
-def _is_path_in(path: str, files: Sequence[str]) -> bool:
-    """Return whether a path is among the files, is a link to a file, or is inside a folder.
+def _is_path_in(path: str, paths: Sequence[str]) -> bool:
+    """Return whether `path` is one of `paths`, a link to one of them, or inside one of them.
 
-    `files` contains files and folders.
+    `paths` may contain files and folders.
     """
     whole = Path(os.path.realpath(path))
     return any(
-        whole.is_relative_to(os.path.realpath(one))
-        or (os.path.isfile(path) and os.path.samefile(path, one))
-        for one in files
+        whole.is_relative_to(os.path.realpath(known_path))
+        or (os.path.isfile(path) and os.path.samefile(path, known_path))
+        for known_path in paths
     )
 
 
 def infer_task(lm: LanguageModel) -> str:
-    """Return the task of a model from its settings or capabilities, by default "perplexity"."""
+    """Return the task of a model, from its settings or its capabilities.
+
+    The default is "perplexity".
+    """
     if lm.settings.task in LabelledObjective.kinds:
         return str(lm.settings.task)
     tasks = (task for name, task in TASK_OF_CAPABILITY.items() if name in lm.capabilities)
@@ -201,25 +209,26 @@ def infer_task(lm: LanguageModel) -> str:
 
 
 def build_task_objective(
-    lm: LanguageModel, task: str, recipe: dict[str, Any], changes: Changes = ()
+    lm: LanguageModel, task: str, recipe: dict[str, Any], overrides: Changes = ()
 ) -> LabelledObjective:
-    """Return the objective of a task with the keys of the run's recipe or the model's settings.
+    """Build the objective of a task to evaluate a model with.
 
-    Raises RecipeError if a change is not a key of the objective.
+    Its keys come from the overrides, from the recipe of the run, or from the settings of the model,
+    in this order of precedence. Raises RecipeError if an override is not a key of the objective.
     """
     trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
     fields = LabelledObjective.kinds[task].model_fields
     options = {k: v for k, v in lm.settings.task_options(task).items() if k in fields}
-    return task_objective(task, options | tree, changes)
+    return task_objective(task, options | tree, overrides)
 
 
-def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> LabelledObjective:
-    """Return the objective of a task with the given keys and changes.
+def task_objective(task: str, keys: dict[str, Any], overrides: Changes) -> LabelledObjective:
+    """Build the objective of a task from its keys and from overrides such as "objective.KEY=VALUE".
 
-    Raises RecipeError if a change is not a key of the objective.
+    Raises RecipeError if an override is not a key of the objective.
     """
-    changed = parse_changes(changes)
+    changed = parse_changes(overrides)
     others = [name for name in changed if name != "objective"]
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
@@ -230,7 +239,7 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
 
 
 def read_run_recipe(path: Path) -> dict[str, Any]:
-    """Return the recipe of a run as a tree, given the run or a checkpoint; {} for other models.
+    """Read the recipe of a run as a nested dict. Returns {} if `path` is not a run or a checkpoint.
 
     Raises RecipeError if the recipe cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The end of a run: choose and evaluate the weights, write the model, metrics and report."""
+"""The end of a run: selects the best weights, evaluates them, and writes the model and report."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
 
-# Shares of a budget in minutes that an evaluation during training, and those at its end, may take;
-# and examples that are always measured.
-_EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
+# The maximum fractions of a time budget for one evaluation during training and for the final
+# evaluations, and the minimum number of examples in an evaluation.
+_EVAL_FRACTION, _END_FRACTION, _MIN_EXAMPLES = 0.1, 0.25, 16
 
 
 @dataclass
 class ValidationMetrics:
-    """Computes the metrics of a model on the validation examples of every labelled source.
+    """Computes the task metrics on the validation examples of every labelled data source.
 
-    Each process predicts a part of the examples. If the model is sharded, the first process
-    predicts all of them.
+    Each process predicts some of the examples. If the model is sharded, rank 0 predicts all of
+    them.
 
     Args:
-        corpus: the sources.
-        recipe: the recipe with every value decided.
-        precision: the precision of activations.
+        corpus: the data of the run.
+        recipe: the complete recipe of the run.
+        precision: the dtype of activations.
         parallel: the processes of the run.
-        is_sharded: whether each process holds only a shard of the model.
+        is_sharded: whether each process stores only a shard of the model.
     """
 
     corpus: Corpus
@@ -60,63 +60,64 @@ class ValidationMetrics:
         self.sources = [source for source in self.corpus.examples if source.valid]
         self.train = self.recipe.train
         self.minutes = None if self.train.eval_examples else self.train.minutes
-        """The budget in minutes to which evaluations are cut, or None."""
+        """The time budget in minutes that limits evaluations, or None."""
         self.predicts_here = self.parallel.is_main or not self.is_sharded
-        """Whether this process answers held-out examples."""
-        self.answering = SINGLE_PROCESS if self.is_sharded else self.parallel
-        """The processes that answer held-out examples."""
+        """Whether this process predicts validation examples."""
+        self.predicting = SINGLE_PROCESS if self.is_sharded else self.parallel
+        """The processes that predict validation examples."""
         self.limit = defaults.eval_examples(self.recipe)
         """The number of examples per source in an evaluation during training; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
-    def prepare(self, lm: LanguageModel, known: int | None) -> None:
-        """Check `train.metric`, and limit evaluations to a fraction of a budget in minutes.
+    def set_eval_limit(self, lm: LanguageModel, resumed_limit: int | None) -> None:
+        """Check `train.metric`, and limit the number of examples in evaluations during training.
 
-        Some examples are measured to find out how many examples the limit allows.
+        The limit applies only to a budget in minutes. It is chosen by timing a few examples, so
+        that an evaluation takes a small fraction of the budget.
 
         Args:
             lm: the model.
-            known: the limit that a resumed run has used; None for a new run.
+            resumed_limit: the limit of the run that is resumed; None for a new run.
 
         Raises:
-            RecipeError: the task has no metric of this name.
+            RecipeError: the task has no metric named `train.metric`.
         """
-        is_cut = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
-        if self.predicts_here and (self.train.metric or (is_cut and known is None)):
-            self.measure(lm, 1)
-            self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
-        if is_cut and known is None:
-            self.measure(lm, _PROBED)
-        if is_cut:
-            self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
+        is_limited = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
+        if self.predicts_here and (self.train.metric or (is_limited and resumed_limit is None)):
+            self.evaluate(lm, 1)
+            self.seconds_per_example = 0.0  # included loading the metric libraries
+        if is_limited and resumed_limit is None:
+            self.evaluate(lm, _MIN_EXAMPLES)
+        if is_limited:
+            self.limit = resumed_limit or self.count_affordable_examples(self.limit, _EVAL_FRACTION)
 
-    def affordable(self, limit: int | None, share: float) -> int | None:
-        """Return how many examples per source fit in a fraction of the budget in minutes.
+    def count_affordable_examples(self, limit: int | None, budget_fraction: float) -> int | None:
+        """Return how many examples per data source fit in a fraction of the time budget.
 
-        The result is at most `limit`. If the budget is not in minutes, the result is `limit`.
+        The result is at most `limit`. If the budget is not in minutes, `limit` is returned.
         """
-        each = self.seconds_per_example * len(self.sources)
-        if self.minutes is None or not each:
+        seconds = self.seconds_per_example * len(self.sources)
+        if self.minutes is None or not seconds:
             return limit
-        fitting = max(_PROBED, int(60.0 * self.minutes * share / each))
+        fitting = max(_MIN_EXAMPLES, int(60.0 * self.minutes * budget_fraction / seconds))
         return fitting if limit is None else min(limit, fitting)
 
-    def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
-        """Return the metrics on `limit` examples of every source, by the name of the source.
+    def evaluate(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
+        """Evaluate the model on `limit` validation examples of every data source; all if None.
 
-        All processes that predict take part; only the first process gets the metrics. If `limit` is
-        None, all examples are used.
+        All predicting processes must call this method. Returns the metrics by source name on rank
+        0, and an empty dict on other ranks.
 
         Raises:
-            RecipeError: the first source has no metric `train.metric`.
+            RecipeError: the first data source has no metric named `train.metric`.
         """
         lm.module.eval()
-        parallel, enabled = self.answering, self.precision is not torch.float32
+        parallel, enabled = self.predicting, self.precision is not torch.float32
         metrics: dict[str, Metrics] = {}
         count, begin = 0, time.monotonic()
         with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
             for source in self.sources:
-                examples, objective = source.validation_examples(limit), source.objective
+                examples, objective = source.select_validation(limit), source.objective
                 answers = parallel.map(partial(objective.predict, lm), examples)
                 if parallel.is_main:
                     one = objective.compute_metrics(answers, examples, lm)
@@ -131,15 +132,15 @@ class ValidationMetrics:
 
 @dataclass
 class FinishedRun:
-    """A run whose budget is used up, in a process that predicts validation examples.
+    """A run that has used up its budget, on a process that predicts validation examples.
 
     Args:
-        run: the folder of the run.
+        run: the run folder.
         log: the progress line.
-        recipe: the recipe with every value decided.
-        corpus: the data.
-        kept: the candidate weights of the trained model.
-        validation: the metrics of labelled examples.
+        recipe: the complete recipe of the run.
+        corpus: the data of the run.
+        kept: the saved best weights, and the trained model.
+        validation: computes the metrics on labelled validation examples.
     """
 
     run: RunFolder
@@ -153,14 +154,14 @@ class FinishedRun:
         self.model = self.kept.model
         self.lm = self.model.lm
 
-    def write(self, state: TrainState) -> None:
-        """Choose the weights, evaluate them on all validation examples, and write all files.
+    def evaluate_and_write(self, state: TrainState) -> None:
+        """Select the best weights, evaluate them, and write the model, metrics and report.
 
-        Only the first process writes.
+        Only rank 0 writes files.
         """
         self.kept.load_best()
         if not self.model.parallel.is_main:
-            self._choose_weights()
+            self._write_best_weights()
             return
         print_message, run = self.log.print_message, self.run
         self.log.update(translated("progress.writing_model"))
@@ -170,14 +171,14 @@ class FinishedRun:
             if name:
                 with new_model_folder(run.path / name, overwrite=True) as folder:
                     write_model(folder, model, self.corpus.tokenizer)
-        for file in (EVALUATION, PREDICTIONS):  # of an earlier end of this run
+        for file in (EVALUATION, PREDICTIONS):  # of an earlier final evaluation
             (run.path / file).unlink(missing_ok=True)
         begin = time.monotonic()
-        metrics = self._choose_weights()
+        metrics = self._write_best_weights()
         took = time.monotonic() - begin
         end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
-        end |= {"samples": self._samples(state.step), "weights_step": state.best_step or state.step}
-        metadata = run.read_metadata() | end
+        step, samples = state.best_step or state.step, self._generate_samples(state.step)
+        metadata = run.read_metadata() | end | {"samples": samples, "weights_step": step}
         run.write_metadata(metadata)
         preparation = state.preparation_seconds or 0.0
         before = translated("run.after_preparation", time=format_duration(preparation))
@@ -200,7 +201,7 @@ class FinishedRun:
                     "run.best_by_metric",
                     step=state.best_step,
                     metric=metadata["metric"],
-                    some=self.corpus.num_measured(self.validation.limit),
+                    some=self.corpus.num_metric_examples(self.validation.limit),
                 )
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = merge_metrics(metrics)
@@ -224,9 +225,9 @@ class FinishedRun:
             self.log.warn(summary.verdict)
         self.log.print_line(labelled("report", str(run.report)))
 
-    def suggest(self) -> None:
-        """Print a command to try the model, for each kind of objective."""
-        texts = {objective.kind: text for objective, text in self.corpus.validation_texts()}
+    def print_suggested_commands(self) -> None:
+        """Print commands that try out the model, one for each kind of objective."""
+        texts = {objective.kind: text for objective, text in self.corpus.iter_excerpts()}
         first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
         run, known = str(self.run.path), reversed(first.items())
         commands = dict.fromkeys(
@@ -235,12 +236,11 @@ class FinishedRun:
         for number, command in enumerate(commands):
             self.log.print_line(labelled("" if number else "try_it", f"trivium {command}"))
 
-    def _choose_weights(self) -> dict[str, Metrics]:
-        """Write a model with the best candidate weights, and return its metrics.
+    def _write_best_weights(self) -> dict[str, Metrics]:
+        """Evaluate the candidate weights, write the best ones, and return their metrics.
 
-        An adapter is merged. Without labelled examples there is one candidate, and no metrics.
-        Otherwise the candidates (`KeptWeights.candidates`) are evaluated, and the best one is
-        written.
+        The candidates are those of `KeptWeights.candidates`. Adapters are merged into the weights.
+        Without labelled examples there is only one candidate, and the metrics are empty.
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:
@@ -255,14 +255,14 @@ class FinishedRun:
         self.lm.module.load_state_dict(candidates[0])
         self._write_model()
         results: list[dict[str, Metrics]] = []
-        share = _END_SHARE / len(candidates)
-        limit = self.validation.affordable(self.recipe.train.eval_examples, share)
+        share = _END_FRACTION / len(candidates)
+        limit = self.validation.count_affordable_examples(self.recipe.train.eval_examples, share)
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidates:
                     self.lm.module.load_state_dict(tensors)
-                    self._announce_evaluation(limit)
-                    results.append(self.validation.measure(self.lm, limit))
+                    self._print_final_evaluation(limit)
+                    results.append(self.validation.evaluate(self.lm, limit))
         except KeyboardInterrupt:
             if not self.model.parallel.is_main:
                 raise
@@ -279,10 +279,10 @@ class FinishedRun:
         named = {source.config.name: source.objective for source in self.validation.sources}
         return {name: named[name].add_generations(self.lm, one) for name, one in chosen.items()}
 
-    def _announce_evaluation(self, limit: int | None) -> None:
-        """Show that the final evaluation begins.
+    def _print_final_evaluation(self, limit: int | None) -> None:
+        """Show in the progress line that the final evaluation starts.
 
-        A line is printed if the final evaluation is larger than those during training.
+        A permanent line is printed if it covers more examples than the evaluations during training.
         """
         count, every = (
             self.corpus.num_validation_examples(limit),
@@ -291,7 +291,7 @@ class FinishedRun:
         note = translated("run.evaluating", count=count, every=every)
         self.log.update(note)
         if count > self.corpus.num_validation_examples(self.validation.limit):
-            # Unknown where nothing was left to train.
+            # The time is unknown if a resumed run had no step left to train.
             seconds = self.validation.seconds_per_example * count
             note += (
                 translated("run.evaluating_time", time=format_duration(seconds)) if seconds else ""
@@ -299,17 +299,17 @@ class FinishedRun:
             self.log.print_line(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
-        """Write the model folder that users load. Only the first process writes."""
+        """Write the model with its tokenizers and settings to the run folder, on rank 0 only."""
         if not self.model.parallel.is_main:
             return
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
 
-    def _samples(self, step: int) -> list[dict[str, Any]]:
-        """Return prompts from validation documents with the model's output, for the report."""
+    def _generate_samples(self, step: int) -> list[dict[str, Any]]:
+        """Generate outputs for prompts from validation documents, for the report."""
         samples = []
         self.lm.module.eval()
-        for objective, text in self.corpus.validation_texts():
+        for objective, text in self.corpus.iter_excerpts():
             with warnings.catch_warnings(action="ignore"):  # rows may be shorter than a prompt
                 sample = objective.sample(self.lm, text)
             if sample is not None:

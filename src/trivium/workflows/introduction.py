@@ -1,4 +1,4 @@
-"""The summary that a run prints before its first step, and the metadata stored in `run.json`."""
+"""The summary that a run prints before its first step, and the run metadata for `run.json`."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.finished_run import ValidationMetrics
 from trivium.workflows.model_setup import ModelSetup
 
-# A run of fewer steps gets a warning, unless its budget is in steps or minutes.
+# Runs with fewer steps than this get a warning, unless the budget is in steps or minutes.
 _FEW_STEPS = 50
 
 
-def run_metadata(
+def make_metadata(
     recipe: Recipe,
     corpus: Corpus,
     setup: ModelSetup,
     probabilities: Mapping[str, float],
     validation: ValidationMetrics,
 ) -> dict[str, Any]:
-    """Return the metadata about the model and the data that `run.json` stores.
+    """Return the metadata of the model and the data, to be stored in `run.json`.
 
     Args:
-        recipe: the recipe with every value decided.
-        corpus: the data.
-        setup: the model.
-        probabilities: the sampling probability of each source, by its name.
-        validation: the metrics that are computed during training.
+        recipe: the complete recipe of the run.
+        corpus: the data of the run.
+        setup: the model of the run.
+        probabilities: the sampling probability of each data source, by source name.
+        validation: computes the metrics during training.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
     specs = recipe.objectives[0].specs(spec)
@@ -60,7 +60,7 @@ def run_metadata(
         "num_parameters": sum(num_parameters(one) for one in specs),
         "vocab_size": corpus.tokenizer.vocab_size,
         "tokenizer_kind": corpus.tokenizer.kind,
-        "unknown_shares": corpus.unknown_shares(generates_targets=spec.family == "encoder-decoder"),
+        "unknown_shares": corpus.compute_unk_rates(has_targets=spec.family == "encoder-decoder"),
         "digests": corpus.digests,
         "recipe": recipe.to_tree(),
         "default_lr": defaults.pretraining_rate(spec),
@@ -76,7 +76,7 @@ def run_metadata(
             "valid_tokens": corpus.count("tokens", VALIDATION),
             "duplicates_dropped": corpus.count("duplicates"),
             "bytes_per_token": corpus.count("text_bytes") / max(1, corpus.count("tokens")),
-            "unigram_loss": corpus.unigram_loss(list(probabilities.values())),
+            "unigram_loss": corpus.compute_unigram_loss(list(probabilities.values())),
         }
     if corpus.source_tokenizer is not None:
         metadata["source_vocab_size"] = corpus.source_tokenizer.vocab_size
@@ -89,13 +89,13 @@ def run_metadata(
             "train_examples": sum(source.num_train for source in examples),
             "valid_examples": corpus.num_validation_examples(None),
             "eval_examples": corpus.num_validation_examples(limit),
-            "metric_examples": corpus.num_measured(limit),
+            "metric_examples": corpus.num_metric_examples(limit),
             "labels": list(setup.lm.settings.labels),
         }
     return metadata
 
 
-def introduce(
+def print_introduction(
     log: ProgressLine,
     recipe: Recipe,
     corpus: Corpus,
@@ -105,11 +105,11 @@ def introduce(
 ) -> None:
     """Print a summary of the data, the model and the budget of a run."""
     if corpus.texts:
-        _print_text(log, recipe, metadata)
+        _print_text_counts(log, recipe, metadata)
         if recipe.data.packing == "truncate":
-            _print_cut_documents(log, corpus, defaults.row_length(recipe))
+            _print_truncated_documents(log, corpus, defaults.row_length(recipe))
     if corpus.examples:
-        _print_examples(log, recipe, corpus, setup, metadata)
+        _print_example_counts(log, recipe, corpus, setup, metadata)
     _print_model(log, recipe, setup, metadata)
     _warn_of_unknown_tokens(log, recipe, metadata)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
@@ -117,14 +117,17 @@ def introduce(
         log.print_message("", "run.lowercase_tags")
     if state.step == 0:
         _print_weights(log, recipe, corpus, setup)
-        _print_published(log, recipe)
+        _print_published_comparison(log, recipe)
     _print_budget(log, recipe, corpus, metadata, state)
     if metadata.get("unigram_loss") is not None:
         log.print_message("baseline", "run.baseline", unigram_loss=metadata["unigram_loss"])
 
 
-def print_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
-    """Print the number of steps of a budget in epochs or tokens. Warns if there are few."""
+def print_num_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
+    """Print the total number of steps and the steps per epoch, and warn if there are few steps.
+
+    Prints nothing for a budget in steps or minutes.
+    """
     train, steps = trainer.recipe.train, trainer.budget_steps
     if train.tokens is not None:
         steps = math.ceil(train.tokens / trainer.loader.step(0, SINGLE_PROCESS).num_tokens)
@@ -140,7 +143,7 @@ def print_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
 
 
 def print_phases(log: ProgressLine, trainer: Trainer) -> None:
-    """Print which keys each phase changes, and the step or fraction at which it ends."""
+    """Print which recipe keys each training phase changes, and when the phase ends."""
     phases, borders = trainer.recipe.phases, trainer.planned_borders()
     for number, phase in enumerate(phases):
         changed = flatten_keys(phase.to_tree())
@@ -155,8 +158,8 @@ def print_phases(log: ProgressLine, trainer: Trainer) -> None:
         )
 
 
-def print_finished(log: ProgressLine, recipe: Recipe, state: TrainState) -> None:
-    """Print that a resumed run has used up its budget, and how to train further."""
+def print_budget_used_up(log: ProgressLine, recipe: Recipe, state: TrainState) -> None:
+    """Print that a resumed run has used up its budget, and how to extend the budget."""
     assert recipe.train.budget is not None
     name, size = recipe.train.budget
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
@@ -171,29 +174,32 @@ def print_finished(log: ProgressLine, recipe: Recipe, state: TrainState) -> None
     )
 
 
-def _print_text(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
-    """Print the number of documents and tokens; recommend a separator if documents are long."""
+def _print_text_counts(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+    """Print the number of documents and tokens.
+
+    If documents are very long, also recommend another document separator.
+    """
     log.print_message("text", "run.documents", **metadata)
     text_bytes = metadata["bytes_per_token"] * (metadata["train_tokens"] + metadata["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * metadata["documents"]:
         log.print_message("", "run.long_documents", advice=translated("advice.separator_line"))
 
 
-def _print_cut_documents(log: ProgressLine, corpus: Corpus, length: int) -> None:
-    """Print how many documents exceed a row, and how many tokens are truncated."""
+def _print_truncated_documents(log: ProgressLine, corpus: Corpus, max_length: int) -> None:
+    """Print how many documents exceed `max_length` tokens, and how many tokens are cut off."""
     splits = [source.shards.split(TRAIN) for source in corpus.texts]
     bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
     sizes = np.concatenate([stops - starts for starts, stops in bounds])
-    beyond = (sizes - length).clip(0)
+    beyond = (sizes - max_length).clip(0)
     if cut := (beyond > 0).sum():
         numbers = {"count": len(sizes), "tokens": sizes.sum(), "lost": beyond.sum()}
-        log.print_message("cut", "run.cut_documents", cut=cut, length=length, **numbers)
+        log.print_message("cut", "run.cut_documents", cut=cut, length=max_length, **numbers)
 
 
-def _print_examples(
+def _print_example_counts(
     log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
-    """Print the number of examples, the truncated ones, and how many are evaluated."""
+    """Print the number of labelled examples, and how many are truncated and evaluated."""
     count, every = len(metadata["labels"]), metadata["valid_examples"]
     log.print_message(
         "examples",
@@ -218,7 +224,7 @@ def _print_examples(
 
 
 def _print_truncations(log: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
-    """Print how many examples of a source, and how much of the targets, are truncated."""
+    """Print how many examples of a data source are truncated, and the lost target tokens."""
     truncations = np.concatenate([np.empty((0, 3), np.int64), *source.truncations.values()])
     cut, targets, lost = ((truncations[:, 0] > 0).sum(), *truncations[:, 1:].sum(axis=0))
     count, dropped = len(truncations), len(truncations) - has_target(truncations).sum()
@@ -236,14 +242,14 @@ def _print_truncations(log: ProgressLine, source: ExampleSource, setup: ModelSet
 def _print_model(
     log: ProgressLine, recipe: Recipe, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
-    """Print the size of the model, derived sizes, and what prevents an export."""
+    """Print the model's name and size, its derived sizes, and what prevents an export."""
     source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
     of_sources = translated("run.source_vocabulary", count=source_size or 0)
     log.print_message(
         "model",
         "run.model",
-        name=_name(recipe, setup),
+        name=_format_model_name(recipe, setup),
         trained=trained if parameters.frozen else "",
         of_sources=of_sources if source_size else "",
         **metadata,
@@ -257,14 +263,14 @@ def _print_model(
         log.print_message("", "run.export_problem", problem=problem)
 
 
-def _name(recipe: Recipe, setup: ModelSetup) -> str:
-    """Return the name of the model for messages, marked if the recipe changes its preset."""
+def _format_model_name(recipe: Recipe, setup: ModelSetup) -> str:
+    """Return the model's name for messages, with a mark if the recipe changes its preset."""
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
 def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
-    """Warn if many tokens of the data are unknown to the tokenizer."""
+    """Warn if many tokens are unknown to the tokenizer, and suggest what to change."""
     advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
         "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
@@ -293,10 +299,10 @@ def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[st
 
 
 def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
-    """Print which weights are random, which heads are new, and which labels changed."""
-    name, preset = _name(recipe, setup), recipe.model.preset
+    """Print whether weights are random, which heads are new, and which labels changed."""
+    name, preset = _format_model_name(recipe, setup), recipe.model.preset
     if preset is not None and not corpus.texts:
-        # A size of a paper may have the name of a model on the hub.
+        # The name of a preset may also be the name of a pretrained model on the hub.
         published = not recipe.model.changes_preset and not catalogue[preset].paper.startswith(
             "after"
         )
@@ -306,15 +312,15 @@ def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
         log.print_message("weights", "run.new_heads", name=name, heads=heads)
-    for sentence in setup.labels.sentences():
+    for sentence in setup.labels.describe_changes():
         log.print_line(labelled("labels", sentence))
 
 
-def _print_published(log: ProgressLine, recipe: Recipe) -> None:
-    """Print which keys of the recipe are as published, and which are not.
+def _print_published_comparison(log: ProgressLine, recipe: Recipe) -> None:
+    """Print which recipe keys are as in the published recipe of the preset, and which differ.
 
-    Also print what the library does differently. If the size has no complete published recipe,
-    print what is missing in the publication.
+    Also print the features that this library implements differently. If the published recipe is
+    incomplete, print what the publication does not state.
     """
     preset = recipe.model.preset
     if preset is None or is_own_size(preset) or recipe.labelled:
@@ -333,8 +339,8 @@ def _print_published(log: ProgressLine, recipe: Recipe) -> None:
             translated(
                 "run.changed_from_published",
                 key=key,
-                value=_show_value(value),
-                published=_show_value(before),
+                value=_format_recipe_value(value),
+                published=_format_recipe_value(before),
             )
             for key, (value, before) in changed.items()
         )
@@ -344,8 +350,8 @@ def _print_published(log: ProgressLine, recipe: Recipe) -> None:
         log.print_message("", "run.published_differences", subjects=subjects, preset=preset)
 
 
-def _show_value(value: Any) -> str:
-    """Return a value of a recipe for a message. A list of tables is shown as their number."""
+def _format_recipe_value(value: Any) -> str:
+    """Format a recipe value for a message. A list of tables is shown as its length."""
     if value is None:
         return translated("run.unset")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
@@ -356,7 +362,7 @@ def _show_value(value: Any) -> str:
 def _print_budget(
     log: ProgressLine, recipe: Recipe, corpus: Corpus, metadata: dict[str, Any], state: TrainState
 ) -> None:
-    """Print the budget of the run, in the unit in which the recipe sets it."""
+    """Print the training budget, batch size, learning rate, precision and hardware of the run."""
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
     unit = budget.removesuffix("s") if size == 1 else budget

@@ -1,4 +1,4 @@
-"""Labels of a model that is fine-tuned further: which rows of its head are kept."""
+"""The labels of a model that is fine-tuned further: which rows of its label head are kept."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from trivium.objectives.task_metrics import quote_names
 
 @dataclass(frozen=True)
 class KnownLabels:
-    """The labels of the base model and of the new data.
+    """The labels of a base model and of the data that it is fine-tuned on.
 
     Args:
-        before: the labels of the base model, in the order of the rows of its head.
+        base: the labels of the base model, in the order of the rows of its head.
         data: the labels of the new data.
     """
 
-    before: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
 
     @property
-    def kept(self) -> bool:
-        """Whether the model keeps its labels, which requires that the new data has one of them."""
-        return not {*self.before}.isdisjoint(self.data)
+    def keeps_base(self) -> bool:
+        """Whether the base model's labels are kept, that is, if the data has one of them."""
+        return not {*self.base}.isdisjoint(self.data)
 
     @property
-    def after(self) -> tuple[str, ...]:
-        """The labels of the trained model: those of the base model, if kept, and the new ones."""
-        new = tuple(name for name in self.data if name not in self.before)
-        return self.before + new if self.kept else self.data
+    def final_labels(self) -> tuple[str, ...]:
+        """The labels after training: the kept labels of the base model, then the new ones."""
+        new = tuple(name for name in self.data if name not in self.base)
+        return self.base + new if self.keeps_base else self.data
 
-    def sentences(self) -> Iterator[str]:
-        """Yield sentences that inform the user which labels are kept, added, replaced or unseen."""
-        added = [name for name in self.after if name not in self.before]
-        unseen = [name for name in self.before if name not in self.data]
-        if not self.before or not (added or unseen):
+    def describe_changes(self) -> Iterator[str]:
+        """Yield sentences for the user about labels that are kept, added, replaced or unused."""
+        added = [name for name in self.final_labels if name not in self.base]
+        unseen = [name for name in self.base if name not in self.data]
+        if not self.base or not (added or unseen):
             return
-        if not self.kept:
-            yield translated("labels.replaced", labels=quote_names(self.before))
+        if not self.keeps_base:
+            yield translated("labels.replaced", labels=quote_names(self.base))
             return
-        kept = [name for name in self.before if name in self.data]
+        kept = [name for name in self.base if name in self.data]
         yield translated("labels.kept", labels=quote_names(kept))
         if added:
             yield translated("labels.added", labels=quote_names(added))
@@ -59,39 +59,39 @@ class KnownLabels:
 
 
 def has_label_rows(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:
-    """Return whether a head has one row per label."""
+    """Return whether the weight of a head has one row per label."""
     return isinstance(head, ClassifierHead | TaggerHead)
 
 
 def compare_labels(
     base: LanguageModel | None, settings: Settings, heads: Iterable[Head]
 ) -> KnownLabels:
-    """Compare the labels of a base model with those in the settings of a new task.
+    """Compare the labels of a base model with the labels of a new task.
 
     Args:
         base: the model to start from, or None.
-        settings: settings with the labels of the data.
+        settings: the settings of the new task, with the labels of its data.
         heads: the heads for the new task.
     """
     if base is None or settings.label_kind != base.settings.label_kind:
         return KnownLabels()
     kinds = {head.kind for head in heads if has_label_rows(head)}
     own = [one.num_labels for one in base.spec.heads if has_label_rows(one) and one.kind in kinds]
-    before = base.label_names(own[0]) if own else ()
+    known = base.label_names(own[0]) if own else ()
     if base.generates_labels and settings.task == base.settings.task:
-        before = base.settings.labels
+        known = base.settings.labels
     if settings.label_kind == "regression":  # a single output, whatever its name is
-        return KnownLabels(settings.labels, settings.labels) if before else KnownLabels()
-    numbers = tuple(name.removeprefix("LABEL_") for name in before)  # transformers' default names
+        return KnownLabels(settings.labels, settings.labels) if known else KnownLabels()
+    numbers = tuple(name.removeprefix("LABEL_") for name in known)  # transformers' default names
     if {*settings.labels} <= {*numbers}:
-        before = numbers
-    return KnownLabels(before, settings.labels)
+        known = numbers
+    return KnownLabels(known, settings.labels)
 
 
-def copy_known_rows(weight: Tensor, new: Tensor, num_rows: int) -> Tensor:
-    """Return the weight of a head over labels in which known labels keep their rows.
+def copy_known_rows(base: Tensor, new: Tensor, num_rows: int) -> Tensor:
+    """Return the weight of a label head with the rows of known labels copied from the base model.
 
-    The first `num_rows` rows are copied from `weight`, and all others from `new`. If both have the
-    same shape, `weight` is returned.
+    The first `num_rows` rows come from `base`, and all other rows from `new`. If both weights have
+    the same shape, `base` is returned.
     """
-    return weight if weight.shape == new.shape else torch.cat([weight[:num_rows], new[num_rows:]])
+    return base if base.shape == new.shape else torch.cat([base[:num_rows], new[num_rows:]])

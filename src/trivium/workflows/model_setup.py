@@ -1,4 +1,4 @@
-"""The model of a run: its final spec, module, initial weights, settings and adapter."""
+"""The model of a run: its final specification, module, initial weights, settings and adapter."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from trivium.workflows.known_labels import (
 
 @dataclass
 class ModelSetup:
-    """The model of a run, ready to be trained.
+    """The model of a run, ready for training.
 
     Args:
-        recipe: the recipe of the corpus. Keys of labelled objectives that depend on their examples
-            are set.
+        recipe: the recipe, with the keys of labelled objectives that depend on examples filled in.
         vocabulary: the vocabulary of the tokenizer, with the decoder's start token.
-        module: the trained module: `lm.module` or, for ELECTRA, a module with both models.
+        module: the module to train: `lm.module`, or for ELECTRA a module with generator and
+            discriminator.
         lm: the model that the run saves.
         parameters: the numbers of trained and frozen parameters.
-        new_heads: the kinds of heads that get new weights although the model is pretrained.
+        new_heads: the kinds of heads that are newly initialized although the model is pretrained.
         labels: the labels of the base model and of the data.
-        fitted: returns the settings of the model, given the number of tokens of the longest
-            example.
+        fit_settings: returns the settings of the model for a given length of the longest example,
+            in tokens.
     """
 
     recipe: Recipe
@@ -63,23 +63,32 @@ class ModelSetup:
     parameters: ParameterCounts
     new_heads: tuple[str, ...]
     labels: KnownLabels
-    fitted: Callable[[int], Settings]
+    fit_settings: Callable[[int], Settings]
 
-    def fit_length(self, corpus: Corpus, longest: int) -> None:
-        """Set the model's length to that of the longest example, if no example is truncated."""
+    def fit_context_length(self, corpus: Corpus, longest: int) -> None:
+        """Set the model's maximum length to `longest`, the tokens of the longest example.
+
+        Does nothing if an example is truncated, or if the recipe sets `data.length`.
+        """
         cut = any(
             truncations[:, 0].any()
             for one in corpus.examples
             for truncations in one.truncations.values()
         )
         if corpus.examples and not cut and self.recipe.data.length is None:
-            self.lm.settings = self.fitted(longest)
+            self.lm.settings = self.fit_settings(longest)
 
 
 def set_up_model(
     corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device
 ) -> ModelSetup:
     """Build the model for the objectives and the tokenizer of a run.
+
+    Args:
+        corpus: the data of the run.
+        spec: the specification of the model, without the vocabulary sizes and heads of this run.
+        base: the model that training starts from; None for new weights.
+        device: the device to build the model on.
 
     Raises:
         RecipeError: the model, tokenizer, weights or adapter do not fit together.
@@ -95,16 +104,16 @@ def set_up_model(
     if spec.family == "encoder-decoder":
         settings = _with_generation_ids(settings, objectives, vocabulary)
         vocabulary = _build_vocabulary(corpus.tokenizer, settings)
-    _check_labels(corpus)
+    _check_same_labels(corpus)
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
         settings = source.objective.with_statistics(settings, source.train)
         _warn_of_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
-    keeps = base is not None and not corpus.recipe.model.new_weights
-    labels = compare_labels(base if keeps else None, settings, heads)
-    if labels.before:
-        settings = settings.with_labels(labels.after, settings.label_kind)
+    keeps_weights = base is not None and not corpus.recipe.model.new_weights
+    labels = compare_labels(base if keeps_weights else None, settings, heads)
+    if labels.base:
+        settings = settings.with_labels(labels.final_labels, settings.label_kind)
     for source in corpus.examples:
         examples = [*source.train, *source.valid]
         source.objective = source.objective.with_labels(settings.labels, examples)
@@ -130,69 +139,68 @@ def set_up_model(
             elif folder.is_dir():
                 copy_weights(load(folder, device="cpu"), model)
         objectives[0].tie_weights(module)
-        numbers = settings.task == "classification" and settings.label_kind == "regression"
-        if numbers and labels.before and "classifier" not in new_heads:
+        is_regression = settings.task == "classification" and settings.label_kind == "regression"
+        if is_regression and labels.base and "classifier" not in new_heads:
             scales = base.settings.label_scale, settings.label_scale
             weights, scale = change_label_scale(models[""].state_dict(), *scales)
             models[""].load_state_dict(weights)
             settings = settings.with_label_scale(*scale)
-    before = None
+    earlier = None
     if base is not None and recipe.model.starts_from_weights:
-        before = base.trained_length or 0
-    fitted = partial(_with_lengths, settings, final, corpus, before)
+        earlier = base.trained_length or 0
+    fit = partial(_with_lengths, settings, final, corpus, earlier)
     lm = LanguageModel(
-        final, models[""], corpus.tokenizer, fitted(), source_tokenizer=corpus.source_tokenizer
+        final, models[""], corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
     )
     recipe.freeze_weights(lm.module)
     parameters = count_parameters(module)
-    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fitted)
+    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit)
 
 
 def copy_weights(
     base: LanguageModel, model: Any, labels: KnownLabels | None = None
 ) -> tuple[str, ...]:
-    """Copy the weights of a base model into a model. Returns the kinds of heads that stay new.
+    """Copy the weights of a base model into a model.
 
-    Heads that the base model does not have stay new. A head with one row per label keeps the rows
-    of known labels, and stays new if the base model knows none of the labels.
-
-    Raises RecipeError if any other weight is missing or has another shape.
+    Heads that the base model lacks keep their new initialization. In a head with one row per label,
+    only the rows of known labels are copied. Returns the kinds of heads that are newly initialized.
+    Raises RecipeError if any other weight is missing or has a different shape.
     """
-    trained, rows = base.module.state_dict(), 0 if labels is None else len(labels.before)
+    state, rows = base.module.state_dict(), 0 if labels is None else len(labels.base)
     new_heads = tuple(
         head.kind for head in model.spec.heads if not _has_head(base.spec, head, labels)
     )
     new = tuple(f"heads.{kind}." for kind in new_heads)
     partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if has_label_rows(head))
-    taken = {}
+    copied = {}
     for name, weight in model.state_dict().items():
         if name.startswith(new):
             continue
-        if name in trained and name.startswith(partly):
-            trained[name] = copy_known_rows(trained[name], weight, rows)
-        if name not in trained or trained[name].shape != weight.shape:
+        if name in state and name.startswith(partly):
+            state[name] = copy_known_rows(state[name], weight, rows)
+        if name not in state or state[name].shape != weight.shape:
             raise RecipeError(
                 f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
                 "differently, so its weights cannot be used."
             )
-        taken[name] = trained[name]
-    model.load_state_dict(taken, strict=False)
+        copied[name] = state[name]
+    model.load_state_dict(copied, strict=False)
     return new_heads
 
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
-    """Return whether the spec of a base model has a head of the new model.
+    """Return whether the spec of a base model contains a head of the new model.
 
-    A head with one row per label also counts if only some of its labels are kept.
+    Heads with one row per label may differ in the number of labels, if some labels are kept.
     """
     if labels is None or not has_label_rows(head):
         return head in spec.heads
     same = (one for one in spec.heads if has_label_rows(one) and one.kind == head.kind)
-    return labels.kept and any(one.replace(num_labels=head.num_labels) == head for one in same)
+    return labels.keeps_base and any(h.replace(num_labels=head.num_labels) == head for h in same)
 
 
-def _check_labels(corpus: Corpus) -> None:
-    """Raise RecipeError if the labelled sources of a mix differ in their task or labels."""
+def _check_same_labels(corpus: Corpus) -> None:
+    """Raise RecipeError if the labelled data sources of a mix have different tasks or labels."""
     known: dict[str, tuple[str, ...]] = {}
     for source in corpus.examples:
         names = source.objective.label_names([*source.train, *source.valid])
@@ -211,7 +219,7 @@ def _check_labels(corpus: Corpus) -> None:
 
 
 def _warn_of_unseen_labels(source: ExampleSource) -> None:
-    """Warn of labels that occur only in validation examples."""
+    """Warn of labels that occur only in validation examples, and so are not learned."""
     seen = source.objective.label_names(source.train)
     unseen = [name for name in source.objective.label_names(source.valid) if name not in seen]
     if unseen:
@@ -223,16 +231,16 @@ def _warn_of_unseen_labels(source: ExampleSource) -> None:
 
 
 def _build_vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
-    """Return the vocabulary of a tokenizer, with the decoder's start token from the settings."""
+    """Return the tokenizer's vocabulary with the decoder's start token from the settings."""
     start = next(iter(settings.decoder_start), None)
     return dataclasses.replace(tokenizer.vocabulary, decoder_start_id=start)
 
 
 def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Settings:
-    """Return settings with the task's prefix, which is prepended to every source text.
+    """Return settings with the task prefix, such as "translate: ", of source texts.
 
-    If the tasks of a mix have different prefixes, none is prepended automatically: source texts
-    must then start with one.
+    The prefix is prepended to every source text. If the tasks of a mix have different prefixes, no
+    prefix is prepended automatically, and users must start source texts with one of the prefixes.
     """
     tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
     prefixes = list(dict.fromkeys(task.prefix for task in tasks))
@@ -245,7 +253,7 @@ def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Setti
 def _with_generation_ids(
     settings: Settings, objectives: Sequence[Objective], vocabulary: Vocabulary
 ) -> Settings:
-    """Return settings with the start, end and padding ids for generation by an encoder-decoder.
+    """Return settings with the start, end and padding token ids of an encoder-decoder.
 
     Raises RecipeError if the tokenizer lacks one of these tokens.
     """
@@ -270,7 +278,7 @@ def _with_generation_ids(
 
 
 def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
-    """Return settings in which the end-of-turn token of the chat template ends generation."""
+    """Return settings in which the chat template's end-of-turn token ends generation."""
     if settings.chat_template is None:
         return settings
     end = ChatTemplate.of(settings.chat_template, tokenizer).end_of_turn(tokenizer)
@@ -293,7 +301,7 @@ def _build_final_spec(
 ) -> Spec:
     """Return the spec with its vocabulary size, the heads of all objectives, and dropout.
 
-    `new` is whether the model is not loaded from existing weights.
+    `new` is whether the model gets new weights.
     """
     heads: dict[str, Head] = {}
     for objective in recipe.objectives:
@@ -309,15 +317,16 @@ def _build_final_spec(
         source = corpus.source_tokenizer
         sizes = corpus.tokenizer.vocab_size, source.vocab_size if source else None
         spec = defaults.with_vocabularies(spec, *sizes)
-        spec = spec.replace(**_padding_offset_changes(spec, corpus.tokenizer))
+        spec = spec.replace(**_find_padding_offset_change(spec, corpus.tokenizer))
     final = spec.with_heads(tuple(heads[kind] for kind in ordered))
     return final.with_dropout(defaults.dropout(recipe))
 
 
-def _padding_offset_changes(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return changes to a spec whose position indices skip padding; {} for other specs.
+def _find_padding_offset_change(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the change to a spec that offsets its position ids by the padding id plus one.
 
-    Such positions recognize padding by its id. Their offset is the padding id plus one.
+    The change applies to models with position ids that skip padding, such as RoBERTa. It is empty
+    for other models.
     """
     positions = spec.absolute_position_encoding
     if not isinstance(positions, Learned) or positions.counted != "not-padding":
@@ -327,22 +336,20 @@ def _padding_offset_changes(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _with_lengths(
-    settings: Settings, spec: Spec, corpus: Corpus, before: int | None, longest: int | None = None
+    settings: Settings, spec: Spec, corpus: Corpus, earlier: int | None, longest: int | None = None
 ) -> Settings:
-    """Return settings with the longest row of training and the maximum input length of examples.
+    """Return settings with the longest training row and the maximum input length.
 
-    The settings also record whether names of special tokens in the data were control tokens.
+    The settings also record whether special-token strings in the data were encoded as control
+    tokens.
 
     Args:
         settings: the settings without the lengths of this run.
-        spec: the spec of the model. RNNs and n-gram models get no row length, since they carry
-            state or read only a few tokens.
-        corpus: the data.
-        before: the number of tokens of the longest rows that the model was trained on before; None
-            for new weights. 0 means unknown, and the length then stays unknown.
-        longest: the number of tokens of the longest example, if no example is truncated and the
-            recipe sets no length. None before the examples are encoded, and if an example is
-            truncated.
+        spec: the specification of the model. RNNs and n-gram models get no training length.
+        corpus: the data of the run.
+        earlier: the longest row in tokens of earlier training, 0 if it is unknown, or None for new
+            weights. If it is unknown, the training length stays unknown.
+        longest: the length of the longest example in tokens. None before the examples are encoded.
     """
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []
@@ -353,8 +360,8 @@ def _with_lengths(
         else:
             length = min(length, max(longest, defaults.SHORT_EXAMPLE))
         lengths.append(length)
-    if before is not None:
-        lengths.append(before)
+    if earlier is not None:
+        lengths.append(earlier)
     if spec.stacks and min(lengths):
         config["trained_length"] = max(lengths)
     config.pop("trained_special_tokens", None)

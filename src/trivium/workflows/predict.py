@@ -1,4 +1,4 @@
-"""Prediction on tables: every row of a file is written with the model's prediction added."""
+"""Prediction for tables: writes every row of a file with the model's prediction added."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from trivium.workflows.evaluate import (
 )
 
 _ROWS = 256  # the number of rows that the model predicts at a time
-_GROUP = 4096  # the number of rows per row group of Parquet
+_ROW_GROUP = 4096  # the number of rows per row group of Parquet
 _READING = ReadOptions()
 Row = dict[str, Any]
 Line = Callable[[Row, Sequence[str]], str]
 
 
-class Predicted(NamedTuple):
-    """The result of `predict`.
+class PredictionSummary(NamedTuple):
+    """Counts and messages about a call of `predict`.
 
     Args:
-        num_rows: the number of rows.
-        num_below: the number of rows whose score was below the threshold.
+        num_rows: the number of rows written.
+        num_below: the number of rows with a score below the threshold.
         columns: messages about the columns that were read.
     """
 
@@ -62,37 +62,37 @@ def predict(
     changes: Changes = (),
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
-) -> Predicted:
-    """Write the records of files with a prediction of the model for each record.
+) -> PredictionSummary:
+    """Predict every record of the input files, and write the records with the predictions.
 
     The files are read twice: first to check every record, then to predict in batches. All columns
-    are kept in their order, with their values. The columns prediction, score, runner_up and
-    runner_up_score are added at the end; a regression model adds only prediction. `out` is created
-    when it is complete.
+    keep their order and values. The columns prediction, score, runner_up and runner_up_score are
+    added at the end; a regression model adds only prediction. `out` appears only when it is
+    complete.
 
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
             `LanguageModel`.
-        data: files with records in the format of the model's task; they need no labels.
+        data: files with records in the format of the model's task. The records need no labels.
         out: the file to write: .csv, .tsv, .jsonl or .parquet.
-        threshold: the score below which the prediction is replaced by `below`; only for one class
-            per text.
-        below: the label of texts whose score is below the threshold.
+        threshold: the score below which the prediction is replaced by `below`; only for models that
+            predict one class per text.
+        below: the label for texts with a score below the threshold.
         prefix: a prefix for the names of the added columns.
-        reading: the encoding of text files, and how invalid bytes are handled. The output is always
-            UTF-8.
-        changes: keys of the task's objective, such as ["objective.text_field=review"], and
-            data.encoding and data.errors.
-        device: the device that a model is loaded to, if it is not loaded yet.
-        progress: called with the number of predicted records and the number of all records.
+        reading: the encoding of the input files, and how invalid bytes are handled. The output is
+            always UTF-8.
+        changes: overrides for keys of the task's objective, such as
+            ["objective.text_field=review"], and for data.encoding and data.errors.
+        device: the device to load the model to. Ignored for a `LanguageModel`.
+        progress: called with the number of predicted records and the total number of records.
 
     Raises:
-        DataError: a record cannot be read, its text is blank, or it does not fit the format of
-            `out`.
+        DataError: a record cannot be read, its text is blank, or it cannot be written in the format
+            of `out`.
         TriviumError: the task has no labels, or does not support the threshold.
     """
-    out, names = Path(out), list_paths(data)
-    line = _choose_line_format(out, names)
+    out, paths = Path(out), list_paths(data)
+    format_line = _choose_line_formatter(out, paths)
     if (threshold is None) != (below is None) or not 0 < (threshold or 1) <= 1:
         raise TriviumError("give a threshold from 0 to 1 and the label below it, or neither.")
     changes, keys = data_changes(changes)
@@ -109,15 +109,15 @@ def predict(
             f"predict is for tasks with labels ({', '.join(known)}), and this model is for {task}."
         )
     objective = build_task_objective(lm, task, recipe, changes)
-    added = [prefix + name for name in objective.predicted_columns(lm)]
-    if threshold is not None and (len(added) < 4 or lm.settings.label_kind != "classes"):
+    added_columns = [prefix + name for name in objective.predicted_columns(lm)]
+    if threshold is not None and (len(added_columns) < 4 or lm.settings.label_kind != "classes"):
         raise TriviumError("a threshold is for one class per text: leave it out.")
     report, columns, num_rows, num_below = ReadReport(), dict.fromkeys(()), 0, 0
 
     def read_records(report: ReadReport | None = None) -> Iterator[Record]:
         """Yield the records of all files. Raises DataError for files with one word per line."""
         schema = objective.input_schema
-        for record in objective.records(names, options):
+        for record in objective.records(paths, options):
             if not isinstance(record, Record):
                 raise DataError(
                     f"{record.where}: columns cannot be added to a file with one word per line. "
@@ -127,18 +127,18 @@ def predict(
             yield record
 
     def predict_rows() -> Iterator[Row]:
-        """Yield the records with the added columns, predicted in batches."""
+        """Yield the records with the predicted columns added. The model predicts in batches."""
         nonlocal num_below
         rest, done = read_records(), 0
         while batch := list(islice(rest, _ROWS)):
             answers = objective.predict(lm, [objective.unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
                 values = objective.predicted(
-                    answer, in_cell=line in (_format_csv_line, _format_tsv_line)
+                    answer, in_cell=format_line in (_format_csv_line, _format_tsv_line)
                 )
                 if threshold is not None and values[1] < threshold:
                     values, num_below = (below, *values[1:]), num_below + 1
-                yield {**record, **dict(zip(added, values, strict=True))}
+                yield {**record, **dict(zip(added_columns, values, strict=True))}
             done += len(batch)
             if progress:
                 progress(done, num_rows)
@@ -146,30 +146,31 @@ def predict(
     for record in read_records(report):
         num_rows += 1
         objective.unlabelled(record, lm)
-        _check_writable(record, added, line)
+        _check_writable(record, added_columns, format_line)
         columns |= dict.fromkeys(record)
-    columns |= dict.fromkeys(added)
+    columns |= dict.fromkeys(added_columns)
     out.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(out) as file:
-        if line is None:
-            _write_parquet(file, predict_rows(), [*columns], names)
+        if format_line is None:
+            _write_parquet(file, predict_rows(), [*columns], paths)
         else:
-            header = [dict(zip(columns, columns))] if line is not _format_json_line else []
+            header = [dict(zip(columns, columns))] if format_line is not _format_json_line else []
             rows = chain(header, predict_rows())
-            file.writelines(line(row, [*columns]).encode() for row in rows)
-    return Predicted(num_rows, num_below, report.lines)
+            file.writelines(format_line(row, [*columns]).encode() for row in rows)
+    return PredictionSummary(num_rows, num_below, report.lines)
 
 
-def _choose_line_format(out: Path, names: Sequence[str]) -> Line | None:
-    """Return the function that formats a row as a line of the output; None for Parquet.
+def _choose_line_formatter(out: Path, paths: Sequence[str]) -> Line | None:
+    """Return the function that formats a row as a line of the output file; None for Parquet.
 
-    Raises DataError if data cannot be read twice, or if the output is not a new table.
+    Raises DataError if an input can be read only once, or if `out` has another format or is an
+    input.
     """
     if out.suffix.lower() not in FORMATS:
         raise DataError(f"{out} does not end in {', '.join(FORMATS)}, the formats of tables.")
-    if any(name == STDIN or Path(name).is_fifo() for name in names):
+    if any(name == STDIN or Path(name).is_fifo() for name in paths):
         raise DataError("standard input and pipes can be read only once: save them as a file.")
-    if out.exists() and any(os.path.exists(one) and out.samefile(one) for one in names):
+    if out.exists() and any(os.path.exists(path) and out.samefile(path) for path in paths):
         raise DataError(f"{out} is a file that is read: write another one.")
     if out.suffix.lower() == ".parquet":
         with require_extra("Writing Parquet", "parquet"):
@@ -177,21 +178,21 @@ def _choose_line_format(out: Path, names: Sequence[str]) -> Line | None:
     return _LINES.get(out.suffix.lower())
 
 
-def _check_writable(record: Record, added: Sequence[str], line: Line | None) -> None:
-    """Raise DataError if a record already has an added column or cannot be written to `out`."""
-    if taken := [name for name in added if name in record]:
+def _check_writable(record: Record, added_columns: Sequence[str], format_line: Line | None) -> None:
+    """Raise DataError if a record already has an added column or cannot be written."""
+    if taken := [name for name in added_columns if name in record]:
         raise DataError(
             f'{record.table_or_row} has a column "{taken[0]}" already. Choose other names with '
             "--prefix: --prefix model_ adds model_prediction, ..."
         )
     try:
-        _ = line and line(record, [*record])
+        _ = format_line and format_line(record, [*record])
     except DataError as error:
         raise DataError(f"{record.where}: {error}") from error
 
 
 def _format_csv_line(row: Row, columns: Sequence[str]) -> str:
-    """Return a row as a line of CSV. Cells with commas, quotes or line breaks are quoted."""
+    """Format a row as a line of CSV. Cells with commas, quotes or line breaks are quoted."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerow(
         [_format_cell(row.get(name)) for name in columns]
@@ -200,7 +201,7 @@ def _format_csv_line(row: Row, columns: Sequence[str]) -> str:
 
 
 def _format_tsv_line(row: Row, columns: Sequence[str]) -> str:
-    """Return a row as a line of TSV. Raises DataError if a cell contains a tab or a line break."""
+    """Format a row as a line of TSV. Raises DataError for tabs or line breaks in a cell."""
     cells = [_format_cell(row.get(name)) for name in columns]
     if any(mark in cell for mark in "\t\n\r" for cell in cells):
         raise DataError("a cell has a tab or a line break, which .tsv cannot hold: write .csv.")
@@ -208,7 +209,7 @@ def _format_tsv_line(row: Row, columns: Sequence[str]) -> str:
 
 
 def _format_json_line(row: Row, _: Sequence[str]) -> str:
-    """Return a row as a line of JSON. Numbers that are not finite become null."""
+    """Format a row as a line of JSON. Non-finite numbers become null."""
     return json.dumps(nan_to_none(row), ensure_ascii=False, default=_to_json_value) + "\n"
 
 
@@ -222,15 +223,15 @@ FORMATS = (*_LINES, ".parquet")
 
 
 def _format_cell(value: Any) -> str:
-    """Return a value as the text of a cell: strings unchanged, lists and objects as JSON."""
+    """Format a value as the text of a cell: strings unchanged, lists and objects as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     text = json.dumps(value, ensure_ascii=False, default=_to_json_value)
-    return text.strip('"')  # a date is quoted
+    return text.strip('"')  # JSON quotes dates
 
 
 def _to_json_value(value: Any) -> str:
-    """Return a value that JSON does not support, such as a date or a decimal, as a string.
+    """Convert a value that JSON does not support, such as a date or a decimal, to a string.
 
     Raises DataError for bytes.
     """
@@ -240,20 +241,21 @@ def _to_json_value(value: Any) -> str:
 
 
 def _write_parquet(
-    file: BinaryIO, rows: Iterator[Row], columns: Sequence[str], names: Sequence[str]
+    file: BinaryIO, rows: Iterator[Row], columns: Sequence[str], input_paths: Sequence[str]
 ) -> None:
     """Write rows to a Parquet file.
 
-    Columns have the types of the Parquet files that are read, or else the types of the first rows.
+    Columns keep their types from Parquet input files. The types of other columns are inferred from
+    the first rows.
     """
     import pyarrow
     from pyarrow import parquet
 
-    stored = [one for one in names if file_format(one) == ".parquet" and os.path.isfile(one)]
+    stored = [one for one in input_paths if file_format(one) == ".parquet" and os.path.isfile(one)]
     kept = {field.name: field for one in stored for field in parquet.read_schema(one)}
     none, string = pyarrow.null(), pyarrow.string()
     known = {none: string, pyarrow.list_(none): pyarrow.list_(string)}  # types of empty columns
-    batch = list(islice(rows, _GROUP))
+    batch = list(islice(rows, _ROW_GROUP))
     try:
         schema = pyarrow.table({name: [row.get(name) for row in batch] for name in columns}).schema
         typed = (one.with_type(known.get(one.type, one.type)) for one in schema)
@@ -261,6 +263,6 @@ def _write_parquet(
         with parquet.ParquetWriter(file, schema) as writer:
             while batch:
                 writer.write_table(pyarrow.Table.from_pylist(batch, schema))
-                batch = list(islice(rows, _GROUP))
+                batch = list(islice(rows, _ROW_GROUP))
     except pyarrow.ArrowException as error:
         raise DataError(f"this cannot be written as .parquet: {error}. Write .jsonl.") from error

@@ -1,4 +1,4 @@
-"""An encoder and a decoder, trained on the bundled text in a few minutes with explanations."""
+"""Trains a small encoder and a small decoder on the bundled text in minutes, with explanations."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def quickstart(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> tuple[RunFolder, RunFolder]:
-    """Train an encoder that fills masks and a decoder that continues text, half the time each.
+    """Train an encoder that fills masks and a decoder that continues text.
 
-    Returns the two runs.
+    Each model trains for half of the time. Returns the two run folders.
 
     Args:
-        language: the language of the bundled sample to train on, "en" or "zh".
+        language: the language of the bundled text, "en" or "zh".
         minutes: the total training time of both models.
-        out: the folder for the two runs; None for runs/quickstart, or runs/quickstart-zh for
+        out: the folder for the two runs; default: runs/quickstart, or runs/quickstart-zh for
             Chinese.
         overwrite: whether to replace the runs of an earlier quickstart in the folder.
-        console: where progress is printed.
+        console: the console to print progress to; default: standard error.
 
     Raises:
-        DataError: there is no sample in this language.
-        RecipeError: the folder contains runs, and `overwrite` is False.
+        DataError: there is no bundled text in this language.
+        RecipeError: the folder already contains runs, and `overwrite` is False.
     """
     log = ProgressLine(console)
     text = sample(language)

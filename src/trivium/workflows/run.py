@@ -1,4 +1,4 @@
-"""The result of `pretrain` and `finetune`: the folder of the run and its results."""
+"""The result of `pretrain` and `finetune`: the run folder with metrics and history."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from trivium.train.run_folder import RunFolder
 
 
 class Run(RunFolder):
-    """The folder of a run, with its results; `repr(run)` is the summary of `trivium report`.
+    """A run folder with its results. `repr(run)` is the summary that `trivium report` prints.
 
         run = trivium.finetune("classification", model="runs/bert", data=rows, out="runs/reviews")
         run.metrics["accuracy"]
         pandas.DataFrame(run.history).plot("step", ["train_loss", "valid_loss"])
         lm = trivium.load(run.path)
 
-    The results are read from the files of the folder on every access.
+    The results are read from the files in the folder on every access.
     """
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation results of the model that the run keeps, by name.
+        """The validation metrics of the saved model, by name.
 
-        The results of labelled runs are metrics from 0 to 1, with the main metric first, and `loss`
-        in nats. For text, `loss` is in nats per token. Empty if there are no validation data.
+        For labelled runs these are metrics from 0 to 1, with the main metric first, and `loss` in
+        nats. For text, `loss` is in nats per token. The dict is empty if there is no validation
+        data.
 
-        Raises CheckpointError if the folder has no run, or if nothing was measured yet.
+        Raises CheckpointError if the folder contains no run, or if nothing has been logged yet.
         """
         return read_run(self.path).validation_metrics
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The records of the run in order, as in `metrics.jsonl`.
+        """The log records of the run in order, as in `metrics.jsonl`.
 
         Training records contain `train_loss`, and evaluation records contain `valid_loss` and
-        metrics. All records contain `step`, `tokens` and `seconds` since the start.
+        metrics. All records contain `step`, `tokens` and the `seconds` since the start of the run.
         """
         return self.read_metrics()
 
     def __repr__(self) -> str:
-        """Return the summary of the run, or its path if nothing was measured yet."""
+        """Return the summary of the run, or its path if nothing has been logged yet."""
         try:
             summary = format_summary(read_run(self.path))
         except TriviumError:

@@ -1,4 +1,4 @@
-"""Evaluations during a run: validation losses, metrics, and the best weights so far."""
+"""Evaluations during training: validation losses, task metrics, and saving the best weights."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from trivium.train.loss_meter import joined
 from trivium.train.trainer import Trainer, TrainState, validation_losses
 from trivium.workflows.finished_run import ValidationMetrics
 
-# The number of prompts whose responses are logged at every evaluation of a policy run.
+# The number of prompts with responses to log at every evaluation of a policy.
 _SAMPLES = 3
 
 
 @dataclass
 class RunEvaluation:
-    """Evaluates the model during training, and keeps the best weights.
+    """Evaluates the model during training, and saves the best weights.
 
     Args:
         log: the progress line.
         device: the device of this process.
-        validation: the metrics of labelled examples.
-        streams: the streams of the sources that have validation data.
-        kept: the weights that the run keeps.
-        callbacks_read: whether callbacks read the model, whose weights are then gathered for them.
+        validation: computes the metrics on labelled validation examples.
+        streams: the batch streams of the data sources that have validation data.
+        kept: the saved best weights of the run.
+        callbacks_read: whether there are user callbacks. They may read the model, so sharded
+            weights are gathered for them.
     """
 
     log: ProgressLine
@@ -43,15 +44,15 @@ class RunEvaluation:
     callbacks_read: bool
 
     def __call__(self, trainer: Trainer, state: TrainState) -> dict[str, Any]:
-        """Return the validation losses and metrics, and keep the weights if they are the best.
+        """Evaluate the model, and save the weights if they are the best so far.
 
-        All processes take part. Only the first process has the metrics and updates the best score
-        in `state`.
+        All processes must call this method. Returns the validation losses, and on rank 0 also the
+        metrics. Only rank 0 updates the best score in `state`.
         """
         self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
         record = validation_losses(trainer, self.streams, measured.limit)
-        # Of a mix with labelled examples their metric decides.
+        # In a mix with labelled examples, their metric determines the best weights.
         by_loss = (
             "valid_loss" in record
             and not measured.sources
@@ -63,7 +64,7 @@ class RunEvaluation:
             kept.offer(-record["valid_loss"])
         if not measured.sources or not measured.predicts_here:
             return record
-        metrics = measured.measure(kept.model.lm, measured.limit)
+        metrics = measured.evaluate(kept.model.lm, measured.limit)
         if not trainer.parallel.is_main:
             return record
         for name, one in metrics.items():
@@ -73,18 +74,21 @@ class RunEvaluation:
         if measured.sources[0].objective.rolls_out:
             record = {**record, "samples": first.predictions[:_SAMPLES]}
         if kept.metric == "":
-            self._choose_metric(f"{name}/{first.main}" if name else first.main, first)
+            self._set_metric(f"{name}/{first.main}" if name else first.main, first)
         loss_score = -record.get("valid_loss", math.nan)
         kept.offer(first.score if kept.metric else loss_score)
         kept.model.release()
         return record
 
-    def _choose_metric(self, main: str, first: Metrics) -> None:
-        """Use the main metric of the first evaluation to compare weights, if it is defined."""
-        if math.isfinite(first.score):
-            self.kept.metric = main
-            known = {"metric": main, "higher_is_better": first.higher_is_better}
+    def _set_metric(self, name: str, metrics: Metrics) -> None:
+        """Use the metric `name` to select the best weights, if its value in `metrics` is finite.
+
+        Otherwise the validation loss is used. `metrics` are the results of the first evaluation.
+        """
+        if math.isfinite(metrics.score):
+            self.kept.metric = name
+            known = {"metric": name, "higher_is_better": metrics.higher_is_better}
             self.kept.run.write_metadata(self.kept.run.read_metadata() | known)
         else:
             self.kept.metric = None
-            self.log.print_message("metrics", "run.metric_undefined", metric=main)
+            self.log.print_message("metrics", "run.metric_undefined", metric=name)

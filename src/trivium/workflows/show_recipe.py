@@ -1,4 +1,4 @@
-"""Display of a recipe before it is run: every key, its value, and the origin of the value."""
+"""Prints a recipe before it is run: every key with its value and the origin of the value."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trivium.train.recipe_loading import (
 def show_recipe(recipe: AnyRecipe, data: Sequence[str] = (), changes: Changes = ()) -> str:
     """Return a recipe as TOML text, with the origin of each value in a comment.
 
-    The vocabulary size and the micro-batch size depend on the data and the machine, and are
-    omitted. So are the values of labelled runs that depend on the number of examples.
+    Values that depend on the data or the machine are omitted: the vocabulary size, the micro-batch
+    size and, for labelled runs, the values that depend on the number of examples.
 
     Args:
         recipe: the recipe, as in `pretrain`.
-        data: the paths of the data, which need not exist.
-        changes: changes to the recipe, as in `pretrain`.
+        data: the paths of the data. They need not exist.
+        changes: overrides for recipe keys, as in `pretrain`.
 
     Raises:
         RecipeError: the recipe is not valid.

@@ -1,4 +1,4 @@
-"""The batches of a run's sources, and the sampling probabilities of the sources."""
+"""Builds the batch streams of a run's data sources, and their sampling probabilities."""
 
 from __future__ import annotations
 
@@ -25,21 +25,30 @@ from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
 _EXAMPLES_AT_ONCE = 1 << 14
-# The constant with which the seed of a new row order is derived, for phases with other row lengths.
+# Added to the seed to derive a new row order, for phases with a different row length.
 _ORDER = 1 << 21
 
 
 def build_streams(
     recipe: Recipe, corpus: Corpus, setup: ModelSetup, split: str, folder: Path, parallel: Parallel
 ) -> list[BatchStream]:
-    """Build the batch stream of every source that has data in a split.
+    """Build the batch stream of every data source that has data in a split.
 
-    The main process encodes labelled examples to `folder`, and all processes read them from there.
+    Rank 0 encodes the labelled examples to files, and all processes read these files.
+
+    Args:
+        recipe: the complete recipe of the run.
+        corpus: the data of the run.
+        setup: the model of the run.
+        split: "train" or "validation".
+        folder: the folder for the encoded examples.
+        parallel: the processes of the run.
 
     Raises:
-        DataError: a source does not fill a row.
-        SpecError: a text has an id that the model does not have.
-        RecipeError: a source has too few rows to carry state from one step to the next.
+        DataError: a data source is too short for one row.
+        SpecError: a text contains a token id that the model does not have.
+        RecipeError: a data source has too few rows for stateful training, which continues a row in
+            the next step.
     """
     streams, spec = [], setup.lm.spec
     for number, source in enumerate(corpus.sources):
@@ -70,7 +79,7 @@ def build_streams(
                 seen = np.flatnonzero(source.shards.split(split).counts())
                 check_ids(seen[-1:].tolist(), spec.vocab_size, f"a text of {source.config.name}")
             objective = objective.fit(text, setup.vocabulary)
-            rows_per_step = _rows_per_step(recipe)
+            rows_per_step = _count_rows_per_step(recipe)
         if data is not None:
             assert rows_per_step is not None
             # Each source has its own noise. Validation data has the same noise in every run.
@@ -84,7 +93,7 @@ def build_streams(
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
                 has_aux_loss=setup.lm.spec.has_aux_loss,
-                num_taken=_count_rows_taken(recipe, len(data)) if split == TRAIN else None,
+                num_taken=_count_rows_to_read(recipe, len(data)) if split == TRAIN else None,
             )
             if (
                 split == TRAIN
@@ -103,9 +112,10 @@ def build_streams(
 def build_phases(
     recipe: Recipe, streams: Sequence[BatchStream], corpus: Corpus, setup: ModelSetup
 ) -> list[LoaderPhase]:
-    """Build the phases of a run, given the training streams of the last phase.
+    """Build the training phases of a run from the batch streams of its last phase.
 
-    If the row length differs from that of the previous phase, a phase has its own row order.
+    A phase is a part of training with its own values for some recipe keys. It gets a new row order
+    if its row length differs from that of the previous phase.
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):
@@ -123,7 +133,7 @@ def build_phases(
                 rows = _open_rows(source, current, setup, TRAIN)
                 assert rows is not None
                 data = rows
-                rows_per_step = _rows_per_step(current)
+                rows_per_step = _count_rows_per_step(current)
                 objective = objective.fit(rows, setup.vocabulary) if values else objective
             seed = derived_seed(stream.seed, _ORDER, order) if order else stream.seed
             changed.append(
@@ -131,28 +141,33 @@ def build_phases(
                     stream, objective=objective, data=data, seed=seed, rows_per_step=rows_per_step
                 )
             )
-        probabilities = sampling_probabilities(current, changed)
+        probabilities = compute_probabilities(current, changed)
         phases.append(LoaderPhase(changed, list(probabilities.values()), continues))
     return phases
 
 
-def _rows_per_step(recipe: Recipe) -> int:
-    """Return the number of rows of text per step."""
+def _count_rows_per_step(recipe: Recipe) -> int:
+    """Return the number of rows of text per training step."""
     return max(1, (recipe.train.batch_tokens or 0) // defaults.row_length(recipe))
 
 
-def _count_rows_taken(recipe: Recipe, num_rows: int) -> int | None:
-    """Return the total number of rows that a run reads if its budget is in epochs, else None.
+def _count_rows_to_read(recipe: Recipe, num_rows: int) -> int | None:
+    """Return the total number of rows that a run reads, if its budget is in epochs, else None.
 
-    It is also None for a mix and for a run with phases.
+    `num_rows` is the number of rows per epoch. The result is also None for mixes and runs with
+    phases.
     """
     if recipe.mix or recipe.phases or recipe.train.epochs is None:
         return None
     return max(1, math.ceil(recipe.train.epochs * num_rows - 1e-6))
 
 
-def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
-    """Return the sampling probability of each source, from its weight or its number of rows."""
+def compute_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
+    """Return the sampling probability of each data source, by source name.
+
+    The probability is proportional to the source's weight in the recipe, or else to its number of
+    rows, adjusted by the sampling temperature.
+    """
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {
         source.name: source.weight or len(stream.data) ** exponent
@@ -163,7 +178,7 @@ def sampling_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> di
 
 
 def _open_rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:
-    """Return the rows of a text source in a split; None if the source does not have the split."""
+    """Open a split of a text source as rows of tokens. Returns None if the split does not exist."""
     if split != TRAIN and split not in source.shards.names:
         return None
     pad_ids = (setup.vocabulary.pad_id, setup.vocabulary.eos_id, 0)

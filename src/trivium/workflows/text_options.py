@@ -1,4 +1,4 @@
-"""The options for perplexity. The command line imports this module without torch."""
+"""Options for perplexity. The command line imports this module quickly, without torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trivium.inference.sampling_params import check_options
 
 @dataclass(frozen=True)
 class TextOptions(ReadOptions):
-    """Options for reading text and computing its perplexity; see `evaluate.perplexity.perplexity`.
+    """Options for reading text and computing its perplexity (see `evaluate.perplexity`).
 
-    Raises TriviumError for a number below its minimum.
+    Raises TriviumError if a number is below its minimum.
     """
 
     separator: str = option(

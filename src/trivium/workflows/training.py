@@ -1,4 +1,4 @@
-"""A whole run, for pretraining and fine-tuning alike: data, model, training and output files."""
+"""Pretraining and fine-tuning from start to end: data, model, training and output files."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from trivium.train.recipe_loading import (
 )
 from trivium.train.run_folder import Resume
 from trivium.train.trainer import Interrupted
-from trivium.workflows.corpus import load_corpus, remove_outdated_preparation
+from trivium.workflows.corpus import load_corpus, remove_outdated_data
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.run import Run
 from trivium.workflows.training_run import RunContext, train_run
 
-# Keys that a resumed run may not change, since rows, noise, weights, optimizer state and best
-# weights depend on them. A table stands for all of its keys.
+# Keys that a resumed run must not change, since rows, noise, weights, optimizer state and best
+# weights depend on them. The name of a table covers all of its keys.
 _FIXED = (
     *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples", "train.metric"),
@@ -85,27 +85,27 @@ def pretrain(
     Returns the run: its folder, validation metrics and history.
 
     Args:
-        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
-            or its keys as a nested dict, or a model to continue from (a local folder or a Hugging
-            Face name); "" to resume.
-        data: files, folders or globs of text, or a folder of shards; they replace `data.paths`. Or
-            the data itself: a list or iterable of texts or dictionaries, a `datasets.Dataset` or a
-            pandas DataFrame. It is read once and stored in the run folder, where `resume` finds it;
-            the recipe alone cannot repeat such a run. A list of strings is a list of paths if all
-            exist or look like paths.
-        validation: the fraction of the documents to hold out, or validation files, or the data
-            itself.
-        changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
-        resume: whether to continue the run in `out` from its last undamaged checkpoint. On a CPU,
-            metrics and weights are then equal to those of a run that was never interrupted, unless
-            the budget is in minutes: the clock then affects the learning rate and the number of
-            steps. The recipe, data and changes are those of the run; arguments must agree with
-            them, or change only how the rest of the run trains. "auto": resume if `out` contains a
-            run, else start one.
-        overwrite: whether to replace a run in `out`.
-        suggest: whether to print a command at the end that uses the model.
+        recipe: a preset ("bert-small"), a built-in recipe ("textbook-bert"), a TOML file, a Recipe
+            or its keys as a nested dict, or a model to continue training from (a local folder or a
+            Hugging Face name). Use "" to resume.
+        data: files, folders or globs of text, or a folder of token shards; they replace
+            `data.paths`. Or the data itself: a list or iterable of texts or dictionaries, a
+            `datasets.Dataset` or a pandas DataFrame. Such data is read once and stored in the run
+            folder, so that the run can be resumed; the recipe alone cannot reproduce the run. A
+            list of strings is a list of paths if all of them exist or look like paths.
+        validation: the fraction of the documents to use for validation, or validation files, or the
+            validation data itself.
+        changes: overrides for recipe keys: ["optimizer.lr=3e-4", ...] or a nested dict.
+        resume: whether to continue the run in `out` from its latest valid checkpoint. "auto"
+            resumes if `out` contains a run, and otherwise starts a new run. The recipe, data and
+            overrides come from the run. Arguments must agree with them, or change only how the
+            remaining steps are trained. On a CPU, metrics and weights are equal to those of an
+            uninterrupted run, unless the budget is in minutes: the clock then affects the learning
+            rate and the number of steps.
+        overwrite: whether to replace an existing run in `out`.
+        suggest: whether to print commands at the end that use the model.
         callbacks: objects that are called when the run starts, logs, evaluates and saves.
-        console: where progress is printed; None for standard error.
+        console: the console to print progress to; default: standard error.
 
     Raises:
         TriviumError: a recipe, text, tokenizer or checkpoint cannot be used.
@@ -142,11 +142,11 @@ def pretrain(
             assert spec is not None
             # Several processes build the model on the host before it is sharded.
             start = device if parallel.size == 1 else torch.device("cpu")
-            _check_model(recipe, spec, start, copies=parallel.local_size)
-            _check_parallel(recipe, spec, parallel)
+            _check_model(recipe, spec, start, num_copies=parallel.local_size)
+            _check_parallel_layout(recipe, spec, parallel)
             with parallel.main_first():
                 if parallel.is_main:
-                    if not resume and remove_outdated_preparation(run, recipe):
+                    if not resume and remove_outdated_data(run, recipe):
                         log.print_message("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
@@ -163,12 +163,12 @@ def pretrain(
             context = RunContext(run, log, device, parallel, callbacks, started)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
-                finished.suggest()
+                finished.print_suggested_commands()
             parallel.barrier()
     except KeyboardInterrupt:
         if not parallel.is_main:
             raise
-        raise _interrupted_error(run, recipe) from None
+        raise _make_interrupted_error(run, recipe) from None
     except (OSError, SafetensorError) as error:
         if not is_disk_full(error):
             raise
@@ -200,13 +200,13 @@ def finetune(
 
     Args:
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
-        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights); "gpt2"
-            is a preset, and "gpt2@main" the model of that name on the Hugging Face Hub.
+        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights). "gpt2"
+            is a preset, and "gpt2@main" is the model with that name on the Hugging Face Hub.
         data: labelled files, which replace `data.paths`, or the examples themselves, as in
             `pretrain`.
-        validation: the fraction of the examples to hold out, or validation files, or the examples
-            themselves.
-        changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
+        validation: the fraction of the examples to use for validation, or validation files, or the
+            validation examples themselves.
+        changes: overrides for recipe keys: ["train.epochs=3", ...] or a nested dict.
         resume: as in `pretrain`.
         overwrite: as in `pretrain`.
         callbacks: as in `pretrain`.
@@ -240,8 +240,8 @@ def finetune(
     )
 
 
-def _interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
-    """Return the error for an interrupted run. Its message states how to resume."""
+def _make_interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
+    """Return the error to raise for an interrupted run. Its message states how to resume."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
         first = "checkpoint" if run.training else "step"
@@ -259,18 +259,18 @@ def _load_run_recipe(
     recipe: AnyRecipe,
     data: PathList,
     validation: float | PathList | None,
-    changes: Changes,
+    overrides: Changes,
     log: ProgressLine,
     *,
     resume: bool,
 ) -> Recipe:
-    """Return the recipe of a new or resumed run, with the given data and changes.
+    """Load the recipe of a new or resumed run, with the given data paths and overrides applied.
 
-    Raises RecipeError or DataError; the message also lists all paths that do not exist.
+    Raises RecipeError or DataError. The message also lists all paths that do not exist.
     """
     try:
         tree = load_recipe_tree(recipe) if recipe else {}
-        if data and (tree.get("mix") or parse_changes(changes).get("mix")):
+        if data and (tree.get("mix") or parse_changes(overrides).get("mix")):
             raise RecipeError(
                 "this recipe names its sources in [[mix]]: leave --data out, or set mix."
             )
@@ -283,15 +283,15 @@ def _load_run_recipe(
         if validation is not None:
             apply_changes(tree, {"data": {"validation": validation}})
         if resume:
-            return _load_resumed_recipe(run, tree, changes, log)
-        chosen = build_recipe(tree, changes, where=recipe_name(recipe))
+            return _load_resumed_recipe(run, tree, overrides, log)
+        chosen = build_recipe(tree, overrides, where=recipe_name(recipe))
     except TriviumError as error:
-        problems = [] if resume else _find_missing_data(data, validation)
+        problems = [] if resume else _find_missing_paths(data, validation)
         if not problems:
             raise
         raise RecipeError("\n".join([str(error), *problems])) from None
     problems = [
-        one for each in chosen.sources for one in _find_missing_data(each.paths, each.validation)
+        one for each in chosen.sources for one in _find_missing_paths(each.paths, each.validation)
     ]
     if problems:
         raise DataError("\n".join(problems))
@@ -299,11 +299,10 @@ def _load_run_recipe(
 
 
 def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
-    """Check the output folder and the required libraries of a run, before any data is read.
+    """Check the output folder and the required libraries before any data is read.
 
-    A resumed run has its own copy of the data, so libraries for reading data are not required.
-
-    Raises CheckpointError or MissingExtraError.
+    Libraries for reading data are not required for a resumed run, which has its own copy of the
+    data. Raises CheckpointError or MissingExtraError.
     """
     if run.path.is_file():
         raise CheckpointError(f"{run.path} is a file: choose a folder.")
@@ -314,27 +313,26 @@ def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
         check_libraries((*source.paths, *held_out))
 
 
-def _find_missing_data(
+def _find_missing_paths(
     data: tuple[str, ...], validation: float | tuple[str, ...] | None
 ) -> list[str]:
-    """Return a message for each path of the data or validation data that does not exist."""
+    """Return an error message for each training or validation path that does not exist."""
     return missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
 
-def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: int) -> None:
-    """Check that a model fits into memory and that its objectives support it.
+def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies: int) -> None:
+    """Check, before data is read, that the model fits in memory and suits its objectives.
 
-    This is checked before data is read. `copies` is the number of models built on the device.
-    Raises RecipeError.
+    `num_copies` is the number of copies of the model built on the device. Raises RecipeError.
     """
-    needed, free = 4 * num_parameters(spec) * copies, hardware.free_memory(device)
+    needed, free = 4 * num_parameters(spec) * num_copies, hardware.free_memory(device)
     if needed > free:
         raise RecipeError(
             f"the weights of this model alone take {needed / 2**30:.1f} GiB, and "
             f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset. `trivium plan` "
             "says which GPUs suffice for it."
         )
-    if spec.counts and (copies > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
+    if spec.counts and (num_copies > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
         raise RecipeError(
             "an n-gram model of counts reads its text once, in one process: leave the budget "
             "(train.steps, minutes, tokens, epochs) out and start it without torchrun."
@@ -358,11 +356,11 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             )
 
 
-def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
-    """Raise RecipeError if an objective does not support the parallel layout.
+def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
+    """Raise RecipeError if an objective does not support the parallel layout of the recipe.
 
-    This is checked before data is prepared. RNNs may carry state with activation checkpointing,
-    since their blocks are not recomputed.
+    The check runs before data is prepared. RNNs support stateful training with activation
+    checkpointing, since their blocks are not recomputed.
     """
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
@@ -378,12 +376,18 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
 
 
 def _load_resumed_recipe(
-    run: Run, tree: dict[str, Any], changes: Changes, log: ProgressLine
+    run: Run, tree: dict[str, Any], overrides: Changes, log: ProgressLine
 ) -> Recipe:
-    """Return the recipe of a resumed run, with changes that do not affect completed steps.
+    """Load the recipe of a resumed run, and apply overrides.
 
-    `tree` contains the keys that were also given: preset, recipe, task or data. Raises RecipeError
-    for all other changes.
+    Raises RecipeError if an argument, an override or an edit of the run's recipe.toml changes a key
+    that completed steps depend on.
+
+    Args:
+        run: the run that is resumed.
+        tree: the recipe keys from the arguments: preset, recipe, task or data.
+        overrides: overrides for recipe keys, from `--set`.
+        log: the progress line, for messages about changed keys.
     """
     try:
         before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
@@ -393,7 +397,7 @@ def _load_resumed_recipe(
         ) from None
     if tree.get("data", {}).get("paths") == []:  # from a Recipe without data
         del tree["data"]["paths"]
-    tree, changes = make_paths_absolute(tree), make_paths_absolute(parse_changes(changes))
+    tree, overrides = make_paths_absolute(tree), make_paths_absolute(parse_changes(overrides))
     after, edited = load_recipe_tree(before), before.to_tree()
     # Keys that the user edited in recipe.toml. Files may have moved; their contents are compared.
     trained = run.read_metadata().get("recipe", edited)
@@ -410,7 +414,7 @@ def _load_resumed_recipe(
         if kind != was:
             _reject_change(run, "objective", was, kind)
     apply_changes(after, tree)
-    recipe = build_recipe(after, changes)
+    recipe = build_recipe(after, overrides)
     if run.metadata_file.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
         log.print_message("resuming", "run.resumed_from_start", where=where)
@@ -424,16 +428,16 @@ def _load_resumed_recipe(
         elif new is not None:  # None: the old budget, replaced by another kind of budget
             old = translated("run.unset") if old is None else old
             log.print_message("resuming", "run.changed_key", key=key, new=new, old=old)
-    changed = dict.fromkeys(flatten_keys(parse_changes(changes)), "--set")
+    changed = dict.fromkeys(flatten_keys(parse_changes(overrides)), "--set")
     recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe
 
 
 def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
-    """Raise RecipeError if the raw text differs from the text that the run has encoded.
+    """Raise RecipeError if the text differs from the text that the run has encoded.
 
-    Moved files with the same size and modification time count as the same text. Labelled files and
-    shards are compared later.
+    Files that were moved count as unchanged if their size and modification time are the same.
+    Labelled files and token shards are compared later.
     """
     for old, new in zip(before.sources, after.sources):
         shards, held_out = run.shards / new.name, new.validation or 0.0
@@ -445,12 +449,12 @@ def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
 
 
 def _mask_paths(tree: Any) -> Any:
-    """Return a recipe's tree in which all paths are replaced by the same placeholder."""
+    """Return a recipe as a nested dict in which every path is replaced by a placeholder."""
     return map_paths(tree, lambda _: "a path")
 
 
 def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
-    """Raise RecipeError, since a resumed run cannot change `key` from `old` to `new`."""
+    """Raise RecipeError because a resumed run cannot change the key `key` from `old` to `new`."""
     raise RecipeError(
         f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
         "so far depends on it. Leave it out, or start a new run with another --out."
@@ -458,7 +462,7 @@ def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
 
 
 def _iter_differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, old value, new value) for all keys that differ; None means unset."""
+    """Yield (dotted key, old value, new value) for keys that differ; None means unset."""
     old, new = flatten_keys(before), flatten_keys(after)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):

@@ -39,15 +39,15 @@ from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, ValidationMetrics
 from trivium.workflows.introduction import (
-    introduce,
-    print_finished,
+    make_metadata,
+    print_budget_used_up,
+    print_introduction,
+    print_num_steps,
     print_phases,
-    print_steps,
-    run_metadata,
 )
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.run_evaluation import RunEvaluation
-from trivium.workflows.streams import build_phases, build_streams, sampling_probabilities
+from trivium.workflows.streams import build_phases, build_streams, compute_probabilities
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class RunContext:
     """The folder, output, device and processes of a run.
 
     Args:
-        run: the folder of the run.
-        log: the progress line, which prints only in the first process.
+        run: the run folder.
+        log: the progress line, which prints only on rank 0.
         device: the device of this process.
         parallel: the processes of the run.
-        callbacks: the callbacks of the user.
-        started: the value of `time.monotonic` when the command began.
+        callbacks: the user's callbacks.
+        started: the value of `time.monotonic` when the command started.
     """
 
     run: RunFolder
@@ -76,13 +76,13 @@ def train_run(
 ) -> FinishedRun | None:
     """Train until the budget is used up, and write all files of the run.
 
-    Returns the finished run in the first process, and None in other processes.
+    Returns the finished run on rank 0, and None on the other ranks.
     """
     run, log, device, parallel = context.run, context.log, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_metadata()
     num_examples = sum(one.num_train for one in corpus.examples)
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
-    arithmetic = _choose_arithmetic(context, recipe, module, before)
+    arithmetic = _choose_precision_and_threads(context, recipe, module, before)
     precision = arithmetic.precision
     batches = _build_batches(context, recipe, corpus, setup, precision)
     memory = fit_memory(
@@ -95,12 +95,12 @@ def train_run(
     )
     if memory.idle:
         log.warn(memory.idle)
-    _prepare_blocks(context, recipe, module)
+    _enable_fast_kernels(context, recipe, module)
     is_sharded = parallel.size > 1 and memory.data == "fsdp"
     if is_sharded:
         _check_sharded(recipe)
     validation = ValidationMetrics(corpus, recipe, precision, parallel, is_sharded=is_sharded)
-    validation.prepare(lm, before.get("eval_limit"))
+    validation.set_eval_limit(lm, before.get("eval_limit"))
     model = WholeModel(module, lm, recipe.objectives[0].models, parallel, is_sharded=is_sharded)
     train_step = parallelize_step(
         TrainStep(module),
@@ -130,17 +130,17 @@ def train_run(
     }
     state = TrainState()
     if resume and next(checkpoints(run.checkpoints), None) is not None:
-        _check_unchanged(context, corpus, before, verify=recipe.train.verify)
+        _check_data_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, log.warn, verify=recipe.train.verify)
-        _print_resumed(context, state, machine, before)
+        _print_resumed_step(context, state, machine, before)
         drop_abandoned_best(run, state, log, parallel)
-    parallel.barrier()  # all have read run.json, which the first one writes now
+    parallel.barrier()  # all processes have read run.json, which rank 0 overwrites now
     metadata: dict[str, Any] = {}
     if parallel.is_main:
-        metadata = run_metadata(recipe, corpus, setup, batches.probabilities, validation) | machine
+        metadata = make_metadata(recipe, corpus, setup, batches.probabilities, validation) | machine
         metadata["gflops"] = dict(arithmetic.gflops)
         metadata["peak_flops"] = hardware.peak_flops(device, precision)
-        _write_files(context, recipe, corpus, setup, metadata, state)
+        _write_run_files(context, recipe, corpus, setup, metadata, state)
     metric = metadata.get("metric", "") if validation.sources else None
     kept = KeptWeights(run, recipe, model, saved, state, metric)
     reads_model = bool(context.callbacks)
@@ -177,31 +177,32 @@ def train_run(
     trainer.callbacks = [save]
     is_finished = resume and trainer.progress(state) >= 1.0
     if is_finished:
-        print_finished(log, recipe, state)
+        print_budget_used_up(log, recipe, state)
     if parallel.is_main:
         table = TerminalLog(log, recipe.train, metadata, lambda: kept.metric, not is_finished)
         trainer.callbacks = _callbacks(context, trainer, metadata, save, kept, table)
     trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
-    [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # the first one knows
+    [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # known to rank 0 only
     for optimizer in optimizers:
         optimizer.state.clear()
     model.gather(device)
     if not validation.predicts_here:
         return None
     finished = FinishedRun(run, log, recipe, corpus, kept, validation)
-    finished.write(state)
+    finished.evaluate_and_write(state)
     return finished if parallel.is_main else None
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches of a run.
+    """The training and validation batches of a run.
 
     Args:
         phases: the training streams of every phase.
-        validation: the streams of the sources that have validation data.
-        probabilities: the sampling probability of each source in the last phase, by its name.
+        validation: the streams of the data sources that have validation data.
+        probabilities: the sampling probability of each data source in the last phase, by source
+            name.
     """
 
     phases: Sequence[LoaderPhase]
@@ -209,18 +210,19 @@ class _Batches:
     probabilities: Mapping[str, float]
 
 
-def _choose_arithmetic(
-    context: RunContext, recipe: Recipe, module: nn.Module, before: Mapping[str, Any]
+def _choose_precision_and_threads(
+    context: RunContext, recipe: Recipe, module: nn.Module, stored: Mapping[str, Any]
 ) -> hardware.Arithmetic:
-    """Choose the precision and the number of threads, and set the latter in PyTorch.
+    """Choose the precision and the number of threads, and set the threads in PyTorch.
 
-    All processes take part. `before` is the metadata of a run that is resumed.
+    All processes must call this function, and all get the same precision. `stored` is the metadata
+    of a resumed run, or empty.
     """
     device = context.device
-    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
-    known = list(hardware.PRECISIONS.values())  # of GPUs that differ, the one that all have
+    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, stored)
+    known = list(hardware.PRECISIONS.values())  # if GPUs differ, use one that all support
     [index] = context.parallel.all_reduce_max(known.index(arithmetic.precision))
-    # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
+    # Norm weights intentionally stay in float32 when activations are bfloat16 (Gemma 2, Qwen3).
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.set_num_threads(arithmetic.threads)
     return replace(arithmetic, precision=known[int(index)])
@@ -229,8 +231,11 @@ def _choose_arithmetic(
 def _build_batches(
     context: RunContext, recipe: Recipe, corpus: Corpus, setup: ModelSetup, precision: torch.dtype
 ) -> _Batches:
-    """Build the batches of all sources, and fit the model's length to the longest example."""
-    # Labels that the model computes itself are of the precision that it is trained in.
+    """Build the training and validation batches of all data sources.
+
+    Also sets the model's maximum length to that of the longest example, if no example is truncated.
+    """
+    # Labels that the model itself computes get the precision of training.
     enabled = precision is not torch.float32
     with torch.autocast(context.device.type, precision, enabled=enabled):
         streams, validation = (
@@ -240,13 +245,13 @@ def _build_batches(
     validation = [one for one in validation if not one.objective.rolls_out]
     corpus.free_examples()
     lengths = [one.longest for one in (*streams, *validation) if one.objective.labelled]
-    setup.fit_length(corpus, max(lengths, default=0))
+    setup.fit_context_length(corpus, max(lengths, default=0))
     phases = build_phases(recipe, streams, corpus, setup)
-    return _Batches(phases, validation, sampling_probabilities(recipe, phases[-1].streams))
+    return _Batches(phases, validation, compute_probabilities(recipe, phases[-1].streams))
 
 
-def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
-    """Let the blocks use FlexAttention and torch.compile, if the recipe asks for them."""
+def _enable_fast_kernels(context: RunContext, recipe: Recipe, module: Any) -> None:
+    """Enable FlexAttention and torch.compile in the model's blocks, if the recipe uses them."""
     if recipe.train.uses_flex(context.device) and (warning := module.use_flex_attention()):
         context.log.warn(warning)
     if recipe.train.compiles(context.device):
@@ -254,8 +259,11 @@ def _prepare_blocks(context: RunContext, recipe: Recipe, module: Any) -> None:
 
 
 def _print_steps_and_forecast(context: RunContext, trainer: Trainer, memory: MemoryUse) -> None:
-    """Print the steps, phases and forecast of a new run; store the forecast."""
-    print_steps(context.log, trainer, trainer.lm.spec)
+    """Print the number of steps, the phases and the speed forecast of a new run.
+
+    The forecast is also stored in the run metadata.
+    """
+    print_num_steps(context.log, trainer, trainer.lm.spec)
     print_phases(context.log, trainer)
     metadata = context.run.read_metadata() if context.parallel.is_main else {}
     metadata |= print_forecast(trainer, memory, metadata, context.log)
@@ -271,7 +279,7 @@ def _callbacks(
     kept: KeptWeights,
     table: TerminalLog,
 ) -> list[Callback]:
-    """Return the callbacks of the first process, in the order in which they are called."""
+    """Return the callbacks on rank 0, in the order in which they are called."""
     run, log, recipe = context.run, context.log, trainer.recipe
     patience = max(one.advice().steps_to_beat_unigram for one in recipe.objectives)
     history = RunHistory(recipe.objectives[0], metadata.get("unigram_loss"), patience)
@@ -288,7 +296,7 @@ def _callbacks(
 
 
 def _check_sharded(recipe: Recipe) -> None:
-    """Raise RecipeError for an objective or optimizer that needs a whole model in every process."""
+    """Raise RecipeError if the optimizer or an objective does not support sharded weights."""
     if not recipe.optimizer.supports_sharding:
         raise RecipeError(
             f'optimizer.kind = "{recipe.optimizer.kind}" needs whole weights in every process: set '
@@ -302,7 +310,7 @@ def _check_sharded(recipe: Recipe) -> None:
             )
 
 
-def _write_files(
+def _write_run_files(
     context: RunContext,
     recipe: Recipe,
     corpus: Corpus,
@@ -310,7 +318,7 @@ def _write_files(
     metadata: dict[str, Any],
     state: TrainState,
 ) -> None:
-    """Write all files of a run except its weights, and print what the run trains."""
+    """Write all files of a run except the weights, and print the summary of the run."""
     run, before = context.run, context.run.read_metadata()
     write_file(run.recipe, recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
@@ -324,17 +332,18 @@ def _write_files(
     else:
         write_file(run.metrics_file, "")
     run.write_metadata(metadata)
-    introduce(context.log, recipe, corpus, setup, metadata, state)
+    print_introduction(context.log, recipe, corpus, setup, metadata, state)
 
 
-def _check_unchanged(
-    context: RunContext, corpus: Corpus, before: Mapping[str, Any], *, verify: bool
+def _check_data_unchanged(
+    context: RunContext, corpus: Corpus, stored: Mapping[str, Any], *, verify: bool
 ) -> None:
-    """Raise RecipeError if the data changed since the run began.
+    """Raise RecipeError if the data has changed since the run started.
 
-    `before` is the metadata of the run that is resumed.
+    `stored` is the metadata of the resumed run. `verify` also checks the token shards for
+    corruption.
     """
-    known, digests = before.get("digests", {}), corpus.digests
+    known, digests = stored.get("digests", {}), corpus.digests
     changed = [name for name, digest in digests.items() if known.get(name) != digest]
     if changed:
         raise RecipeError(
@@ -346,12 +355,13 @@ def _check_unchanged(
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
 
-def _print_resumed(
-    context: RunContext, state: TrainState, machine: Mapping[str, Any], before: Mapping[str, Any]
+def _print_resumed_step(
+    context: RunContext, state: TrainState, machine: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> None:
     """Print the step at which a run is resumed.
 
-    Also warn if the machine or its settings changed, since results then differ in the last bits.
+    Also warn if the machine or its settings differ from the stored metadata, since results are then
+    not bitwise identical.
     """
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = translated("run.trained_again", logged=logged)
@@ -362,9 +372,9 @@ def _print_resumed(
         where=context.run.checkpoints,
         lost=lost if logged > state.step else "",
     )
-    changed = [name for name, value in machine.items() if before.get(name, value) != value]
+    changed = [name for name, value in machine.items() if stored.get(name, value) != value]
     if changed:
-        changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
+        changes = ", ".join(f"{k} = {machine[k]} (it was {stored[k]})" for k in changed)
         context.log.warn(
             f"resuming with {changes}: results will be as good, but not equal to the last bit."
         )
