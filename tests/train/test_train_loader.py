@@ -368,7 +368,10 @@ def test_processes_get_equal_parts_of_a_step():
         (4, 22, 2),
         (20, 44, 1),
     ):
-        assert stream.max_balanced_micro_batch(processes, most) == rows * 11, (processes, most)
+        assert stream.max_balanced_micro_batch_tokens(processes, most) == rows * 11, (
+            processes,
+            most,
+        )
 
 
 class Together(LabelledCausal):

@@ -80,17 +80,19 @@ class KeptWeights(Callback):
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
             self.run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(self.run.best(state.step), self.model.whole.state_dict())
+            tensor_files.write_safetensors(
+                self.run.best_weights_path(state.step), self.model.whole.state_dict()
+            )
             # A resumed run may need the weights that were best at its checkpoint.
             self.saved.wait()
-            self.run.keep_best(state.step, self._saved_best_step)
+            self.run.delete_other_best_weights(state.step, self._saved_best_step)
         else:
             state.evals_since_best += 1
 
     def load_best(self) -> None:
         """Load the weights of the best evaluation into the model, if any were saved."""
         if self.state.best_step:  # all trained weights, since ELECTRA's two models belong together
-            best = read_safetensors(self.run.best(self.state.best_step))
+            best = read_safetensors(self.run.best_weights_path(self.state.best_step))
             self.model.whole.load_state_dict(best)
 
     def candidates(self) -> list[dict[str, Tensor]]:
@@ -113,7 +115,7 @@ def drop_abandoned_best(
 
     If the best weights at the checkpoint are missing, warn and forget their score.
     """
-    if state.best_step and not run.best(state.best_step).is_file():
+    if state.best_step and not run.best_weights_path(state.best_step).is_file():
         log.warn(
             f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
             "chosen among the evaluations from here on."
@@ -121,7 +123,7 @@ def drop_abandoned_best(
         state.best, state.best_step, state.evals_since_best = None, 0, 0
     parallel.barrier()  # all processes have checked the file
     if parallel.is_main:
-        run.keep_best(state.best_step)
+        run.delete_other_best_weights(state.best_step)
 
 
 def average_weights(folder: Path, count: int) -> dict[str, Tensor]:

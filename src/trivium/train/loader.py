@@ -85,7 +85,7 @@ class BatchStream:
         """The number of steps per epoch if rows are read in contiguous text streams."""
         return -(-len(self.data) // self.rows_per_step)
 
-    def max_balanced_micro_batch(self, num_processes: int, max_tokens: int) -> int:
+    def max_balanced_micro_batch_tokens(self, num_processes: int, max_tokens: int) -> int:
         """Return the largest micro-batch size in tokens that gives all processes equal work.
 
         The size is at most `max_tokens` tokens.
@@ -394,7 +394,7 @@ class Loader:
         self.sampling_probabilities = last.sampling_probabilities
         self._draws: dict[int, np.ndarray] = {}
 
-    def phase_of(self, step: int) -> int:
+    def phase_index(self, step: int) -> int:
         """Return the index of the phase that a step belongs to.
 
         A phase whose last step is not known yet continues indefinitely.
@@ -406,7 +406,7 @@ class Loader:
 
         If `parallel` is given, return the part of that process instead.
         """
-        phase = self.phase_of(step)
+        phase = self.phase_index(step)
         index, source_step = self._draw_source(step, phase)
         return (
             self.phases[phase]
@@ -440,13 +440,13 @@ class Loader:
         those of the whole step. All processes must iterate together.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
-            ahead, phase = worker.submit(self.step, number), self.phase_of(number)
+            ahead, phase = worker.submit(self.step, number), self.phase_index(number)
             for following in itertools.count(number + 1):
                 batch = ahead.result()
                 is_smaller = batch.micro_batch_tokens != self.micro_batch_tokens
-                if is_smaller or phase != self.phase_of(following - 1):
+                if is_smaller or phase != self.phase_index(following - 1):
                     batch = self.step(following - 1)
-                ahead, phase = worker.submit(self.step, following), self.phase_of(following)
+                ahead, phase = worker.submit(self.step, following), self.phase_index(following)
                 yield batch.all_reduce_counts(self.parallel)
 
     def steps_per_epoch(self) -> float:
@@ -456,7 +456,7 @@ class Loader:
     def epochs_at(self, step: int) -> float:
         """Return the number of epochs completed before a step."""
         epochs = 0.0
-        for index, phase in enumerate(self.phases[: self.phase_of(step) + 1]):
+        for index, phase in enumerate(self.phases[: self.phase_index(step) + 1]):
             end = min([step, *self.borders[index : index + 1]])
             epochs += (end - self._first_step_of_phase(index)) / phase.steps_per_epoch
         return epochs

@@ -28,7 +28,7 @@ def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, 
     return {**record, **more}
 
 
-def widened(total: Tensor) -> Tensor:
+def to_float64(total: Tensor) -> Tensor:
     """Convert a sum to float64, or to float32 on MPS, which does not support float64."""
     return total.float() if total.device.type == "mps" else total.double()
 
@@ -55,7 +55,7 @@ class LossMeter:
     def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
         """Add the summed losses of a step or batch, and the label counts that divide the sums."""
         terms = {
-            term: Loss(widened(total.detach()), label_counts[term])
+            term: Loss(to_float64(total.detach()), label_counts[term])
             for term, total in losses.items()
         }
         self.steps.append((source, terms))

@@ -135,13 +135,13 @@ def training_memory(
     if samples:  # generated, then scored: the memory beyond what is unused at that time
         free = sum(memory[name] for name in ("gradients", "logits", "activations"))
         read = 12.0 * min(most, labelled * samples * length * spec.vocab_size)
-        drawn = sampling_memory(spec, samples, length)  # type: ignore[arg-type]
+        drawn = generation_memory(spec, samples, length)  # type: ignore[arg-type]
         memory["samples"] = max(0.0, drawn - free, read - free)
     return memory
 
 
 @cache
-def sampling_memory(spec: Spec, texts: int, length: int) -> float:
+def generation_memory(spec: Spec, texts: int, length: int) -> float:
     """Return the bytes needed to generate texts together: caches and next-token distributions.
 
     The distribution of the next token needs float32 logits and probabilities, and float64
@@ -152,7 +152,7 @@ def sampling_memory(spec: Spec, texts: int, length: int) -> float:
     return kept + 24.0 * texts * spec.vocab_size
 
 
-def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
+def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
     """Return the arguments of `training_memory` that describe what is trained, by name.
 
     `module` is the trained module, whose weights are frozen according to the recipe. `samples` is
@@ -250,7 +250,7 @@ def fit_memory(
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
         micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
-    most, idle = _max_balanced_micro_batch(streams, parallel, 1 << 62), ""
+    most, idle = _max_balanced_micro_batch_tokens(streams, parallel, 1 << 62), ""
     if parallel.data_size > 1 and micro_batch_tokens > most:
         idle = (
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
@@ -299,7 +299,7 @@ class _Estimate:
         free += weights
         length = max(stream.longest for stream in streams)
         most_rows = max(stream.rows_per_step for stream in streams)
-        state = trained_state(recipe, module)
+        state = training_memory_options(recipe, module)
         labelled = max(map(_labelled_fraction, streams))
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens
@@ -372,11 +372,11 @@ def _choose_micro_batch(
     )
     fitting = -int(parallel.all_reduce_max(-rows * estimate.length)[0])
     if parallel.data_size > 1 or not recipe.labelled:
-        return _max_balanced_micro_batch(streams, parallel, fitting)
+        return _max_balanced_micro_batch_tokens(streams, parallel, fitting)
     return fitting
 
 
-def _max_balanced_micro_batch(
+def _max_balanced_micro_batch_tokens(
     streams: Sequence[BatchStream], parallel: Parallel, max_tokens: int
 ) -> int:
     """Return the largest micro-batch size in tokens that gives all processes equal work.
@@ -384,7 +384,7 @@ def _max_balanced_micro_batch(
     The size is at most `max_tokens` tokens.
     """
     return min(
-        stream.max_balanced_micro_batch(parallel.data_size, max_tokens) for stream in streams
+        stream.max_balanced_micro_batch_tokens(parallel.data_size, max_tokens) for stream in streams
     )
 
 

@@ -75,7 +75,7 @@ class ModelConfig(Config):
         """Whether training starts from trained weights."""
         return self.init_from is not None and not self.new_weights
 
-    def _preset_changes(self) -> dict[str, Any]:
+    def _get_preset_changes(self) -> dict[str, Any]:
         """Return the keys that change parts of a preset or spec, with their values."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
@@ -102,7 +102,7 @@ class ModelConfig(Config):
     @property
     def changes_preset(self) -> bool:
         """Whether the recipe changes parts of the preset."""
-        return self.preset is not None and bool(self._preset_changes())
+        return self.preset is not None and bool(self._get_preset_changes())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
         """Return the preset's sizes that change because others were changed.
@@ -111,7 +111,7 @@ class ModelConfig(Config):
         """
         if self.preset is None:
             return []
-        given = {".".join(path) for path, _ in _iter_leaves(self._preset_changes())}
+        given = {".".join(path) for path, _ in _iter_leaves(self._get_preset_changes())}
         changed = changed_keys(presets[self.preset].to_dict(), self._resize_preset())
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
@@ -123,7 +123,7 @@ class ModelConfig(Config):
         if self.init_from is not None:
             return None
         tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resize_preset()
-        changes = self._preset_changes()
+        changes = self._get_preset_changes()
         if _sets_relative_positions(changes) and "embedding" in tree:
             tree["embedding"].pop("positions", None)
         for stack in ("encoder", "decoder"):

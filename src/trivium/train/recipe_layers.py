@@ -39,21 +39,21 @@ class RecipeLayer(NamedTuple):
     origin: str | Mapping[str, str]
 
 
-def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
+def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
     """Fill in the values that a recipe's tree leaves open, in place.
 
     `origins` receives the origin of each key. Raises RecipeError for settings that the model does
     not support.
     """
     layers: tuple[Callable[[Tree, Spec], RecipeLayer], ...] = (
-        _objective_layer,
-        _published_layer,
-        _fast_layer,
-        _task_layer,
-        _library_layer,
+        _make_objective_layer,
+        _make_published_layer,
+        _make_fast_layer,
+        _make_task_layer,
+        _make_library_layer,
     )
     for make in layers:
-        _fill_layer(tree, make(tree, spec), origins)
+        _apply_layer(tree, make(tree, spec), origins)
 
 
 def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
@@ -64,7 +64,7 @@ def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     """
     if tree.get("defaults") != "published":
         return None
-    return _find_published_recipe(tree)
+    return _find_preset_recipe(tree)
 
 
 def has_published_budget(recipe: Recipe) -> bool:
@@ -99,7 +99,7 @@ def compare_with_published(
     return same, changed
 
 
-def _find_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+def _find_preset_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     """Return the complete published recipe of a tree's preset for its kind of data, or None."""
     recipe = published_recipes().get(tree.get("model", {}).get("preset") or "")
     if recipe is None or not recipe.is_complete or tree.get("mix"):
@@ -111,7 +111,7 @@ def _find_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     return recipe if len(labelled) == 1 else None
 
 
-def _fill_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
+def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
     """Set the values of a layer in a recipe's tree, in place, unless they are already set.
 
     Keys that belong to another kind of component are skipped. A budget is skipped if another budget
@@ -164,13 +164,13 @@ def _is_labelled(tree: Mapping[str, Any]) -> bool:
     return any(objective.labelled for _, objective in _iter_objectives(tree))
 
 
-def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the values of the preset's published recipe, if the recipe is complete.
 
     If the user sets another budget, the published warm-up keeps its fraction of the budget.
     Published phases are omitted if the user sets a key that they change.
     """
-    recipe, chosen = _find_published_recipe(tree), tree.get("defaults")
+    recipe, chosen = _find_preset_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
         return RecipeLayer({}, LIBRARY)
     values = {"defaults": Published("published", "the preset"), **recipe.values}
@@ -202,7 +202,7 @@ def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
     return tree
 
 
-def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the default kind of objective for a recipe's preset or architecture.
 
     It is the objective of the published recipe for text, or else the default for the architecture.
@@ -219,7 +219,7 @@ def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer({"objective.kind": default_objective(spec).kind}, LIBRARY)
 
 
-def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the fast settings for new weights, in sizes without a published recipe.
 
     These are the initialization, fields of objectives and the optimizer with which the model learns
@@ -251,7 +251,7 @@ def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer(values, FAST if fast else LIBRARY)
 
 
-def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of labelled tasks: the schedule, the optimizer and its fields."""
     tasks = [name for name, objective in _iter_objectives(tree) if objective.labelled]
     if not tasks:
@@ -265,7 +265,7 @@ def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer(values, f"default of {tasks[0]}")
 
 
-def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of the library: the optimizer, the schedule and a new tokenizer."""
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
@@ -274,7 +274,7 @@ def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
         minutes = tree.get("train", {}).get("minutes")
         kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:
-            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
+            tokenizer.setdefault("sample_bytes", defaults.choose_sample_bytes(kind, minutes))
         values |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
     return RecipeLayer(values, LIBRARY)
 

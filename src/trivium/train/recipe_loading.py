@@ -30,7 +30,7 @@ from trivium.remote import is_remote
 from trivium.train.data_config import as_list
 from trivium.train.model_config import ORIGINS, ModelConfig
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_layers import fill_layers
+from trivium.train.recipe_layers import fill_in_defaults
 from trivium.train.train_config import BUDGETS
 
 # Keys whose values are paths or names.
@@ -324,7 +324,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     of_mix = origins.pop("mix", "")
     for number, source in enumerate(tree.get("mix") or ()):
         origins |= dict.fromkeys(flatten_keys(source, f"mix[{number}]."), of_mix)
-    _name_sources(tree.get("mix") or ())
+    _name_unnamed_sources(tree.get("mix") or ())
     try:
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
@@ -333,7 +333,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     spec = model.build_spec()
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
-    fill_layers(tree, spec, origins)
+    fill_in_defaults(tree, spec, origins)
     recipe = Recipe.from_tree(tree, where=where)
     recipe._origins = origins
     return recipe
@@ -354,7 +354,7 @@ def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> Non
         )
 
 
-def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
+def _name_unnamed_sources(tables: Sequence[dict[str, Any]]) -> None:
     """Name the unnamed sources of a mix after their first path, in place."""
     names = {"loss", *(str(table.get("name")) for table in tables)}
     for table in tables:

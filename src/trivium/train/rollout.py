@@ -40,16 +40,16 @@ class RolloutLoader(Loader):
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
         """Yield batches as `Loader.steps_from` does, with responses drawn at each step."""
         for step, batch in enumerate(super().steps_from(number), start=number):
-            yield self._rolled_out(batch, step)
+            yield self._add_responses(batch, step)
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
         """Halve the micro-batches as `Loader.halve_micro_batches` does.
 
         The responses of the current step stay the same.
         """
-        return self._rolled_out(super().halve_micro_batches(number), number)
+        return self._add_responses(super().halve_micro_batches(number), number)
 
-    def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+    def _add_responses(self, batch: GlobalBatch, step: int) -> GlobalBatch:
         """Return a batch of prompts with the responses drawn for a step.
 
         A batch of another objective is returned unchanged. The responses of the last step are

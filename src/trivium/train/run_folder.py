@@ -137,16 +137,16 @@ class RunFolder:
                 lock.flush()
                 for left in [*self.path.rglob(_TEMPORARY)]:  # left by killed processes
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-                with nullcontext() if resume else self._remove_failed_start():
+                with nullcontext() if resume else self._clean_up_failed_start():
                     yield self
             finally:
                 with handle_signals(_ignore_signal):
                     if resume and not known:
                         lock.truncate(0)  # the user made the folder: no later start may use it
-                    self._release_replaced_run()
+                    self._delete_or_restore_replaced_run()
 
     @contextmanager
-    def _remove_failed_start(self) -> Iterator[None]:
+    def _clean_up_failed_start(self) -> Iterator[None]:
         """Remove the files of a start if the block fails before the first step.
 
         The files are kept if text is encoded. A start that replaces another run is removed if it
@@ -173,13 +173,13 @@ class RunFolder:
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
-    def best(self, step: int) -> Path:
+    def best_weights_path(self, step: int) -> Path:
         """Return the file of the best weights, which were evaluated after step `step`."""
         return self.checkpoints / f"best-{step:08}.safetensors"
 
-    def keep_best(self, *steps: int) -> None:
+    def delete_other_best_weights(self, *steps: int) -> None:
         """Delete the files of the best weights, except for those of the given steps."""
-        kept = {self.best(step) for step in steps}
+        kept = {self.best_weights_path(step) for step in steps}
         for file in self.checkpoints.glob("best*.safetensors"):
             if file not in kept:
                 file.unlink(missing_ok=True)
@@ -261,7 +261,7 @@ class RunFolder:
             f"{self._replaced_folder}: rename it to {self.path}."
         )
 
-    def _release_replaced_run(self) -> None:
+    def _delete_or_restore_replaced_run(self) -> None:
         """Delete the replaced run, or restore it if the new run left nothing."""
         if self.resumable:
             shutil.rmtree(self._replaced_folder, ignore_errors=True)

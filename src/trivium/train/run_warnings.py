@@ -66,7 +66,7 @@ class RunHistory:
     rewards: list[float] = field(default_factory=list)
     """The rewards of the first and of the last `_REWARDS` log lines of a policy."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def _add_log_record(self, record: Mapping[str, Any]) -> None:
         """Add a log line, a record with a `train_loss`."""
         before = self.last or {"step": 0, "tokens": 0, "lr": 0.0}
         self.first, self.last = self.first or record, record
@@ -81,11 +81,11 @@ class RunHistory:
             if len(self.rewards) > 2 * _REWARDS:
                 del self.rewards[_REWARDS]
 
-    def warning(self, record: Mapping[str, Any]) -> str | None:
+    def find_warning(self, record: Mapping[str, Any]) -> str | None:
         """Add a record of `metrics.jsonl`. Returns the first new warning about it, or None."""
         if "train_loss" not in record:
             return None
-        self.add(record)
+        self._add_log_record(record)
         for name, condition in WARNINGS.items():
             if name not in self.given and (values := condition(self)) is not None:
                 self.given.add(name)
@@ -113,7 +113,7 @@ def _loss_is_stuck(run: RunHistory) -> Values:
 
 
 @dataclass(frozen=True)
-class _PreferenceRun:
+class _PreferenceMetrics:
     """The metrics of a run on preferences: the loss, its first value, the preferred responses."""
 
     loss: float
@@ -123,29 +123,33 @@ class _PreferenceRun:
     weight: str
 
 
-def _preference_run(run: RunHistory) -> _PreferenceRun | None:
+def _preference_metrics(run: RunHistory) -> _PreferenceMetrics | None:
     """Return the metrics of DPO, or of KTO with equal weights; None for other runs."""
     objective, last = run.objective, run.last
     if isinstance(objective, KTO) and "train_kto" in last:
         equal = objective.desirable_weight == objective.undesirable_weight == 1
-        metrics = _PreferenceRun(last["train_kto"], "1/2", 0.5, "desirable", "desirable_weight")
+        metrics = _PreferenceMetrics(last["train_kto"], "1/2", 0.5, "desirable", "desirable_weight")
         return metrics if equal else None
     if isinstance(objective, PreferenceOptimization) and "train_preference" in last:
         is_dpo = objective.loss_type == "sigmoid" and not objective.label_smoothing
         loss = last["train_preference"]
-        return _PreferenceRun(loss, "ln 2", math.log(2), "chosen", "sft_weight") if is_dpo else None
+        return (
+            _PreferenceMetrics(loss, "ln 2", math.log(2), "chosen", "sft_weight")
+            if is_dpo
+            else None
+        )
     return None
 
 
 def _first_loss_differs_from_reference(run: RunHistory) -> Values:
-    pairs = _preference_run(run)
+    pairs = _preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
     return {"loss": pairs.loss, "name": pairs.start_name, "start": pairs.start}
 
 
 def _preference_loss_does_not_move(run: RunHistory) -> Values:
-    pairs, step = _preference_run(run), run.last["step"]
+    pairs, step = _preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
     return {"name": pairs.start_name, "steps": step}
@@ -153,14 +157,14 @@ def _preference_loss_does_not_move(run: RunHistory) -> Values:
 
 def _preferred_become_rarer(run: RunHistory) -> Values:
     """DPO's loss falls, too, if both responses become less probable."""
-    pairs = _preference_run(run)
+    pairs = _preference_metrics(run)
     gain = run.last.get(f"train_{pairs.preferred}", 0.0) if pairs else 0.0
     if pairs is None or gain >= -_FALLEN:
         return None
     return {"preferred": pairs.preferred, "gain": gain, "weight": pairs.weight}
 
 
-def _policy(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
+def _first_and_last_metric(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
     """Return a metric of a policy in the first and in the last log line."""
     if not isinstance(run.objective, PolicyGradient):
         return default, default
@@ -168,30 +172,33 @@ def _policy(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, fl
 
 
 def _rewards_are_equal(run: RunHistory) -> Values:
-    _, fraction = _policy(run, "frac_reward_zero_std")
-    _, reward = _policy(run, "reward")
+    _, fraction = _first_and_last_metric(run, "frac_reward_zero_std")
+    _, reward = _first_and_last_metric(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
 def _policy_is_far_from_reference(run: RunHistory) -> Values:
-    _, distance = _policy(run, "kl")
+    _, distance = _first_and_last_metric(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _responses_repeat(run: RunHistory) -> Values:
-    first, last = _policy(run, "distinct_2")
+    first, last = _first_and_last_metric(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
 
 
 def _responses_grow(run: RunHistory) -> Values:
-    (first, last), (reward_before, reward) = _policy(run, "length"), _policy(run, "reward")
+    (first, last), (reward_before, reward) = (
+        _first_and_last_metric(run, "length"),
+        _first_and_last_metric(run, "reward"),
+    )
     longest = getattr(run.objective, "max_new_tokens", math.inf)
     grows = first < _SHORT * longest and last > _LONG * longest
     return {"first": first, "now": last} if grows and reward > reward_before else None
 
 
 def _responses_are_truncated(run: RunHistory) -> Values:
-    first, last = _policy(run, "terminated", 1.0)
+    first, last = _first_and_last_metric(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
     return {"share": last, "size": run.objective.max_new_tokens}
@@ -234,9 +241,9 @@ class RunWarnings(Callback):
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
         """Read the records of a resumed run, whose warnings are not repeated."""
         for record in self.run.read_metrics():
-            self.history.warning(record)
+            self.history.find_warning(record)
 
     def on_log(self, record: dict[str, Any]) -> None:
         """Add the `warning` of a log line, if there is one."""
-        if warning := self.history.warning(record):
+        if warning := self.history.find_warning(record):
             record["warning"] = warning

@@ -22,13 +22,13 @@ class Schedule(Choice, Config, ABC):
         "fine-tuning 0.1)",
     )
 
-    def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
+    def factor(self, step: int, progress: float, step_fraction: float = 0.0) -> float:
         """Return the factor of the peak learning rate for one step.
 
         Args:
             step: the step, counted from 0.
             progress: the fraction of the budget used before this step, 0 to 1.
-            step_share: the fraction of the budget that this step uses, if it is known. During a
+            step_fraction: the fraction of the budget that this step uses, if it is known. During a
                 warm-up that is a fraction of the budget, a step uses the learning rate for the end
                 of the step, as in a warm-up given in steps.
 
@@ -45,7 +45,7 @@ class Schedule(Choice, Config, ABC):
             if progress < warmup:
                 # With a budget in minutes, the fraction of the first step is unknown. Its learning
                 # rate must not be 0.
-                return min(max(progress + step_share, 1e-3) / warmup, 1.0)
+                return min(max(progress + step_fraction, 1e-3) / warmup, 1.0)
             end = warmup
         return self.decay_factor(progress, end)
 
@@ -106,12 +106,12 @@ class SlantedTriangle(Schedule):
     )
     ratio: float = Field(32.0, gt=1, description="the peak divided by the lowest rate")
 
-    def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
+    def factor(self, step: int, progress: float, step_fraction: float = 0.0) -> float:
         """Return the factor (1 + p (ratio - 1)) / ratio.
 
         p is the factor of a linear warm-up to 1 and a linear decay to 0.
         """
-        p = super().factor(step, progress, step_share)
+        p = super().factor(step, progress, step_fraction)
         return (1.0 + p * (self.ratio - 1.0)) / self.ratio
 
     def decay_factor(self, progress: float, warmup_end: float) -> float:

@@ -51,7 +51,7 @@ class TerminalLog(Callback):
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
         """Print the heading of the table, since the first row may take a while."""
         if self.shows_heading and self.metric() != "":
-            self.show_heading()
+            self.print_heading()
 
     def on_step(self, step: int, progress: float) -> None:
         """Update the progress line."""
@@ -60,13 +60,13 @@ class TerminalLog(Callback):
 
     def on_log(self, record: dict[str, Any]) -> None:
         """Update the progress line with a log line, and print its warning."""
-        self._show_step(record, dict(self._progress)[record["step"]])
-        self._warn(record)
+        self._update_progress_line(record, dict(self._progress)[record["step"]])
+        self._print_warning(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
         """Print the row of an evaluation, and its warning."""
-        self._show_row(record)
-        self._warn(record)
+        self._print_row(record)
+        self._print_warning(record)
 
     def show_progress(self, step: int, progress: float) -> str:
         """Rewrite the progress line and return the progress as text.
@@ -74,19 +74,19 @@ class TerminalLog(Callback):
         The most important values come first, since a narrow terminal truncates the line. The
         estimate of the remaining time excludes the first step, which may include compilation.
         """
-        left = self._seconds_left(progress)
+        left = self._estimate_seconds_left(progress)
         done = translated("progress.done", share=progress)
         if left is not None:
             done += translated("progress.time_left", time=format_duration(left))
-        self.log.update("  ".join((_step(step), done, *self._measured)))
+        self.log.update("  ".join((_step_label(step), done, *self._measured)))
         return done
 
-    def _warn(self, record: Mapping[str, Any]) -> None:
+    def _print_warning(self, record: Mapping[str, Any]) -> None:
         """Print the warning of a record, if the record has one."""
         if "warning" in record:
-            self.log.warn(f"{_step(record['step'])}: {record['warning']}")
+            self.log.warn(f"{_step_label(record['step'])}: {record['warning']}")
 
-    def _show_step(self, record: dict[str, Any], progress: float) -> None:
+    def _update_progress_line(self, record: dict[str, Any], progress: float) -> None:
         """Update the progress line with a log line; print a row if a log file is due for one."""
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
@@ -102,11 +102,11 @@ class TerminalLog(Callback):
         every = self.config.log_every is not None and not self.log.console.is_terminal
         if (self.log.log_is_due or every) and not evaluated:
             if self.metric() == "":  # the table begins when its columns are known
-                self.log.print_line("  ".join((_step(record["step"]), done, *self._measured)))
+                self.log.print_line("  ".join((_step_label(record["step"]), done, *self._measured)))
             else:
-                self._show_row(record, done)
+                self._print_row(record, done)
 
-    def show_heading(self) -> list[str]:
+    def print_heading(self) -> list[str]:
         """Print the heading of the table, unless the last printed heading is the same.
 
         Returns the headings of the columns after the column of steps.
@@ -124,14 +124,14 @@ class TerminalLog(Callback):
             self.log.print_line(heading)
         return columns
 
-    def _show_row(self, record: dict[str, Any], note: str = "") -> None:
+    def _print_row(self, record: dict[str, Any], note: str = "") -> None:
         """Print a row of the table: the losses and the main metric of a record, then `note`."""
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric()}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
-        row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
+        row = (cell.rjust(display_width(name)) for name, cell in zip(self.print_heading(), cells))
         self.log.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
-    def _seconds_left(self, progress: float) -> float | None:
+    def _estimate_seconds_left(self, progress: float) -> float | None:
         """Return the estimated seconds to the end of the budget; None at the first step.
 
         The estimate uses the speed since the first step.
@@ -143,6 +143,6 @@ class TerminalLog(Callback):
         return (time.monotonic() - start) / done * (1.0 - progress) if done > 0 else None
 
 
-def _step(step: int) -> str:
+def _step_label(step: int) -> str:
     """Return the translated label of a step."""
     return translated("progress.step", step=step)

@@ -13,7 +13,7 @@ from trivium.train.callback import Callback
 from trivium.train.loader import GlobalBatch
 from trivium.train.run_folder import RunFolder
 
-_COUNTS = ("step", "tokens", "seconds")  # entries of every record that are no measurements
+_COUNTS = ("step", "tokens", "seconds")  # entries of every record that are no numeric_metrics
 
 
 @dataclass
@@ -50,7 +50,7 @@ class TensorBoard(Callback):
 
     def on_log(self, record: dict[str, Any]) -> None:
         """Write the numeric entries of a log line."""
-        for name, value in measurements(record).items():
+        for name, value in numeric_metrics(record).items():
             self._events.add_scalar(name, value, record["step"])
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
@@ -63,7 +63,7 @@ class TensorBoard(Callback):
             self._events.close()
 
 
-def measurements(record: dict[str, Any]) -> dict[str, float]:
+def numeric_metrics(record: dict[str, Any]) -> dict[str, float]:
     """Return the numeric entries of a record, except `step`, `tokens` and `seconds`."""
     return {
         name: value

@@ -29,18 +29,18 @@ from trivium.progress import handle_signals
 from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.defaults import decays_over_epochs
-from trivium.train.distributed import SINGLE_PROCESS, Parallel, reducing
+from trivium.train.distributed import SINGLE_PROCESS, Parallel, gradient_sync
 from trivium.train.gradient_spikes import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, micro_batch_slices
-from trivium.train.loss_meter import LossMeter, widened
+from trivium.train.loss_meter import LossMeter, to_float64
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers import (
     Optimizers,
     change_weight_decay,
+    fit_weight_decay_to_epoch,
     set_learning_rate,
-    set_weight_decay,
 )
-from trivium.train.optimizers.muon import full_tensor
+from trivium.train.optimizers.muon import gather_full_tensor
 from trivium.train.phases import phase_borders
 from trivium.train.recipe import Recipe
 from trivium.train.unfreezing import GradualUnfreezing
@@ -171,15 +171,15 @@ class Trainer:
                     callback.on_start(batch, self.lm)
             self._train(state)
         except BaseException as error:
-            self._end(error)
+            self._call_on_end(error)
             raise
-        self._end(None)
+        self._call_on_end(None)
         return state
 
     def _train(self, state: TrainState) -> None:
         """Run the training loop of `train`."""
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
-            self._evaluate_end(state)
+            self._evaluate_finished_run(state)
             return
         seconds_before = state.seconds
 
@@ -200,37 +200,37 @@ class Trainer:
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
-                lr = self._set_rates(batch, state)
-                numbers = StepNumbers(*self._take_step(batch, state))
+                lr = self._set_lr_and_weight_decay(batch, state)
+                numbers = StepMetrics(*self._take_step(batch, state))
                 state.step += 1
                 state.tokens += batch.num_tokens
                 state.seconds, eval_seconds, save, stop = self.parallel.all_reduce_max(
-                    clock(), timer.eval_seconds, self._save_is_due(timer), stopped()
+                    clock(), timer.eval_seconds, self._is_save_due(timer), stopped()
                 )
                 self._end_phases(state)
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
-                due = self._due(state, save=bool(save), last=last, stop=bool(stop))
+                due = self._decide_actions(state, save=bool(save), last=last, stop=bool(stop))
                 for callback in self.callbacks:
                     callback.on_step(state.step, 1.0 if last else self.progress(state))
                 record, skipped = progress_record(state), self._skipped_record(state)
                 unread.append(UnreadStep(batch, numbers, lr, record, skipped, due.log))
                 waits = due.evaluate or due.save or batch.stream.objective.rolls_out
-                while len(unread) > (1 if self._reads_late and not waits else 0):
-                    self._read_step(unread.popleft(), meter, timer)
+                while len(unread) > (1 if self._reads_losses_late and not waits else 0):
+                    self._log_step(unread.popleft(), meter, timer)
                 if due.evaluate:
                     due = self._evaluate(state, due, timer, clock, stopped)
                 if due.save:
                     state.last_losses = meter.to_list()
-                    with timer.paused():
-                        self._save(state)
+                    with timer.exclude_from_timing():
+                        self._call_on_save(state)
                     timer.saved, timer.save_seconds = time.monotonic(), timer.pause
                 if due.end:
                     break
                 if due.stop:
                     raise Interrupted(state.step)
 
-    def _set_rates(self, batch: GlobalBatch, state: TrainState) -> float:
+    def _set_lr_and_weight_decay(self, batch: GlobalBatch, state: TrainState) -> float:
         """Set the learning rate and weight decay of the next step. Returns the learning rate."""
         peak = self.recipe.optimizer.lr
         assert peak is not None
@@ -242,7 +242,7 @@ class Trainer:
         if self.recipe.phases:
             change_weight_decay(self.optimizers, optimizer.initial_weight_decay)
         if decays_over_epochs(self.recipe) and self.repeats_data(state.step):
-            set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
+            fit_weight_decay_to_epoch(self.optimizers, self.loader.steps_per_epoch())
         return peak * factor
 
     @property
@@ -250,7 +250,7 @@ class Trainer:
         """The number of steps between log lines. A log line has the mean losses of these steps."""
         return self.recipe.train.log_every or _LOG_EVERY
 
-    def _save_is_due(self, timer: StepTimer) -> bool:
+    def _is_save_due(self, timer: StepTimer) -> bool:
         """Return whether a checkpoint is due because the last one is minutes old.
 
         If all checkpoints are kept, or weights are averaged over checkpoints, their steps must not
@@ -258,14 +258,16 @@ class Trainer:
         """
         train = self.recipe.train
         by_steps = train.keep_checkpoints == "all" or train.average > 1
-        return not by_steps and timer.save_is_due()
+        return not by_steps and timer.is_save_due()
 
-    def _due(self, state: TrainState, *, save: bool, last: bool, stop: bool) -> Due:
+    def _decide_actions(
+        self, state: TrainState, *, save: bool, last: bool, stop: bool
+    ) -> DueActions:
         """Return which actions are due after the step that was just taken."""
         train, step = self.recipe.train, state.step
         assert train.eval_every is not None
         assert train.save_every is not None
-        return Due(
+        return DueActions(
             log=step % self._log_every == 0 or last,
             evaluate=step % train.eval_every == 0 or last,
             save=step % train.save_every == 0 or save or last or stop,
@@ -276,13 +278,13 @@ class Trainer:
     def _evaluate(
         self,
         state: TrainState,
-        due: Due,
+        due: DueActions,
         timer: StepTimer,
         clock: Callable[[], float],
         stopped: Callable[[], bool],
-    ) -> Due:
+    ) -> DueActions:
         """Evaluate the model. Returns the actions due afterwards: an evaluation can end the run."""
-        with timer.paused():
+        with timer.exclude_from_timing():
             measured = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
         # The first process knows the best evaluation.
@@ -291,7 +293,7 @@ class Trainer:
         state.seconds, stop_early, stop = self.parallel.all_reduce_max(
             clock(), stop_early, stopped()
         )
-        self._print_evaluation(state, measured)
+        self._call_on_evaluate(state, measured)
         self.train_step.train()
         end = due.end or bool(stop_early) or self.progress(state) >= 1.0
         return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
@@ -371,9 +373,9 @@ class Trainer:
 
     def _phase_recipe(self, step: int) -> Recipe:
         """Return the recipe of the phase to which a step belongs."""
-        return self._phase_recipes[self.loader.phase_of(step)]
+        return self._phase_recipes[self.loader.phase_index(step)]
 
-    def _evaluate_end(self, state: TrainState) -> None:
+    def _evaluate_finished_run(self, state: TrainState) -> None:
         """Evaluate and save a resumed run whose budget was used up before it was interrupted.
 
         Does nothing if the last step has been evaluated.
@@ -382,32 +384,32 @@ class Trainer:
             return
         measured = self.measure(self, state) if self.measure else {}
         state.evaluated_step = state.step
-        self._print_evaluation(state, measured)
-        self._save(state)
+        self._call_on_evaluate(state, measured)
+        self._call_on_save(state)
 
-    def _print_evaluation(self, state: TrainState, measured: dict[str, Any]) -> None:
+    def _call_on_evaluate(self, state: TrainState, measured: dict[str, Any]) -> None:
         """Call `on_evaluate` of every callback with the results, if anything was measured."""
         record = progress_record(state) | measured
         for callback in self.callbacks if measured else ():
             callback.on_evaluate(record, self.lm)
 
-    def _save(self, state: TrainState) -> None:
+    def _call_on_save(self, state: TrainState) -> None:
         """Call `on_save` of every callback with the folder of the new checkpoint."""
         for callback in self.callbacks:
             callback.on_save(self.checkpoints / f"step-{state.step:08}")
 
-    def _end(self, error: BaseException | None) -> None:
+    def _call_on_end(self, error: BaseException | None) -> None:
         """Call `on_end` of every callback, even if that of another callback raises an error."""
         with ExitStack() as stack:
             for callback in reversed(self.callbacks):
                 stack.callback(callback.on_end, error)
 
     @property
-    def _reads_late(self) -> bool:
+    def _reads_losses_late(self) -> bool:
         """Whether the host reads the losses of a step while the device computes the next step."""
         return self.device.type == "cuda"
 
-    def _read_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
+    def _log_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
         """Wait for the losses of a step, check them, and log the step if a log line is due."""
         losses, norm = step.numbers.read()
         overflows = self.loss_scale is not None and not math.isfinite(norm)
@@ -418,7 +420,7 @@ class Trainer:
         if step.is_logged:
             record = step.record | meter.means("train", self.loader.streams)
             record |= {"lr": step.lr, "grad_norm": norm}
-            record["tokens_per_second"] = round(timer.rate(step.record["tokens"]), 1)
+            record["tokens_per_second"] = round(timer.measure_throughput(step.record["tokens"]), 1)
             record |= step.skipped
             for callback in self.callbacks:
                 callback.on_log(record)
@@ -443,15 +445,15 @@ class Trainer:
         """
         losses, norm = {}, torch.zeros(())
         for _ in range(batch.num_iterations):
-            batch, losses = self._gradients(batch, state.step)
+            batch, losses = self._compute_gradients(batch, state.step)
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.train_step.parameters())
             if self.unfreezing is not None:
                 self.unfreezing.drop_gradients(self.progress(state))
             clip = self._phase_recipe(state.step).train.clip or math.inf  # 0: no limit
-            norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
-            overflows = self._overflows(state, norm)
-            if not overflows and self._is_spike(state, norm):
+            norm = gather_full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
+            overflows = self._check_overflow(state, norm)
+            if not overflows and self._check_spike(state, norm):
                 losses = {}
             for optimizer in self.optimizers:
                 if losses and not overflows:
@@ -459,7 +461,7 @@ class Trainer:
                 optimizer.zero_grad(set_to_none=True)
         return losses, norm
 
-    def _gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
+    def _compute_gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
         """Compute the gradients of a batch, in smaller micro-batches if memory runs out.
 
         Returns the batch, with the micro-batches that were used, and its losses.
@@ -469,10 +471,10 @@ class Trainer:
             with suppress(torch.cuda.OutOfMemoryError):
                 losses = forward_backward(self, batch, step)
             if losses is None:  # what the failed pass held is free here
-                batch = self._halved_micro_batches(batch, step)
+                batch = self._halve_micro_batches(batch, step)
         return batch, losses
 
-    def _overflows(self, state: TrainState, norm: Tensor) -> bool:
+    def _check_overflow(self, state: TrainState, norm: Tensor) -> bool:
         """Return whether the gradients overflow float16, and update the loss scale."""
         scale = self.loss_scale
         if scale is None:
@@ -488,7 +490,7 @@ class Trainer:
             )
         return overflows
 
-    def _is_spike(self, state: TrainState, norm: Tensor) -> bool:
+    def _check_spike(self, state: TrainState, norm: Tensor) -> bool:
         """Return whether the gradient norm is a spike to skip. Updates the norms in the state."""
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
@@ -498,7 +500,7 @@ class Trainer:
         state.skipped_steps += skipped
         return skipped
 
-    def _halved_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+    def _halve_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
         """Return the batch of a step in micro-batches of half the size.
 
         All later steps have the smaller size, too.
@@ -534,7 +536,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     scale (`LossScale`).
     """
     if trainer.carried is not None:
-        trainer.carried.begin(step, is_prefill=batch.is_prefill)
+        trainer.carried.begin_step(step, is_prefill=batch.is_prefill)
     objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
@@ -542,8 +544,8 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     factor = 1.0 if trainer.loss_scale is None else trainer.loss_scale.factor
     for place, (number, weight) in enumerate(batch.micro_batch_weights, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
-        tensors = _on_device(trainer, batch, place - 1, trainer.carried)
-        with reducing(train_step, is_last=place == len(batch.micro_batch_weights)):
+        tensors = _copy_to_device(trainer, batch, place - 1, trainer.carried)
+        with gradient_sync(train_step, is_last=place == len(batch.micro_batch_weights)):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
             mean = sum(
@@ -591,17 +593,17 @@ def validation_losses(
         for batch in stream.validation_batches(tokens, most, parallel):
             counts.update(batch.label_counts)
             for place, (_, weight) in enumerate(batch.micro_batch_weights):
-                tensors = _on_device(trainer, batch, place, carried)
+                tensors = _copy_to_device(trainer, batch, place, carried)
                 with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                     losses = train_step(stream.objective, tensors)
                 for term, loss in losses.items():
-                    sums[term] = sums.get(term, 0.0) + weight * widened(loss)
+                    sums[term] = sums.get(term, 0.0) + weight * to_float64(loss)
         totals = dict(zip(counts, parallel.all_reduce_sum(*counts.values()), strict=True))
         meter.add(stream.name, parallel.all_reduce(sums), totals)
     return meter.means("valid", streams, probabilities)
 
 
-def _on_device(
+def _copy_to_device(
     trainer: Trainer, batch: GlobalBatch, place: int, carried: CarriedState | None
 ) -> TensorBatch:
     """Copy a micro-batch to the device.
@@ -618,10 +620,10 @@ def _on_device(
     _, weight = batch.micro_batch_weights[place]
     if carried is None or not weight:
         return tensors
-    return carried.continued(tensors, batch.text_streams[place])
+    return carried.attach_state(tensors, batch.text_streams[place])
 
 
-class StepNumbers:
+class StepMetrics:
     """The losses and the gradient norm of a step.
 
     On CUDA they are copied to the host while training continues; `read` waits for the copy.
@@ -629,7 +631,7 @@ class StepNumbers:
 
     def __init__(self, losses: LossTerms, norm: Tensor) -> None:
         self.terms = list(losses)
-        numbers = torch.stack([widened(one.detach()) for one in (*losses.values(), norm)])
+        numbers = torch.stack([to_float64(one.detach()) for one in (*losses.values(), norm)])
         is_cuda = numbers.device.type == "cuda"
         self.numbers = numbers.to("cpu", non_blocking=is_cuda)
         self.copied = torch.cuda.Event() if is_cuda else None
@@ -658,7 +660,7 @@ class UnreadStep:
     """
 
     batch: GlobalBatch
-    numbers: StepNumbers
+    numbers: StepMetrics
     lr: float
     record: dict[str, Any]
     skipped: dict[str, Any]
@@ -666,7 +668,7 @@ class UnreadStep:
 
 
 @dataclass(frozen=True)
-class Due:
+class DueActions:
     """The actions that are due after a step. All processes have the same values.
 
     Args:
@@ -693,13 +695,13 @@ class StepTimer:
         self.pause = self.eval_seconds = self.save_seconds = 0.0
         """The duration in seconds of the last pause, evaluation and checkpoint."""
 
-    def save_is_due(self) -> bool:
+    def is_save_due(self) -> bool:
         """Return whether the last checkpoint is so old that a crash would lose minutes."""
         age = time.monotonic() - self.saved
         seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
-    def rate(self, tokens: int) -> float:
+    def measure_throughput(self, tokens: int) -> float:
         """Return the tokens per second since the last call.
 
         `tokens` is the number of tokens since the beginning of the run.
@@ -710,7 +712,7 @@ class StepTimer:
         return rate
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def exclude_from_timing(self) -> Iterator[None]:
         """Exclude the time inside the `with` block from the measurement."""
         begin = time.monotonic()
         yield

@@ -8,7 +8,7 @@ from trivium.errors import require_extra
 from trivium.language_model import LanguageModel
 from trivium.train.callback import Callback
 from trivium.train.loader import GlobalBatch
-from trivium.train.trackers import measurements
+from trivium.train.trackers import numeric_metrics
 
 
 class WandbCallback(Callback):
@@ -35,7 +35,7 @@ class WandbCallback(Callback):
 
     def on_log(self, record: dict[str, Any]) -> None:
         """Send the numeric entries of a log line."""
-        self._wandb.log(measurements(record), step=record["step"])
+        self._wandb.log(numeric_metrics(record), step=record["step"])
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
         """Send the numeric entries of the record of an evaluation."""

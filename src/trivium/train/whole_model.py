@@ -14,7 +14,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.train import hardware
 from trivium.train.distributed import Parallel
-from trivium.train.optimizers.muon import full_tensor
+from trivium.train.optimizers.muon import gather_full_tensor
 
 
 @dataclass
@@ -58,7 +58,7 @@ class WholeModel:
             return
         weights = {}
         for name, weight in self.module.state_dict().items():
-            weight = full_tensor(weight)
+            weight = gather_full_tensor(weight)
             if self.parallel.is_main:
                 weights[name] = weight.cpu()
         torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ Optimizers = list[torch.optim.Optimizer]
 
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
 _WEIGHT_DECAY = 0.01
-# The minimum averaging window of weights in steps, for `set_weight_decay`.
+# The minimum averaging window of weights in steps, for `fit_weight_decay_to_epoch`.
 _FEWEST_STEPS = 100
 
 
@@ -92,17 +92,17 @@ class Optimizer(Choice, Config, ABC):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build the optimizers without `layer_decay`, as described in `build`."""
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
         """Return the optimizer with a value for every learning rate.
 
         Args:
-            adamw_rate: the default peak learning rate of AdamW for this model.
-            embedding_scale: the factor for the learning rate of token embeddings, by the model's
+            adamw_lr: the default peak learning rate of AdamW for this model.
+            embedding_lr_scale: the factor for the learning rate of token embeddings, by the model's
                 width.
         """
         if self.lr is not None:
             return self
-        return self.replace(lr=float(f"{adamw_rate:.3g}"))
+        return self.replace(lr=float(f"{adamw_lr:.3g}"))
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements of the optimizer state.
@@ -138,7 +138,7 @@ class Optimizer(Choice, Config, ABC):
             groups.append({"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
-    def adamw(
+    def build_adamw(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter]
     ) -> torch.optim.Optimizer:
         """Return a fused AdamW for these parameters of the model."""
@@ -178,7 +178,7 @@ def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
-def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
+def fit_weight_decay_to_epoch(optimizers: Optimizers, steps: float) -> None:
     """Set the weight decay so that weights average over the last `steps` steps, about one epoch.
 
     With decoupled decay, weights are a moving average of the last 1 / (learning rate * decay)

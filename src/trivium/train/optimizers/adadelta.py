@@ -29,7 +29,7 @@ class Adadelta(Optimizer):
         """The weight decay, by default 0. It is added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
         """Return the optimizer with the learning rate of the paper, unless another one is set."""
         return self if self.lr is not None else self.replace(lr=1.0)
 

@@ -36,7 +36,7 @@ class Adafactor(Optimizer):
         """The weight decay, by default 0. It is decoupled from the gradient."""
         return self.weight_decay or 0.0
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
         """Return the optimizer with a default learning rate, relative to the RMS of each weight."""
         return self if self.lr is not None else self.replace(lr=_RATE)
 

@@ -17,4 +17,4 @@ class AdamW(Optimizer):
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Return one AdamW optimizer for all parameters."""
-        return [self.adamw(model, trained_parameters(model))]
+        return [self.build_adamw(model, trained_parameters(model))]

@@ -16,7 +16,7 @@ from trivium.nn.mixers.attention import AttentionModule
 from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained_parameters
 
 # With Muon, the learning rate of token embeddings is AdamW's rate times this factor and
-# `embedding_scale`.
+# `embedding_lr_scale`.
 _EMBEDDING_RATE = 16.0
 # The coefficients of an odd polynomial of degree 5, and the number of iterations in which it maps
 # singular values in (0, 1] close to 1.
@@ -35,14 +35,14 @@ class Muon(Optimizer):
         False, description="torch.compile the updates of matrices; its speed is not measured yet"
     )
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
         """Return the optimizer with a value for every learning rate.
 
         Token embeddings, which AdamW trains, get a higher learning rate than other parameters.
         """
-        new = super().complete(adamw_rate, embedding_scale)
+        new = super().with_default_learning_rates(adamw_lr, embedding_lr_scale)
         assert new.lr is not None
-        rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_scale:.3g}")
+        rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_lr_scale:.3g}")
         return new.replace(embedding_lr=new.embedding_lr or rate)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
@@ -51,8 +51,8 @@ class Muon(Optimizer):
         matrices = block_matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
-            return [self.adamw(model, rest)]
-        scales = _query_rate_factors(model)
+            return [self.build_adamw(model, rest)]
+        scales = _query_lr_factors(model)
         by_scale: dict[float, list[nn.Parameter]] = {}
         for name, weight in matrices.items():
             by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
@@ -65,7 +65,7 @@ class Muon(Optimizer):
             precision=precision,
             compiled=self.compile,
         )
-        return [muon, self.adamw(model, rest)]
+        return [muon, self.build_adamw(model, rest)]
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements of the optimizer state; matrices have only a momentum."""
@@ -193,7 +193,7 @@ def _rank_and_world_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def gather_full_tensor(tensor: Tensor) -> Tensor:
     """Return a sharded tensor as a whole, on every process; other tensors unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -222,7 +222,7 @@ def _shard_like(weight: Tensor, whole: Tensor) -> Tensor:
     return copies.redistribute(placements=weight.placements)
 
 
-def _query_rate_factors(model: nn.Module) -> dict[str, float]:
+def _query_lr_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
     They are below 1 if attention scores are not divided by sqrt(head_dim) (T5): Muon's updates have

@@ -25,7 +25,7 @@ class SGD(Optimizer):
         """The weight decay, by default 0. It is added to the gradient (L2)."""
         return self.weight_decay or 0.0
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
         """Return the optimizer unchanged. Raises RecipeError if the learning rate is not set.
 
         There is no default, since no learning rate suits many models.
