@@ -80,7 +80,7 @@ def padded_vocabulary_size(vocab_size: int) -> int:
 
 
 def with_vocabularies(spec: Spec, size: int, source_size: int | None = None) -> Spec:
-    """Set the vocabulary sizes of a spec, each rounded up to a multiple of 64.
+    """Return the spec with the vocabulary sizes of the tokenizers, padded to multiples of 64.
 
     If `source_size` is None, the source and the target share one vocabulary.
     """

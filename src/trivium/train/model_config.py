@@ -26,8 +26,8 @@ ORIGINS = ("preset", "spec", "init_from")
 class ModelConfig(Config):
     """The model to train: a preset or a spec with new weights, or an existing model.
 
-    `embedding`, `encoder`, `decoder`, `d_model` and `cell` change parts of the preset. "Parts of a
-    model" in the documentation lists their fields. Relative positions in attention replace the
+    `embedding`, `encoder`, `decoder`, `d_model` and `cell` override parts of the preset. "Parts of
+    a model" in the documentation lists their fields. Relative positions in attention replace the
     absolute positions of the preset.
     """
 
@@ -76,12 +76,12 @@ class ModelConfig(Config):
         return self.init_from is not None and not self.new_weights
 
     def _get_preset_changes(self) -> dict[str, Any]:
-        """Return the keys that change parts of a preset or spec, with their values."""
+        """Return the overrides of the preset or spec: keys such as `d_model`, with their values."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
 
     def _resize_preset(self) -> dict[str, Any]:
-        """Return the preset as a tree, resized to a changed width or number of heads or layers.
+        """Return the preset as a nested dict, resized to the user's width, heads and layers.
 
         Sizes that depend on them, such as the feed-forward width, are recomputed.
         """
@@ -101,11 +101,11 @@ class ModelConfig(Config):
 
     @property
     def changes_preset(self) -> bool:
-        """Whether the recipe changes parts of the preset."""
+        """Whether the recipe overrides any part of the preset."""
         return self.preset is not None and bool(self._get_preset_changes())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
-        """Return the preset's sizes that change because others were changed.
+        """Return the preset's sizes that were recomputed because the user overrode other sizes.
 
         Each entry contains the key, the value in the preset and the new value.
         """
@@ -116,7 +116,7 @@ class ModelConfig(Config):
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
     def build_spec(self) -> Spec | None:
-        """Return the spec, with the published vocabulary size; None with `init_from`.
+        """Build the spec of the model, with the published vocabulary size; None with `init_from`.
 
         Raises RecipeError if the spec is not valid.
         """
@@ -166,14 +166,14 @@ class AdapterConfig(Config):
 
 
 def _get_value(tree: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path of keys in nested dicts; None if there is none."""
+    """Return the value at a path of keys in nested dicts, or None if the path does not exist."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
 
 
 def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
-    """Return whether changes to a preset set positions in the attention of any layer."""
+    """Return whether overrides of a preset set relative positions in the attention of any layer."""
     layers = [changes.get(stack, {}).get("layers") or {} for stack in ("encoder", "decoder")]
     tables = [one for each in layers for one in (each if isinstance(each, list) else [each])]
     mixers = [table.get("mixer") for table in tables if isinstance(table, Mapping)]
@@ -181,7 +181,7 @@ def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
 
 
 def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> None:
-    """Apply changes to the trees of layers, in place.
+    """Apply overrides to the nested dicts of a stack's layers, in place.
 
     Each key is set in every layer that has such a field. A key that no layer has is set in all
     layers, so that the validation of the spec reports the key.
@@ -199,9 +199,9 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
 def _iter_leaves(
     changes: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the paths and values of the leaves of a tree.
+    """Yield the path and the value of every leaf in nested dicts.
 
-    A table with the key `kind` counts as one value.
+    A dict with the key `kind` counts as a leaf.
     """
     for name, value in changes.items():
         if isinstance(value, Mapping) and "kind" not in value:
@@ -210,9 +210,9 @@ def _iter_leaves(
             yield (*path, name), value
 
 
-def _has_field(part: Any, path: tuple[str, ...]) -> bool:
-    """Return whether a configuration has a field at a path of field names."""
+def _has_field(config: Any, path: tuple[str, ...]) -> bool:
+    """Return whether a configuration has a field at a path of nested field names."""
     *parents, name = path
     for parent in parents:
-        part = getattr(part, parent, None)
-    return name in getattr(type(part), "model_fields", ())
+        config = getattr(config, parent, None)
+    return name in getattr(type(config), "model_fields", ())

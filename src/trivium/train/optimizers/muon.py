@@ -1,4 +1,4 @@
-"""Muon for matrices: momentum with orthogonalized updates (Jordan et al. 2024)."""
+"""The Muon optimizer for matrices: momentum with orthogonalized updates (Jordan et al. 2024)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Muon(Optimizer):
     )
 
     def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
-        """Return the optimizer with a value for every learning rate.
+        """Return the optimizer with default values for the learning rates that are not set.
 
         Token embeddings, which AdamW trains, get a higher learning rate than other parameters.
         """
@@ -46,7 +46,7 @@ class Muon(Optimizer):
         return new.replace(embedding_lr=new.embedding_lr or rate)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return Muon and AdamW; only AdamW if no matrix of a block is trained."""
+        """Build Muon and AdamW, or only AdamW if no matrix inside a block is trained."""
         parameters = trained_parameters(model)
         matrices = block_matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
@@ -68,7 +68,7 @@ class Muon(Optimizer):
         return [muon, self.build_adamw(model, rest)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the optimizer state; matrices have only a momentum."""
+        """Return the number of elements in the optimizer state; matrices have only a momentum."""
         return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
 
 
@@ -76,20 +76,20 @@ class MatrixMuon(torch.optim.Optimizer):
     """Muon for a list of matrices: the update is the orthogonalized Nesterov momentum.
 
     One learning rate suits every width. Inputs x whose elements are of size 1 have the norm
-    sqrt(width), and outputs the norm sqrt(height). For outputs to change by the same fraction at
-    every width, an update needs the spectral norm lr * sqrt(height / width) (Yang, Simon and
+    sqrt(width), and outputs have the norm sqrt(height). For outputs to change by the same fraction
+    at every width, an update needs the spectral norm lr * sqrt(height / width) (Yang, Simon and
     Bernstein 2023, "A spectral condition for feature learning"). Orthogonal updates have the norm 1
     and are multiplied by this factor. Like Jordan, we use the factor 1 for wide matrices: it is the
     same at all widths as long as d_ff and the heads grow with them. AdamW's learning rate would
     have to fall with the width. Without sharding, the updates are those of `torch.optim.Muon`.
 
-    For a step, a sharded matrix is gathered on every process, and one process orthogonalizes the
-    update: the matrices are distributed among the processes. Matrices of equal shape are updated
-    together.
+    With sharding, the momentum of a matrix is gathered on every process, and one process
+    orthogonalizes it and broadcasts the update. The matrices are distributed among the processes.
+    Matrices of equal shape are updated together.
 
     Args:
-        groups: the parameter groups of matrices, which may have their own learning rates.
-        lr: the learning rate of groups without their own.
+        groups: the parameter groups of matrices. A group may have its own learning rate.
+        lr: the learning rate of groups that have none.
         momentum: the decay of the momentum.
         weight_decay: the decoupled weight decay, which is multiplied by the learning rate.
         precision: the dtype of the matmuls that orthogonalize an update.
@@ -151,16 +151,16 @@ class MatrixMuon(torch.optim.Optimizer):
             weight.add_(_shard_like(weight, step), alpha=-rate)
 
     def _orthogonalize_momenta(self, momenta: Tensor) -> Tensor:
-        """Return orthogonalized updates [n, height, width], in the dtype of matmuls."""
+        """Orthogonalize momenta [n, height, width] in the dtype of matmuls. Returns the updates."""
         if self.precision is torch.float16:  # gradients would underflow
             momenta = momenta / momenta.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
         return self.orthogonalize(momenta.to(self.precision))
 
     def _update_momenta(self, weights: list[Tensor]) -> list[Tensor]:
-        """Update the momentum of the weights. Returns their Nesterov momenta.
+        """Update the momentum buffers from the gradients. Returns the Nesterov momenta.
 
         The Nesterov momentum of a weight is its gradient, interpolated with the updated momentum.
-        For a sharded weight, it is the shard of this process.
+        For a sharded weight, only the shard of this process is returned.
         """
         for weight in weights:
             if "momentum_buffer" not in self.state[weight]:
@@ -189,32 +189,38 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
+    """Return the rank of this process and the number of processes; (0, 1) if there is only one."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor as a whole, on every process; other tensors unchanged."""
+    """Gather a sharded tensor on every process. Other tensors are returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _to_local(tensor: Tensor) -> Tensor:
-    """Return the local shard of a tensor; tensors that are not sharded are returned unchanged."""
+    """Return this process's shard of a sharded tensor. Other tensors are returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _gather_tensor(weight: Tensor, part: Tensor) -> Tensor:
-    """Gather a tensor that is sharded like `weight`; `part` is the local shard."""
+def _gather_tensor(weight: Tensor, shard: Tensor) -> Tensor:
+    """Gather a tensor on every process, given this process's shard.
+
+    The tensor is sharded like `weight`. If `weight` is not sharded, `shard` is returned unchanged.
+    """
     if not isinstance(weight, DTensor):
-        return part
+        return shard
     mesh, shape = weight.device_mesh, weight.shape
     return DTensor.from_local(
-        part, mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
+        shard, mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
     ).full_tensor()
 
 
 def _shard_like(weight: Tensor, whole: Tensor) -> Tensor:
-    """Return the shard of a replicated tensor, with the placements of `weight`."""
+    """Return this process's view of a replicated tensor, sharded with the placements of `weight`.
+
+    If `weight` is not sharded, the tensor is returned unchanged.
+    """
     if not isinstance(weight, DTensor):
         return whole
     mesh = weight.device_mesh
@@ -225,8 +231,8 @@ def _shard_like(weight: Tensor, whole: Tensor) -> Tensor:
 def _query_lr_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
-    They are below 1 if attention scores are not divided by sqrt(head_dim) (T5): Muon's updates have
-    the same size for every matrix, but these query weights are smaller by this factor.
+    A factor is below 1 if attention scores are not divided by sqrt(head_dim) (T5). Muon's updates
+    have the same size for every matrix, but these query weights are smaller by this factor.
     """
     return {
         f"{name}.query.weight": module.head_dim**-0.5 / module.scale
