@@ -150,7 +150,8 @@ def restore(
     """Load a checkpoint into a model and its optimizers. Returns the state of the run.
 
     Args:
-        path: a checkpoint, or a folder of checkpoints, of which the newest valid one is loaded.
+        path: a checkpoint, or a folder of checkpoints. In a folder, the newest valid checkpoint is
+            loaded.
         model: the module that receives the weights.
         optimizers: the optimizers that receive the optimizer state.
         warn: called with a message for every newer checkpoint in the folder that is corrupt.

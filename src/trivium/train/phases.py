@@ -34,7 +34,7 @@ class PhaseOptimizer(Config):
 
 
 class PhaseConfig(Config):
-    """An early phase of the run that overrides some keys of the recipe.
+    """A phase before the last one, which overrides some keys of the recipe.
 
     The last phase has no table; it uses the values of the recipe itself. For example, BERT reads
     rows of 128 tokens for 90 % of its steps, and then rows of 512:

@@ -221,8 +221,7 @@ class Recipe(Config):
         return any(objective.labelled for objective in self.objectives)
 
     def freeze_weights(self, model: LanguageModule) -> None:
-        """Freeze the weights that are not trained, in place, and add the adapter if the recipe has
-        one.
+        """Freeze the weights that are not trained, in place, or add the adapter to the model.
 
         Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
         model, or if the adapter is to be saved separately and PEFT cannot load it.

@@ -348,7 +348,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
 
 
 def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raise RecipeError if a recipe sets a tokenizer, but the model or the shards have their own."""
+    """Raise RecipeError if a recipe sets a tokenizer, but its model or shards have their own."""
     keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
     tables = tree.get("mix") or [tree.get("data") or {}]
     paths = [as_list(table.get("paths")) for table in tables]

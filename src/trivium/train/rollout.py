@@ -38,7 +38,7 @@ class RolloutLoader(Loader):
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
     def steps_from(self, first_step: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of all steps from `first_step` on, with responses sampled at each step."""
+        """Yield the batches of all steps from `first_step` on, with sampled responses."""
         for step, batch in enumerate(super().steps_from(first_step), start=first_step):
             yield self._add_responses(batch, step)
 

@@ -1,8 +1,9 @@
 """The log of a run in the terminal: a progress line and a table of evaluations.
 
-On a terminal the table has a row per evaluation, and the progress line below the table is rewritten
-in place. In a log file nothing can be rewritten, and progress is printed as rows of the same table.
-The first evaluation of a task names the task's main metric, for which the table then gets a column.
+On a terminal, the table has a row per evaluation, and the progress line below the table is
+rewritten in place. In a log file nothing can be rewritten, and progress is printed as rows of the
+same table. The first evaluation of a task determines the task's main metric, for which the table
+then gets a column.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from trivium.train.train_config import TrainConfig
 
 @dataclass
 class TerminalLog(Callback):
-    """Prints the progress and the records of a run.
+    """A callback that prints the progress and the metrics of a run.
 
     Args:
         log: the progress line.
         config: the settings of logging and evaluation.
-        metadata: the metadata in `run.json`: the unigram baseline, FLOPs per token and of the
-            device.
+        metadata: the metadata in `run.json`, such as the unigram baseline, the FLOPs per token and
+            the peak FLOP/s of the device.
         metric: a function that returns the name of the task's main metric. The name is "" until the
             first evaluation, and None if the run has no such metric.
         shows_heading: whether the heading of the table is printed before the first step.
@@ -42,7 +43,7 @@ class TerminalLog(Callback):
     shows_heading: bool = True
     _progress: deque[tuple[int, float]] = field(
         default_factory=lambda: deque(maxlen=2), init=False
-    )  # of the last step and the one before, whose record may be read after the next step
+    )  # of the last two steps, since a log record may be read after the next step
     _train_loss: float | None = field(default=None, init=False)
     _heading: str = field(default="", init=False)
     _measured: list[str] = field(default_factory=list, init=False)
@@ -59,17 +60,17 @@ class TerminalLog(Callback):
         self.show_progress(step, progress)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Update the progress line with a log line, and print its warning."""
+        """Show a log record in the progress line, and print its warning."""
         self._update_progress_line(record, dict(self._progress)[record["step"]])
         self._print_warning(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Print the row of an evaluation, and its warning."""
+        """Print the results of an evaluation as a table row, and its warning."""
         self._print_row(record)
         self._print_warning(record)
 
     def show_progress(self, step: int, progress: float) -> str:
-        """Rewrite the progress line and return the progress as text.
+        """Rewrite the progress line. Returns the fraction done and the time left as text.
 
         The most important values come first, since a narrow terminal truncates the line. The
         estimate of the remaining time excludes the first step, which may include compilation.
@@ -82,12 +83,16 @@ class TerminalLog(Callback):
         return done
 
     def _print_warning(self, record: Mapping[str, Any]) -> None:
-        """Print the warning of a record, if the record has one."""
+        """Print the warning in a record, if the record has one."""
         if "warning" in record:
             self.log.warn(f"{_step_label(record['step'])}: {record['warning']}")
 
     def _update_progress_line(self, record: dict[str, Any], progress: float) -> None:
-        """Update the progress line with a log line; print a row if a log file is due for one."""
+        """Update the progress line with the loss and throughput of a log record.
+
+        In a log file, also print the record as a table row, every 20 seconds or if
+        `train.log_every` is set.
+        """
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
         self._measured = [translated("progress.loss", loss=record["train_loss"])]
@@ -109,7 +114,7 @@ class TerminalLog(Callback):
     def print_heading(self) -> list[str]:
         """Print the heading of the table, unless the last printed heading is the same.
 
-        Returns the headings of the columns after the column of steps.
+        Returns the column headings, except for that of the step column.
         """
         columns = [translated("report.training_loss"), translated("report.validation_loss")]
         columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
@@ -125,16 +130,16 @@ class TerminalLog(Callback):
         return columns
 
     def _print_row(self, record: dict[str, Any], note: str = "") -> None:
-        """Print a row of the table: the losses and the main metric of a record, then `note`."""
+        """Print a table row with the losses and the main metric of a record, followed by `note`."""
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric()}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
         row = (cell.rjust(display_width(name)) for name, cell in zip(self.print_heading(), cells))
         self.log.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _estimate_seconds_left(self, progress: float) -> float | None:
-        """Return the estimated seconds to the end of the budget; None at the first step.
+        """Estimate the seconds to the end of the budget from the speed since the first step.
 
-        The estimate uses the speed since the first step.
+        Returns None at the first step.
         """
         if self._start is None:
             self._start = time.monotonic(), progress
@@ -144,5 +149,5 @@ class TerminalLog(Callback):
 
 
 def _step_label(step: int) -> str:
-    """Return the translated label of a step."""
+    """Return the translated label of a step, such as "step 10"."""
     return translated("progress.step", step=step)

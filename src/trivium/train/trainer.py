@@ -1,9 +1,9 @@
 """The training loop: one visible `for`, for every model and every objective.
 
 The rows and the noise of a step are functions of (seed, step), so that no state of a data loader or
-random generator is saved. Losses are sums and counts. The division of a batch into micro-batches
-therefore changes only rounding errors and dropout, which is drawn per micro-batch. The size of
-micro-batches is part of the recipe of a run.
+random generator is saved. Losses are sums and counts. Splitting a batch into micro-batches
+therefore changes only rounding errors and dropout, which is drawn per micro-batch. The micro-batch
+size is part of the recipe of a run.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from trivium.train.phases import phase_borders
 from trivium.train.recipe import Recipe
 from trivium.train.unfreezing import GradualUnfreezing
 
-# Steps between log lines.
+# Steps between log records.
 _LOG_EVERY = 10
-# Seconds after which a checkpoint is also saved, the first one after a quarter of them; or after 20
-# times the duration of the last save, if that is longer.
+# Seconds after which a checkpoint is also saved. The first checkpoint is saved after a quarter of
+# this time. If saving is slow, the interval is 20 times the duration of the last save.
 _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted by Ctrl-C or SIGTERM. `step` is the last saved step, or 0."""
+    """Raised when Ctrl-C or SIGTERM stops a run. `step` is the last saved step, or 0."""
 
     def __init__(self, step: int, message: str = "") -> None:
         super().__init__(message or f"interrupted after step {step}, and saved")
@@ -69,13 +69,13 @@ class TrainState:
         tokens: the number of tokens so far.
         seconds: the duration of the run so far.
         preparation_seconds: the part of `seconds` before the first step.
-        last_losses: the losses of the last steps, so that a resumed run writes the same log line as
-            an uninterrupted run.
+        last_losses: the losses of the last steps, so that a resumed run writes the same log record
+            as an uninterrupted run.
         best: the score of the best evaluation, if the best weights are kept.
         best_step: the step of the best evaluation, or 0.
         evaluated_step: the step of the last evaluation.
-        evals_since_best: the number of evaluations since the best one.
-        last_norms: the last gradient norms, if spikes are skipped.
+        evals_since_best: the number of evaluations since the best one, for early stopping.
+        last_norms: the recent gradient norms, if spikes are skipped.
         skipped_steps: the number of steps skipped for a spike or, in float16, for an overflow.
         loss_scale: the loss scale in float16.
         borders: the steps at which phases end, as far as they are known.
@@ -104,7 +104,7 @@ class TrainStep(nn.Module):
         self.model = model
 
     def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
-        """Return the terms of the loss, summed over a micro-batch."""
+        """Return the loss terms, summed over a micro-batch."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
 
@@ -113,21 +113,22 @@ class Trainer:
     """Trains a model in place.
 
     Args:
-        recipe: the recipe with every value decided.
+        recipe: the recipe of the run, in which all values are set.
         train_step: a `TrainStep` with float32 weights on `device`, or the result of
             `parallelize_step`.
-        loader: the batches.
+        loader: the loader of the training batches.
         optimizers: the optimizers of the model's parameters, set to the peak learning rates.
         device: the device of the model.
-        precision: the precision of activations.
+        precision: the dtype of activations.
         started: the value of `time.monotonic` when the command began.
         parallel: the processes of the run.
         callbacks: the logs, the checkpoints, and the user's own callbacks. Each method of
             `Callback` is called on them in this order.
-        carried: the state that the model carries from row to row, if the objective carries state.
-        unfreezing: the layers that each step trains; None if every step trains all layers.
-        measure: a function that returns the validation losses and metrics of an evaluation and
-            updates the best score in the state; None if there is no validation data.
+        carried: the model state carried from row to row, if the objective carries state.
+        unfreezing: gradual unfreezing, which freezes some layers in each step; None to train all
+            layers.
+        measure: a function that evaluates the model, updates the best score in the state, and
+            returns the validation losses and metrics; None if there is no validation data.
         lm: the model that callbacks receive.
         checkpoints: the folder of the checkpoints.
     """
@@ -147,7 +148,7 @@ class Trainer:
     lm: Any = None
     checkpoints: Path = Path("checkpoints")
     loss_scale: LossScale | None = field(default=None, init=False)
-    """The factor of the loss in float16, which is part of the state."""
+    """The loss scale in float16, which is part of the state."""
     _halved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -156,12 +157,12 @@ class Trainer:
         self.loader.borders = self.planned_borders()[:-1]
 
     def train(self, state: TrainState) -> TrainState:
-        """Train until the budget is used up or an evaluation ends the run.
+        """Train until the budget is used up or early stopping ends the run.
 
         Raises:
-            TrainingError: the loss is not finite, or every gradient in float16 overflows. Nothing
-                after the last checkpoint is kept.
-            Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
+            TrainingError: the loss is not finite, or all gradients in float16 overflow. Progress
+                since the last checkpoint is lost.
+            Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was saved.
         """
         state.borders = self.loader.borders = state.borders or self.loader.borders
         try:
@@ -177,16 +178,16 @@ class Trainer:
         return state
 
     def _train(self, state: TrainState) -> None:
-        """Run the training loop of `train`."""
+        """Run the training loop: step, log, evaluate and save until the run ends."""
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_finished_run(state)
             return
         seconds_before = state.seconds
 
-        def clock() -> float:
+        def elapsed_seconds() -> float:
             return seconds_before + time.monotonic() - self.started
 
-        [state.seconds] = self.parallel.all_reduce_max(clock())
+        [state.seconds] = self.parallel.all_reduce_max(elapsed_seconds())
         if state.preparation_seconds is None:
             state.preparation_seconds = state.seconds
         elif self.recipe.train.minutes is not None:
@@ -201,11 +202,11 @@ class Trainer:
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
                 lr = self._set_lr_and_weight_decay(batch, state)
-                numbers = StepMetrics(*self._take_step(batch, state))
+                metrics = StepMetrics(*self._take_step(batch, state))
                 state.step += 1
                 state.tokens += batch.num_tokens
                 state.seconds, eval_seconds, save, stop = self.parallel.all_reduce_max(
-                    clock(), timer.eval_seconds, self._is_save_due(timer), stopped()
+                    elapsed_seconds(), timer.eval_seconds, self._is_save_due(timer), stopped()
                 )
                 self._end_phases(state)
                 # The last evaluation, about as long as the one before, belongs to the budget.
@@ -214,12 +215,12 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.on_step(state.step, 1.0 if last else self.progress(state))
                 record, skipped = progress_record(state), self._skipped_record(state)
-                unread.append(UnreadStep(batch, numbers, lr, record, skipped, due.log))
+                unread.append(UnreadStep(batch, metrics, lr, record, skipped, due.log))
                 waits = due.evaluate or due.save or batch.stream.objective.rolls_out
                 while len(unread) > (1 if self._reads_losses_late and not waits else 0):
                     self._log_step(unread.popleft(), meter, timer)
                 if due.evaluate:
-                    due = self._evaluate(state, due, timer, clock, stopped)
+                    due = self._evaluate(state, due, timer, elapsed_seconds, stopped)
                 if due.save:
                     state.last_losses = meter.to_list()
                     with timer.exclude_from_timing():
@@ -231,7 +232,7 @@ class Trainer:
                     raise Interrupted(state.step)
 
     def _set_lr_and_weight_decay(self, batch: GlobalBatch, state: TrainState) -> float:
-        """Set the learning rate and weight decay of the next step. Returns the learning rate."""
+        """Set the learning rate and weight decay for the next step. Returns the learning rate."""
         peak = self.recipe.optimizer.lr
         assert peak is not None
         optimizer = self._phase_recipe(state.step).optimizer
@@ -247,14 +248,14 @@ class Trainer:
 
     @property
     def _log_every(self) -> int:
-        """The number of steps between log lines. A log line has the mean losses of these steps."""
+        """The number of steps between log records. A record has the mean losses of these steps."""
         return self.recipe.train.log_every or _LOG_EVERY
 
     def _is_save_due(self, timer: StepTimer) -> bool:
         """Return whether a checkpoint is due because the last one is minutes old.
 
-        If all checkpoints are kept, or weights are averaged over checkpoints, their steps must not
-        depend on the clock, and the result is False.
+        Returns False if all checkpoints are kept, or if weights are averaged over checkpoints: the
+        steps of these checkpoints must not depend on the clock.
         """
         train = self.recipe.train
         by_steps = train.keep_checkpoints == "all" or train.average > 1
@@ -263,7 +264,14 @@ class Trainer:
     def _decide_actions(
         self, state: TrainState, *, save: bool, last: bool, stop: bool
     ) -> DueActions:
-        """Return which actions are due after the step that was just taken."""
+        """Decide which actions follow the step that has just ended, such as an evaluation.
+
+        Args:
+            state: the state of the run.
+            save: whether a checkpoint is due by time.
+            last: whether this is the last step of the budget.
+            stop: whether a signal asked the run to stop.
+        """
         train, step = self.recipe.train, state.step
         assert train.eval_every is not None
         assert train.save_every is not None
@@ -280,18 +288,18 @@ class Trainer:
         state: TrainState,
         due: DueActions,
         timer: StepTimer,
-        clock: Callable[[], float],
+        elapsed_seconds: Callable[[], float],
         stopped: Callable[[], bool],
     ) -> DueActions:
-        """Evaluate the model. Returns the actions due afterwards: an evaluation can end the run."""
+        """Evaluate the model. Returns the updated actions: early stopping can end the run."""
         with timer.exclude_from_timing():
             measured = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
-        # The first process knows the best evaluation.
+        # Rank 0 knows the best evaluation.
         patience = self.recipe.train.patience or math.inf
         stop_early = self.parallel.is_main and state.evals_since_best >= patience
         state.seconds, stop_early, stop = self.parallel.all_reduce_max(
-            clock(), stop_early, stopped()
+            elapsed_seconds(), stop_early, stopped()
         )
         self._call_on_evaluate(state, measured)
         self.train_step.train()
@@ -299,13 +307,13 @@ class Trainer:
         return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
 
     def repeats_data(self, step: int) -> bool:
-        """Return whether a step, counted from 0, repeats rows of earlier steps."""
+        """Return whether a step, counted from 0, uses rows that earlier steps have used."""
         return self.loader.epochs_at(step) >= 1.0
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
-        """Return the fraction of the budget that is used, 0 to 1.
+        """Return the fraction of the budget that has been used, 0 to 1.
 
-        `more_seconds` is added to the time used so far.
+        `more_seconds` is added to the time used so far, for a budget in minutes.
         """
         train = self.recipe.train
         if train.minutes is not None:
@@ -320,7 +328,7 @@ class Trainer:
     def _step_fraction(self, state: TrainState, num_tokens: int) -> float:
         """Return the fraction of the budget that the next step uses.
 
-        If the budget is in minutes, the next step is expected to take as long as the mean step so
+        If the budget is in minutes, the next step is assumed to take as long as the average step so
         far.
         """
         train = self.recipe.train
@@ -364,7 +372,7 @@ class Trainer:
         )
 
     def _end_phases(self, state: TrainState) -> None:
-        """In a budget in minutes, end the phases whose fraction of the budget is used up."""
+        """Record the end of phases that have used up their fraction of a budget in minutes."""
         untils = [phase.until for phase in self.recipe.phases]
         while len(state.borders) < len(untils) and (
             self.progress(state) >= untils[len(state.borders)]
@@ -372,13 +380,13 @@ class Trainer:
             state.borders.append(state.step)
 
     def _phase_recipe(self, step: int) -> Recipe:
-        """Return the recipe of the phase to which a step belongs."""
+        """Return the recipe with the overrides of the phase that contains a step."""
         return self._phase_recipes[self.loader.phase_index(step)]
 
     def _evaluate_finished_run(self, state: TrainState) -> None:
-        """Evaluate and save a resumed run whose budget was used up before it was interrupted.
+        """Evaluate and save a resumed run that was interrupted at the end of its budget.
 
-        Does nothing if the last step has been evaluated.
+        Does nothing if the last step has already been evaluated.
         """
         if state.evaluated_step == state.step:
             return
@@ -388,7 +396,7 @@ class Trainer:
         self._call_on_save(state)
 
     def _call_on_evaluate(self, state: TrainState, measured: dict[str, Any]) -> None:
-        """Call `on_evaluate` of every callback with the results, if anything was measured."""
+        """Call `on_evaluate` of every callback with the results, unless there are none."""
         record = progress_record(state) | measured
         for callback in self.callbacks if measured else ():
             callback.on_evaluate(record, self.lm)
@@ -410,8 +418,11 @@ class Trainer:
         return self.device.type == "cuda"
 
     def _log_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
-        """Wait for the losses of a step, check them, and log the step if a log line is due."""
-        losses, norm = step.numbers.read()
+        """Wait for the losses of a step and check them. Calls `on_log` if a log record is due.
+
+        Raises TrainingError if the loss or the gradient norm is not finite.
+        """
+        losses, norm = step.metrics.read()
         overflows = self.loss_scale is not None and not math.isfinite(norm)
         if losses:
             total = sum(map(float, losses.values()))
@@ -426,7 +437,7 @@ class Trainer:
                 callback.on_log(record)
 
     def _skipped_record(self, state: TrainState) -> dict[str, Any]:
-        """Return the entries of a log line about skipped steps and the loss scale."""
+        """Return the entries of a log record about skipped steps and the loss scale."""
         record: dict[str, Any] = {}
         if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
             record["skipped_steps"] = state.skipped_steps
@@ -435,10 +446,10 @@ class Trainer:
         return record
 
     def _take_step(self, batch: GlobalBatch, state: TrainState) -> tuple[LossTerms, Tensor]:
-        """Update the weights from a batch.
+        """Update the weights from a batch. A batch may have several updates (`num_iterations`).
 
-        A batch may have several updates (`num_iterations`). Returns the losses and the gradient
-        norm of the last update. The losses are empty if the update was skipped as a spike.
+        Returns the losses and the gradient norm of the last update. The losses are empty if the
+        update was skipped because of a gradient spike.
 
         Raises:
             TrainingError: gradients in float16 overflow at every loss scale.
@@ -464,7 +475,7 @@ class Trainer:
     def _compute_gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
         """Compute the gradients of a batch, in smaller micro-batches if memory runs out.
 
-        Returns the batch, with the micro-batches that were used, and its losses.
+        Returns the batch, with the micro-batches that were used, and its summed losses.
         """
         losses = None
         while losses is None:
@@ -475,7 +486,10 @@ class Trainer:
         return batch, losses
 
     def _check_overflow(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether the gradients overflow float16, and update the loss scale."""
+        """Return whether the gradients overflow float16. Also updates the loss scale.
+
+        Raises TrainingError if gradients overflow even at the smallest loss scale.
+        """
         scale = self.loss_scale
         if scale is None:
             return False
@@ -491,7 +505,10 @@ class Trainer:
         return overflows
 
     def _check_spike(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether the gradient norm is a spike to skip. Updates the norms in the state."""
+        """Return whether to skip a step because of a gradient spike.
+
+        Also updates the recent gradient norms and the number of skipped steps in the state.
+        """
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
             return False
@@ -501,11 +518,11 @@ class Trainer:
         return skipped
 
     def _halve_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """Return the batch of a step in micro-batches of half the size.
+        """Halve the micro-batch size after running out of memory. Returns the batch in the new
+        size.
 
-        All later steps have the smaller size, too.
-
-        Raises TrainingError at the second call, and if there are several processes.
+        All later steps use the smaller size, too. Raises TrainingError at the second call, and if
+        there are several processes.
         """
         tokens = f"{batch.micro_batch_tokens:,}"
         if self.parallel.size > 1:  # the others wait for this one inside the step
@@ -527,13 +544,13 @@ class Trainer:
 
 
 def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
-    """Compute the gradients of a step's mean loss. Returns the summed terms of the loss.
+    """Compute the gradients of a step's mean loss. Returns the summed loss terms.
 
     The loss of every micro-batch is divided by the label counts of the whole step, so that the sum
-    of their gradients is the gradient of the full batch. Dropout is keyed by (seed, step,
-    micro-batch). If there are several processes, each computes its micro-batches; gradients and
-    sums are then added up over all processes. In float16 the gradients are multiplied by the loss
-    scale (`LossScale`).
+    of the gradients is the gradient of the full batch. Dropout is seeded by (seed, step,
+    micro-batch). If there are several processes, each computes its own micro-batches; gradients and
+    losses are then summed over all processes. In float16, the gradients are multiplied by the loss
+    scale.
     """
     if trainer.carried is not None:
         trainer.carried.begin_step(step, is_prefill=batch.is_prefill)
@@ -565,7 +582,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 def validation_losses(
     trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
 ) -> dict[str, float]:
-    """Return the mean validation losses, by the names under which they are logged.
+    """Compute the mean validation losses, by the names under which they are logged.
 
     Every call uses the same rows or examples with the same noise: about `train.eval_tokens` tokens,
     and at most `limit` examples of a labelled source. The model is left in evaluation mode.
@@ -573,7 +590,7 @@ def validation_losses(
     Args:
         trainer: the trainer of the model.
         streams: the streams of the sources that have validation data.
-        limit: the maximum number of examples of a labelled source; None: no maximum.
+        limit: the maximum number of examples of a labelled source; None for no maximum.
     """
     if not streams:
         return {}
@@ -604,23 +621,23 @@ def validation_losses(
 
 
 def _copy_to_device(
-    trainer: Trainer, batch: GlobalBatch, place: int, carried: CarriedState | None
+    trainer: Trainer, batch: GlobalBatch, index: int, carried: CarriedState | None
 ) -> TensorBatch:
-    """Copy a micro-batch to the device.
+    """Copy a micro-batch of a batch to the device; `index` is its position in the batch.
 
-    If the objective carries state, the micro-batch continues its text streams, unless it is a
-    repeated micro-batch with weight 0.
+    If the objective carries state, the rows of the micro-batch then continue their text streams,
+    except in a repeated micro-batch with weight 0.
     """
-    tensors = to_device(batch.micro_batches[place], trainer.device)
+    tensors = to_device(batch.micro_batches[index], trainer.device)
     if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
-        slices = micro_batch_slices(batch.micro_batches[place], batch.micro_batch_tokens, parallel)
+        slices = micro_batch_slices(batch.micro_batches[index], batch.micro_batch_tokens, parallel)
         group = None if parallel.data is None else parallel.data.get_group()
         return replace(tensors, slices=slices, group=group)
-    _, weight = batch.micro_batch_weights[place]
+    _, weight = batch.micro_batch_weights[index]
     if carried is None or not weight:
         return tensors
-    return carried.attach_state(tensors, batch.text_streams[place])
+    return carried.attach_state(tensors, batch.text_streams[index])
 
 
 class StepMetrics:
@@ -639,7 +656,7 @@ class StepMetrics:
             self.copied.record()
 
     def read(self) -> tuple[LossTerms, float]:
-        """Wait until the step is computed. Returns its losses and its gradient norm."""
+        """Wait until the step has been computed. Returns its losses and its gradient norm."""
         if self.copied is not None:
             self.copied.synchronize()
         *losses, norm = self.numbers
@@ -648,19 +665,19 @@ class StepMetrics:
 
 @dataclass
 class UnreadStep:
-    """A step whose losses the host has not read yet; a GPU may still compute the step.
+    """A step whose losses have not been copied to the host yet; the GPU may still be computing it.
 
     Args:
         batch: the batch of the step.
-        numbers: the losses and the gradient norm.
+        metrics: the losses and the gradient norm.
         lr: the learning rate.
-        record: the first entries of the log line (`progress_record`).
-        skipped: the entries of the log line about skipped steps.
-        is_logged: whether the step has a log line.
+        record: the first entries of the log record: step, tokens and seconds.
+        skipped: the entries of the log record about skipped steps.
+        is_logged: whether the step has a log record.
     """
 
     batch: GlobalBatch
-    numbers: StepMetrics
+    metrics: StepMetrics
     lr: float
     record: dict[str, Any]
     skipped: dict[str, Any]
@@ -672,11 +689,11 @@ class DueActions:
     """The actions that are due after a step. All processes have the same values.
 
     Args:
-        log: a log line.
-        evaluate: an evaluation.
-        save: a checkpoint.
-        end: the end of the run, by its budget or its patience.
-        stop: the end of the run by a signal.
+        log: whether to write a log record.
+        evaluate: whether to evaluate the model.
+        save: whether to save a checkpoint.
+        end: whether the run ends because its budget is used up or because of early stopping.
+        stop: whether the run ends because of a signal.
     """
 
     log: bool
@@ -687,7 +704,7 @@ class DueActions:
 
 
 class StepTimer:
-    """Measures tokens per second, without the time of evaluations and checkpoints."""
+    """Measures the throughput in tokens per second, excluding evaluations and checkpoints."""
 
     def __init__(self, tokens: int = 0) -> None:
         self.tokens, self.start = tokens, time.monotonic()
@@ -696,13 +713,13 @@ class StepTimer:
         """The duration in seconds of the last pause, evaluation and checkpoint."""
 
     def is_save_due(self) -> bool:
-        """Return whether the last checkpoint is so old that a crash would lose minutes."""
+        """Return whether the last checkpoint is so old that a crash would lose minutes of work."""
         age = time.monotonic() - self.saved
         seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
     def measure_throughput(self, tokens: int) -> float:
-        """Return the tokens per second since the last call.
+        """Return the throughput since the last call, in tokens per second.
 
         `tokens` is the number of tokens since the beginning of the run.
         """
@@ -713,7 +730,7 @@ class StepTimer:
 
     @contextmanager
     def exclude_from_timing(self) -> Iterator[None]:
-        """Exclude the time inside the `with` block from the measurement."""
+        """Context manager that excludes the time inside the block from the throughput."""
         begin = time.monotonic()
         yield
         self.pause = time.monotonic() - begin
@@ -721,7 +738,7 @@ class StepTimer:
 
 
 def progress_record(state: TrainState) -> dict[str, Any]:
-    """Return the step, tokens and seconds: the first entries of every record of a run."""
+    """Return the step, tokens and seconds, which are the first entries of every metrics record."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 
@@ -739,27 +756,27 @@ def _check_finite(loss: float, norm: float, step: int, lr: float) -> None:
 
 @contextmanager
 def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM was received.
+    """Context manager that handles SIGINT and SIGTERM, so that the run stops after a step.
 
-    The run stops after the current step. A second Ctrl-C stops the run at once, except under
-    `torchrun`, which forwards a Ctrl-C to processes that have already received it from the
-    terminal.
+    Yields a function that returns whether a signal was received. A second Ctrl-C stops the run at
+    once, except under `torchrun`, which forwards a Ctrl-C to processes that have already received
+    it from the terminal.
     """
     received = False
 
-    def note(number: int, frame: Any) -> None:
+    def on_signal(signum: int, frame: Any) -> None:
         nonlocal received
-        if received and number == signal.SIGINT and parallel.size == 1:
+        if received and signum == signal.SIGINT and parallel.size == 1:
             raise KeyboardInterrupt
         received = True
         if not parallel.is_main:
             return
         message = b"stopping after this step"
-        if parallel.size == 1 and number == signal.SIGINT:
+        if parallel.size == 1 and signum == signal.SIGINT:
             message += b"; Ctrl-C again stops at once, without saving"
         # A handler may interrupt another write, for which Python's own streams are not made.
         with suppress(OSError):
             os.write(2, b"\n" + message + b"\n")
 
-    with handle_signals(note):
+    with handle_signals(on_signal):
         yield lambda: received
