@@ -21,9 +21,9 @@ from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
     fit_weight_decay_to_epoch,
+    get_state_tensors,
     load_state_tensors,
     set_learning_rate,
-    state_tensors,
 )
 from trivium.train.optimizers.adadelta import Adadelta
 from trivium.train.optimizers.adafactor import Adafactor
@@ -76,7 +76,7 @@ def test_memory_counts_the_numbers_that_an_optimizer_keeps(config):
     model = small_model("llama")
     built = config.build(model)
     train_step(model, built, 0)
-    kept = [value for name, value in state_tensors(built, model).items() if "/step" not in name]
+    kept = [value for name, value in get_state_tensors(built, model).items() if "/step" not in name]
     size = config.state_size(model)
     assert size == sum(value.numel() for value in kept)
     parameters = count_parameters(model)
@@ -242,7 +242,7 @@ def test_state_goes_through_a_file_and_training_continues_exactly(config, tmp_pa
     for number in range(2):
         train_step(model, again, number)
     save_file(model.state_dict(), tmp_path / "model")
-    save_file(state_tensors(again, model), tmp_path / "state")
+    save_file(get_state_tensors(again, model), tmp_path / "state")
     fresh = small_model("llama", seed=5)
     fresh.load_state_dict(load_file(tmp_path / "model"))
     restored = config.build(fresh)

@@ -46,7 +46,7 @@ class CarriedState:
         after running out of memory, a second call for the same step restores the states from before
         the step.
         """
-        kept = [*self._named_tensors().values()]
+        kept = [*self._get_named_tensors().values()]
         if is_prefill:
             for text_stream in range(self.cache.num_slots):
                 self.cache.free(text_stream)
@@ -73,7 +73,7 @@ class CarriedState:
         All processes must call this method.
         """
         tensors = {}
-        for name, tensor in self._named_tensors().items():
+        for name, tensor in self._get_named_tensors().items():
             own = torch.zeros_like(tensor)
             own[self._own] = tensor[self._own]
             tensors[name] = parallel.all_reduce({name: own})[name].cpu()
@@ -81,11 +81,11 @@ class CarriedState:
 
     def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = SINGLE_PROCESS) -> None:
         """Load the state tensors returned by `gather_tensors`, for any number of processes."""
-        for name, tensor in self._named_tensors().items():
+        for name, tensor in self._get_named_tensors().items():
             tensor.copy_(tensors[name])
         self._own.fill_(parallel.data_rank == 0)
 
-    def _named_tensors(self) -> dict[str, Tensor]:
+    def _get_named_tensors(self) -> dict[str, Tensor]:
         """Return the state tensors of all text streams by name, each [text streams, ...]."""
         states = {
             f"layers.{layer}.{number}": tensor

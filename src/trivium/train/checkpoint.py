@@ -61,7 +61,7 @@ from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
-from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
+from trivium.train.optimizers import Optimizers, get_state_tensors, load_state_tensors
 from trivium.train.trainer import TrainState
 
 FORMAT_VERSION = 7
@@ -220,12 +220,12 @@ class Checkpoints:
         if self.parallel.size == 1:
             with self._create_checkpoint(state, carried) as partial:
                 write_safetensors(partial / WEIGHTS, model.state_dict())
-                write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
+                write_safetensors(partial / OPTIMIZER, get_state_tensors(optimizers, model))
             return
         self.wait()
         self.parallel.barrier()
         parts = self.folder / f".step-{state.step:08}.tmp"  # removed later if the run is killed
-        weights, moments = model.state_dict(), state_tensors(optimizers, model)
+        weights, moments = model.state_dict(), get_state_tensors(optimizers, model)
         # DCP cannot consolidate integer tensors (PyTorch 2.13). They are not trained; added later.
         tables = {name: one for name, one in weights.items() if not one.is_floating_point()}
         weights = {name: one for name, one in weights.items() if name not in tables}
@@ -325,7 +325,7 @@ class Checkpoints:
                         shutil.copyfile(file, partial / file.name)
                 write_checksums(partial, sorted(path.name for path in partial.iterdir()))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(_save_error_message(error, final)) from error
+            raise CheckpointError(_format_save_error(error, final)) from error
         _delete_old_checkpoints(self.folder, final, self.keep)
 
     def _finish_checkpoint(
@@ -355,7 +355,7 @@ class Checkpoints:
                         weights = read_safetensors(partial / WEIGHTS)
                         write_safetensors(partial / WEIGHTS, {**weights, **integer_tensors})
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(_save_error_message(error, self.path(state))) from error
+            raise CheckpointError(_format_save_error(error, self.path(state))) from error
         finally:
             if self.parallel.is_main:
                 shutil.rmtree(shard_folder, ignore_errors=True)
@@ -428,7 +428,7 @@ def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
             good += 1
 
 
-def _save_error_message(error: BaseException, target: Path) -> str:
+def _format_save_error(error: BaseException, target: Path) -> str:
     """Return the message for an error that occurred while the checkpoint `target` was written."""
     if is_disk_full(error):
         return (

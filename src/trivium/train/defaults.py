@@ -79,14 +79,16 @@ def padded_vocabulary_size(vocab_size: int) -> int:
     return -(-vocab_size // 64) * 64
 
 
-def with_vocabularies(spec: Spec, size: int, source_size: int | None = None) -> Spec:
+def with_vocabularies(spec: Spec, vocab_size: int, source_vocab_size: int | None = None) -> Spec:
     """Return the spec with the vocabulary sizes of the tokenizers, padded to multiples of 64.
 
-    If `source_size` is None, the source and the target share one vocabulary.
+    If `source_vocab_size` is None, the source and the target share one vocabulary.
     """
-    changes: dict[str, int | None] = {"vocab_size": padded_vocabulary_size(size)}
+    changes: dict[str, int | None] = {"vocab_size": padded_vocabulary_size(vocab_size)}
     if hasattr(spec, "source_vocab_size"):
-        changes["source_vocab_size"] = source_size and padded_vocabulary_size(source_size)
+        changes["source_vocab_size"] = source_vocab_size and padded_vocabulary_size(
+            source_vocab_size
+        )
     return spec.replace(**changes)
 
 
@@ -160,14 +162,16 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
     return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_rate(spec))
 
 
-def _adjust_learning_rate_to_task(task: LabelledObjective, rate: float, *, adapted: bool) -> float:
+def _adjust_learning_rate_to_task(
+    task: LabelledObjective, learning_rate: float, *, has_adapter: bool
+) -> float:
     """Scale the default fine-tuning learning rate for a task, and clamp it to the task's range.
 
-    `adapted` is whether a LoRA adapter is trained, which needs a higher rate.
+    `has_adapter` is whether a LoRA adapter is trained, which needs a higher rate.
     """
     advice = task.advice()
-    lowest, highest = (bound * (_ADAPTER_RATE if adapted else 1.0) for bound in advice.lr_range)
-    return min(max(rate * advice.lr_factor, lowest), highest)
+    lowest, highest = (bound * (_ADAPTER_RATE if has_adapter else 1.0) for bound in advice.lr_range)
+    return min(max(learning_rate * advice.lr_factor, lowest), highest)
 
 
 def _reads_characters(spec: Spec) -> bool:
@@ -190,7 +194,7 @@ def max_example_length(recipe: Recipe, spec: Spec) -> int:
     The limit is `data.length` or else that of the task, and at most the context length of the
     model.
     """
-    longest = max(task.advice().longest for task in _labelled_objectives(recipe))
+    longest = max(task.advice().longest for task in _get_labelled_objectives(recipe))
     if spec.has_encoder_position_bias:
         longest = min(longest, _LONGEST_BIASED)
     longest = recipe.data.length or longest
@@ -214,7 +218,7 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         data = data.replace(length=length)
         train["batch_tokens"] = recipe.train.batch_tokens or choose_batch_tokens(spec, length)
     if labelled:
-        train |= _choose_labelled_settings(recipe, num_examples, new=new)
+        train |= _choose_labelled_settings(recipe, num_examples, has_new_weights=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
@@ -223,8 +227,8 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         adapted = recipe.adapter.rank > 0
         rate = finetuning_learning_rate(spec, new_weights=new, adapted=adapted)
         rate = min(
-            _adjust_learning_rate_to_task(task, rate, adapted=adapted)
-            for task in _labelled_objectives(recipe)
+            _adjust_learning_rate_to_task(task, rate, has_adapter=adapted)
+            for task in _get_labelled_objectives(recipe)
         )
     else:
         # Trained weights would forget at the learning rate of new weights.
@@ -240,13 +244,15 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
     )
 
 
-def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
+def _choose_labelled_settings(
+    recipe: Recipe, num_examples: int, *, has_new_weights: bool
+) -> dict[str, Any]:
     """Choose the values of `[train]` that depend on the number of labelled examples.
 
     These are the batch size, the evaluation and checkpoint intervals, and the number of epochs.
-    `new` is whether the model has new weights.
+    `has_new_weights` is whether the model is trained from scratch.
     """
-    task, section = _labelled_objectives(recipe)[0], recipe.train
+    task, section = _get_labelled_objectives(recipe)[0], recipe.train
     advice = task.advice()
     batch = section.batch_examples or max(1, min(advice.batch_examples, num_examples))
     longest = _POLICY_STEPS if task.rolls_out else _LONGEST_EPOCH
@@ -255,11 +261,11 @@ def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:
         epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _FEWEST_EPOCHS)
-        chosen["epochs"] = advice.epochs or epochs * (2.0 if new else 1.0)
+        chosen["epochs"] = advice.epochs or epochs * (2.0 if has_new_weights else 1.0)
     return chosen
 
 
-def _labelled_objectives(recipe: Recipe) -> list[LabelledObjective]:
+def _get_labelled_objectives(recipe: Recipe) -> list[LabelledObjective]:
     """Return the objectives of a recipe that train on labelled examples."""
     return [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
 
@@ -269,7 +275,7 @@ def eval_examples(recipe: Recipe) -> int | None:
 
     Returns None if all validation examples are used.
     """
-    generates = any(task.generates for task in _labelled_objectives(recipe))
+    generates = any(task.generates for task in _get_labelled_objectives(recipe))
     generated = _GENERATED_EXAMPLES if generates else None
     return recipe.train.eval_examples or generated
 
@@ -285,7 +291,7 @@ def dropout(recipe: Recipe) -> float:
         return recipe.model.dropout
     if decays_over_epochs(recipe):
         return 0.0
-    return min((task.advice().dropout for task in _labelled_objectives(recipe)), default=0.0)
+    return min((task.advice().dropout for task in _get_labelled_objectives(recipe)), default=0.0)
 
 
 def decays_over_epochs(recipe: Recipe) -> bool:

@@ -129,13 +129,15 @@ def drop_abandoned_best(
         run.delete_other_best_weights(state.best_step)
 
 
-def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
-    """Return the mean weights of the last `count` valid checkpoints in a folder.
+def average_weights(folder: Path, num_checkpoints: int) -> dict[str, Tensor]:
+    """Return the mean weights of the last `num_checkpoints` valid checkpoints in a folder.
 
     Source: Vaswani et al. 2017, section 6.1.
     """
     total: dict[str, Tensor] = {}
-    good = [path for path in checkpoints(folder) if find_checkpoint_damage(path) is None][:count]
+    good = [path for path in checkpoints(folder) if find_checkpoint_damage(path) is None][
+        :num_checkpoints
+    ]
     for checkpoint in good:
         for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
             if not weight.is_floating_point():  # a table that is not trained

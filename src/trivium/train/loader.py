@@ -105,7 +105,7 @@ class BatchStream:
         *,
         rows_before: int = 0,
     ) -> GlobalBatch:
-        """Return the micro-batches of a step that this process computes.
+        """Build the batch of a step, with only the micro-batches of this process.
 
         Steps read consecutive rows from an endless sequence of epochs. With an objective that
         carries state, every epoch follows the order of the text. Otherwise, every epoch has its own
@@ -144,7 +144,7 @@ class BatchStream:
     def validation_batches(
         self, tokens: int, limit: int | None = None, parallel: Parallel = SINGLE_PROCESS
     ) -> Iterator[GlobalBatch]:
-        """Yield the validation batches that this process computes.
+        """Yield the validation batches, with only the micro-batches of this process.
 
         Every call yields the same rows with the same noise. The rows are spread over the whole
         data. With an objective that carries state, they are the first rows of every text stream
@@ -170,13 +170,13 @@ class BatchStream:
         else:
             indices = np.arange(count) * size // count
         if self.objective.needs_whole_step:
-            groups = _split_positions(count, self.rows_per_step)
+            groups = _split_row_positions(count, self.rows_per_step)
         elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], _VALIDATION_TOKENS)
         else:
-            for piece in _split_positions(count, _VALIDATION_ROWS_TOGETHER):
+            for piece in _split_row_positions(count, _VALIDATION_ROWS_TOGETHER):
                 parts = self._shard_micro_batches(
-                    _split_positions(len(piece), _VALIDATION_ROWS), parallel
+                    _split_row_positions(len(piece), _VALIDATION_ROWS), parallel
                 )
                 rows = indices[piece]
                 yield self._build_global_batch(rows, rows, parts, _VALIDATION_TOKENS)
@@ -202,29 +202,30 @@ class BatchStream:
     def _split_equally(self, num_rows: int, micro_batch_tokens: int) -> list[np.ndarray]:
         """Split the row positions 0 to `num_rows` - 1 into micro-batches of nearly equal size."""
         size = equal_parts(num_rows, max(1, micro_batch_tokens // self.longest))
-        return _split_positions(num_rows, size)
+        return _split_row_positions(num_rows, size)
 
     def _shard_micro_batches(
-        self, groups: Sequence[np.ndarray], parallel: Parallel
+        self, row_positions: Sequence[np.ndarray], parallel: Parallel
     ) -> list[_MicroBatchIndex]:
-        """Return the micro-batches that this process computes.
+        """Select the micro-batches of a step that this process computes.
 
-        `groups` contains the row positions of every micro-batch of the step. If the objective needs
-        the whole step, all processes compute every micro-batch together, and only one process
-        counts it. Otherwise, the micro-batches are sharded among the processes.
+        `row_positions` contains the row positions of every micro-batch of the step. If the
+        objective needs the whole step, all processes compute every micro-batch together, and only
+        one process counts it. Otherwise, the micro-batches are sharded among the processes.
         """
         if not self.objective.needs_whole_step:
-            return [_MicroBatchIndex(*part) for part in parallel.shard(groups)]
+            return [_MicroBatchIndex(*part) for part in parallel.shard(row_positions)]
         size, rank = parallel.data_size, parallel.data_rank
         return [
-            _MicroBatchIndex(n, group, float(n % size == rank)) for n, group in enumerate(groups)
+            _MicroBatchIndex(n, group, float(n % size == rank))
+            for n, group in enumerate(row_positions)
         ]
 
     def _build_global_batch(
         self,
         indices: np.ndarray,
         keys: np.ndarray,
-        parts: Sequence[_MicroBatchIndex],
+        micro_batches: Sequence[_MicroBatchIndex],
         micro_batch_tokens: int,
     ) -> GlobalBatch:
         """Prepare the micro-batches of this process, and count their labels and tokens.
@@ -232,13 +233,13 @@ class BatchStream:
         Args:
             indices: the indices of the step's rows in the data.
             keys: the noise keys of these rows.
-            parts: the micro-batches of this process.
+            micro_batches: the indices, row positions and weights of this process's micro-batches.
             micro_batch_tokens: the maximum number of tokens in a micro-batch.
         """
         batches, num_tokens = [], 0
         label_counts: Counter[str] = Counter()
         for part, (rows, batch) in zip(
-            parts, self._prepare_micro_batches(indices, keys, parts), strict=True
+            micro_batches, self._prepare_micro_batches(indices, keys, micro_batches), strict=True
         ):
             batches.append(batch)
             counted = int(part.weight)
@@ -247,26 +248,26 @@ class BatchStream:
                 label_counts[term] += counted * count
             if self.has_aux_loss:
                 label_counts[AUX_LOSS] += counted * batch.num_tokens
-        weights = tuple((part.number, part.weight) for part in parts)
+        weights = tuple((part.number, part.weight) for part in micro_batches)
         return GlobalBatch(
             self, tuple(batches), weights, micro_batch_tokens, dict(label_counts), num_tokens
         )
 
     def _prepare_micro_batches(
-        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_MicroBatchIndex]
+        self, indices: np.ndarray, keys: np.ndarray, micro_batches: Sequence[_MicroBatchIndex]
     ) -> Iterator[tuple[RowBatch, Batch]]:
-        """Yield each micro-batch twice: as rows of the data, and as prepared by the objective.
+        """Yield each micro-batch as a pair: its rows of data, and the batch made by the objective.
 
         If rows of a step depend on each other, all rows are prepared together and then sliced.
         """
         if not self.objective.prepares_steps:
-            for part in parts:
+            for part in micro_batches:
                 rows = self._read_rows(indices[part.positions])
                 yield rows, self._prepare_batch(rows, keys[part.positions])
             return
         rows = self._read_rows(indices)
         batch = self._prepare_batch(rows, keys)
-        for part in parts:
+        for part in micro_batches:
             ends = int(part.positions[0]), int(part.positions[-1]) + 1
             yield rows.rows(*ends), batch.rows(*ends)
 
@@ -284,7 +285,7 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The micro-batches of a step that one process computes.
+    """The batch of a step, with only the micro-batches of one process.
 
     All rows of a step are from the same data source.
 
@@ -421,9 +422,9 @@ class Loader:
         return bisect.bisect_right(self.borders, step)
 
     def step(self, step: int, parallel: Parallel | None = None) -> GlobalBatch:
-        """Return the micro-batches of a step that this process computes.
+        """Build the batch of a step, with only the micro-batches of this process.
 
-        If `parallel` is given, return the micro-batches of that process instead.
+        If `parallel` is given, build the batch of that process instead.
         """
         phase = self.phase_index(step)
         index, source_step = self._draw_source(step, phase)
@@ -529,9 +530,9 @@ def equal_parts(num_rows: int, max_rows: int) -> int:
     return -(-num_rows // -(-num_rows // min(num_rows, max_rows)))
 
 
-def _split_positions(count: int, size: int) -> list[np.ndarray]:
-    """Split the positions 0 to `count` - 1 into chunks of `size`; the last chunk may be smaller."""
-    return np.split(np.arange(count), range(size, count, size))
+def _split_row_positions(num_rows: int, chunk_size: int) -> list[np.ndarray]:
+    """Split the row positions 0 to `num_rows` - 1 into chunks; the last one may be smaller."""
+    return np.split(np.arange(num_rows), range(chunk_size, num_rows, chunk_size))
 
 
 def micro_batch_slices(

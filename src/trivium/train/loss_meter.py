@@ -64,7 +64,7 @@ class LossMeter:
         }
         self.steps.append((source, terms))
 
-    def means(
+    def compute_means(
         self,
         split: str,
         streams: Sequence[BatchStream],

@@ -38,7 +38,7 @@ class LossScale:
     steps: int = 0
 
     @property
-    def is_lost(self) -> bool:
+    def is_too_small(self) -> bool:
         """Whether the loss scale is so small that gradients will keep overflowing."""
         return self.factor < _SMALLEST_SCALE
 

@@ -50,6 +50,7 @@ class Layout:
     activation_checkpointing: bool = False
 
     def __str__(self) -> str:
+        """Return the layout as text, such as "fsdp x tensor 2, checkpointing"."""
         tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
         return f"{self.data}{tensor}{', checkpointing' if self.activation_checkpointing else ''}"
 
@@ -152,7 +153,7 @@ def generation_memory(spec: Spec, num_texts: int, length: int) -> float:
     return kept + 24.0 * num_texts * spec.vocab_size
 
 
-def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
+def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
     """Return the arguments of `training_memory` that describe what a recipe trains, by name.
 
     They are the fraction of trained parameters, the size of the optimizer state, the number of
@@ -252,7 +253,7 @@ def fit_memory(
     _check_memory(recipe, estimate, data, device)
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
-        micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
+        micro_batch_tokens = _choose_micro_batch_tokens(recipe, estimate, data, streams, parallel)
     most, idle = _max_balanced_micro_batch_tokens(streams, parallel, 1 << 62), ""
     if parallel.data_size > 1 and micro_batch_tokens > most:
         idle = (
@@ -305,8 +306,8 @@ class _Estimate:
         free += weights
         length = max(stream.longest for stream in streams)
         most_rows = max(stream.rows_per_step for stream in streams)
-        state = training_memory_options(recipe, module)
-        labelled = max(map(_labelled_fraction, streams))
+        state = trained_state(recipe, module)
+        labelled = max(map(_estimate_labelled_fraction, streams))
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens
             labelled = objective.max_new_tokens / length
@@ -364,7 +365,7 @@ def _check_memory(
         )
 
 
-def _choose_micro_batch(
+def _choose_micro_batch_tokens(
     recipe: Recipe,
     estimate: _Estimate,
     data: DataParallelism,
@@ -397,7 +398,7 @@ def _max_balanced_micro_batch_tokens(
     )
 
 
-def _labelled_fraction(stream: BatchStream) -> float:
+def _estimate_labelled_fraction(stream: BatchStream) -> float:
     """Return the fraction of tokens that have labels, measured on a sample of examples.
 
     The fraction is 1 for text, and for examples that get their labels later.

@@ -75,7 +75,7 @@ class ModelConfig(Config):
         """Whether training starts from trained weights."""
         return self.init_from is not None and not self.new_weights
 
-    def _get_preset_changes(self) -> dict[str, Any]:
+    def _get_preset_overrides(self) -> dict[str, Any]:
         """Return the overrides of the preset or spec: keys such as `d_model`, with their values."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
@@ -102,7 +102,7 @@ class ModelConfig(Config):
     @property
     def changes_preset(self) -> bool:
         """Whether the recipe overrides any part of the preset."""
-        return self.preset is not None and bool(self._get_preset_changes())
+        return self.preset is not None and bool(self._get_preset_overrides())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
         """Return the preset's sizes that were recomputed because the user overrode other sizes.
@@ -111,7 +111,7 @@ class ModelConfig(Config):
         """
         if self.preset is None:
             return []
-        given = {".".join(path) for path, _ in _iter_leaves(self._get_preset_changes())}
+        given = {".".join(path) for path, _ in _iter_leaves(self._get_preset_overrides())}
         changed = changed_keys(presets[self.preset].to_dict(), self._resize_preset())
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
@@ -123,14 +123,14 @@ class ModelConfig(Config):
         if self.init_from is not None:
             return None
         tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resize_preset()
-        changes = self._get_preset_changes()
+        changes = self._get_preset_overrides()
         if _sets_relative_positions(changes) and "embedding" in tree:
             tree["embedding"].pop("positions", None)
         for stack in ("encoder", "decoder"):
             for name in ("first_layers", "layers"):
                 layers = tree.get(stack, {}).get(name)
                 if isinstance(layers, list) and isinstance(changes.get(stack, {}).get(name), dict):
-                    _change_layers(layers, changes[stack].pop(name))
+                    _override_layers(layers, changes[stack].pop(name))
         merge_changes(tree, changes)
         try:
             spec = Spec.from_dict(tree)
@@ -180,14 +180,14 @@ def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
     return any(isinstance(mixer, Mapping) and mixer.get("positions") for mixer in mixers)
 
 
-def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> None:
+def _override_layers(layers: list[dict[str, Any]], overrides: Mapping[str, Any]) -> None:
     """Apply overrides to the nested dicts of a stack's layers, in place.
 
     Each key is set in every layer that has such a field. A key that no layer has is set in all
     layers, so that the validation of the spec reports the key.
     """
     parts = [Layer.model_validate(layer) for layer in layers]
-    for path, value in _iter_leaves(changes):
+    for path, value in _iter_leaves(overrides):
         takers = [number for number, layer in enumerate(parts) if _has_field(layer, path)]
         for number in takers or range(len(layers)):
             tree = value
@@ -196,14 +196,12 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
             merge_changes(layers[number], copy.deepcopy(tree))
 
 
-def _iter_leaves(
-    changes: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[Any, Any]]:
+def _iter_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
     """Yield the path and the value of every leaf in nested dicts.
 
     A dict with the key `kind` counts as a leaf.
     """
-    for name, value in changes.items():
+    for name, value in tree.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from _iter_leaves(value, (*path, name))
         else:

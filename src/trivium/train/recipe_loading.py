@@ -82,7 +82,7 @@ def parse_changes(changes: Changes) -> dict[str, Any]:
     """
     if isinstance(changes, str):
         raise RecipeError(f"changes is a list such as ['train.steps=500'], not {changes!r}.")
-    pairs = changes.items() if isinstance(changes, Mapping) else map(_parse_change, changes)
+    pairs = changes.items() if isinstance(changes, Mapping) else map(_parse_set_option, changes)
     tree: dict[str, Any] = {}
     for path, value in pairs:
         *tables, last = (key.strip() for key in path.split("."))
@@ -95,17 +95,17 @@ def parse_changes(changes: Changes) -> dict[str, Any]:
     return tree
 
 
-def _parse_change(change: str) -> tuple[str, Any]:
+def _parse_set_option(option: str) -> tuple[str, Any]:
     """Parse one `--set` option. Returns the dotted key and the value."""
-    path, equals, text = change.partition("=")
+    path, equals, text = option.partition("=")
     if not equals or not all(key.strip() for key in path.split(".")):
-        raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
+        raise RecipeError(f"--set takes key=value such as train.steps=500, not {option!r}.")
     try:
         return path, tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError) as error:
         if text.strip()[:1] in ("[", "{"):
             raise RecipeError(
-                f"--set {change}: not valid TOML ({error}). Texts inside need quotation marks, "
+                f"--set {option}: not valid TOML ({error}). Texts inside need quotation marks, "
                 "and the whole a pair around it in the shell: --set 'data.paths=[\"a.txt\"]'."
             ) from None
         return path, text.strip()
@@ -131,10 +131,10 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     merge_changes(tree, new)
 
 
-def check_tables(tree: Mapping[str, Any], where: str) -> None:
+def check_tables(tree: Mapping[str, Any], location: str) -> None:
     """Raise RecipeError if a section of a recipe is not a table.
 
-    `mix` and `phases` must be lists of tables. `where` is the name of the recipe in error messages.
+    `mix` and `phases` must be lists of tables. `location` names the recipe in error messages.
     """
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
@@ -142,7 +142,7 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
     for name in ("mix", "phases"):
         listed = tables.pop(name, None) or ()
         if not isinstance(listed, list | tuple):
-            raise RecipeError(f"{where}: [[{name}]] is a list of tables, not {listed!r}.")
+            raise RecipeError(f"{location}: [[{name}]] is a list of tables, not {listed!r}.")
         for number, table in enumerate(listed):
             tables[f"{name}[{number}]"] = table
             if name == "mix" and isinstance(table, Mapping):
@@ -151,8 +151,8 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
         if table is not None and not isinstance(table, Mapping):
             keys = (key.name for key in iter_keys(Recipe) if key.name.startswith(f"{name}."))
             raise RecipeError(
-                f"{where}: {name} is a section with keys of its own, not {table!r}: set one of its "
-                f"keys, such as {next(keys, 'objective.kind')}={table}."
+                f"{location}: {name} is a section with keys of its own, not {table!r}: set one of "
+                f"its keys, such as {next(keys, 'objective.kind')}={table}."
             )
 
 

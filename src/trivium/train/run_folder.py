@@ -84,7 +84,7 @@ class RunFolder:
             return False
         begun_by = lock.read_text(encoding="utf-8").splitlines()[1:]
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return restarts > 0 or (_torchrun_id() != "" and begun_by == [_torchrun_id()])
+        return restarts > 0 or (_get_rendezvous_id() != "" and begun_by == [_get_rendezvous_id()])
 
     @property
     def begun(self) -> bool:
@@ -132,7 +132,7 @@ class RunFolder:
                 if not resume:
                     self._check_unused(known=known)
                 lock.truncate(0)
-                lock.write(f"{os.getpid()}\n{_torchrun_id()}")
+                lock.write(f"{os.getpid()}\n{_get_rendezvous_id()}")
                 lock.flush()
                 for left in [*self.path.rglob(_TEMPORARY)]:  # left by killed processes
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
@@ -292,7 +292,7 @@ def _format_record(record: dict[str, Any]) -> str:
     return json.dumps(known, allow_nan=False) + "\n"
 
 
-def _torchrun_id() -> str:
+def _get_rendezvous_id() -> str:
     """Return the --rdzv-id of `torchrun`, or "" if it is not set."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return "" if name == "none" else name

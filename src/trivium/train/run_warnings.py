@@ -134,7 +134,7 @@ class _PreferenceMetrics:
     weight: str
 
 
-def _preference_metrics(run: RunHistory) -> _PreferenceMetrics | None:
+def _get_preference_metrics(run: RunHistory) -> _PreferenceMetrics | None:
     """Return the preference metrics of a DPO run, or of a KTO run with equal weights.
 
     Returns None for other runs, and if the last log record has no preference loss.
@@ -157,7 +157,7 @@ def _preference_metrics(run: RunHistory) -> _PreferenceMetrics | None:
 
 def _first_loss_differs_from_reference(run: RunHistory) -> Values:
     """Check whether the first loss shows that the model differs from the reference model."""
-    pairs = _preference_metrics(run)
+    pairs = _get_preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
     return {"loss": pairs.loss, "name": pairs.start_name, "start": pairs.start}
@@ -165,7 +165,7 @@ def _first_loss_differs_from_reference(run: RunHistory) -> Values:
 
 def _preference_loss_does_not_move(run: RunHistory) -> Values:
     """Check whether the preference loss is still at its initial value after many steps."""
-    pairs, step = _preference_metrics(run), run.last["step"]
+    pairs, step = _get_preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
     return {"name": pairs.start_name, "steps": step}
@@ -176,14 +176,14 @@ def _preferred_become_rarer(run: RunHistory) -> Values:
 
     DPO's loss can fall even if both responses become less probable.
     """
-    pairs = _preference_metrics(run)
+    pairs = _get_preference_metrics(run)
     gain = run.last.get(f"train_{pairs.preferred}", 0.0) if pairs else 0.0
     if pairs is None or gain >= -_FALLEN:
         return None
     return {"preferred": pairs.preferred, "gain": gain, "weight": pairs.weight}
 
 
-def _first_and_last_metric(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
+def _get_first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
     """Return a policy metric in the first and in the last log record, or the default twice."""
     if not isinstance(run.objective, PolicyGradient):
         return default, default
@@ -192,28 +192,28 @@ def _first_and_last_metric(run: RunHistory, name: str, default: float = 0.0) -> 
 
 def _rewards_are_equal(run: RunHistory) -> Values:
     """Check whether most groups of responses have equal rewards, so that nothing is learned."""
-    _, fraction = _first_and_last_metric(run, "frac_reward_zero_std")
-    _, reward = _first_and_last_metric(run, "reward")
+    _, fraction = _get_first_and_last(run, "frac_reward_zero_std")
+    _, reward = _get_first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
 def _policy_is_far_from_reference(run: RunHistory) -> Values:
     """Check whether the policy's KL divergence from the reference model is large."""
-    _, distance = _first_and_last_metric(run, "kl")
+    _, distance = _get_first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _responses_repeat(run: RunHistory) -> Values:
     """Check whether the fraction of distinct bigrams in the responses has halved."""
-    first, last = _first_and_last_metric(run, "distinct_2")
+    first, last = _get_first_and_last(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
 
 
 def _responses_grow(run: RunHistory) -> Values:
     """Check whether responses grow toward the maximum length while the reward rises."""
     (first, last), (reward_before, reward) = (
-        _first_and_last_metric(run, "length"),
-        _first_and_last_metric(run, "reward"),
+        _get_first_and_last(run, "length"),
+        _get_first_and_last(run, "reward"),
     )
     longest = getattr(run.objective, "max_new_tokens", math.inf)
     grows = first < _SHORT * longest and last > _LONG * longest
@@ -222,7 +222,7 @@ def _responses_grow(run: RunHistory) -> Values:
 
 def _responses_are_truncated(run: RunHistory) -> Values:
     """Check whether most responses reached the maximum length in the first log record."""
-    first, last = _first_and_last_metric(run, "terminated", 1.0)
+    first, last = _get_first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
     return {"share": last, "size": run.objective.max_new_tokens}

@@ -173,12 +173,12 @@ def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Act
     sublayer.register_forward_pre_hook(stream.gather_input)
     for part in sublayer.modules():
         if isinstance(part, PositionsModule):
-            part.heads = _local_slice(part.attention.num_heads, stream.mesh)
+            part.heads = _get_local_slice(part.attention.num_heads, stream.mesh)
     for norm in (residual.pre_norm, residual.post_sublayer_norm, residual.post_norm):
         _distribute_module(norm, stream, Replicate())
 
 
-def _local_slice(size: int, mesh: DeviceMesh) -> slice:
+def _get_local_slice(size: int, mesh: DeviceMesh) -> slice:
     """Return the slice of `size` items that belongs to this process."""
     part = size // mesh.size()
     return slice(mesh.get_local_rank() * part, (mesh.get_local_rank() + 1) * part)

@@ -128,9 +128,7 @@ class TrainConfig(Config):
 
     @property
     def budget(self) -> tuple[str, float] | None:
-        """The budget of the run as a key and a value, such as ("steps", 1000); None if it is not
-        set.
-        """
+        """The budget as a key and a value, such as ("steps", 1000); None if no budget is set."""
         sizes = ((name, getattr(self, name)) for name in BUDGETS)
         return next(((name, size) for name, size in sizes if size is not None), None)
 

@@ -199,14 +199,17 @@ class Trainer:
             self.loss_scale = state.loss_scale = state.loss_scale or LossScale()
         unread: deque[UnreadStep] = deque()
         self.train_step.train()
-        with _stop_signals(self.parallel) as stopped:
+        with _stop_signals(self.parallel) as stop_requested:
             for batch in self.loader.steps_from(state.step):
                 lr = self._set_lr_and_weight_decay(batch, state)
                 metrics = StepMetrics(*self._take_step(batch, state))
                 state.step += 1
                 state.tokens += batch.num_tokens
                 state.seconds, eval_seconds, save, stop = self.parallel.all_reduce_max(
-                    elapsed_seconds(), timer.eval_seconds, self._is_save_due(timer), stopped()
+                    elapsed_seconds(),
+                    timer.eval_seconds,
+                    self._is_save_due(timer),
+                    stop_requested(),
                 )
                 self._end_phases(state)
                 # The last evaluation, about as long as the one before, belongs to the budget.
@@ -214,13 +217,13 @@ class Trainer:
                 due = self._decide_actions(state, save=bool(save), last=last, stop=bool(stop))
                 for callback in self.callbacks:
                     callback.on_step(state.step, 1.0 if last else self.progress(state))
-                record, skipped = progress_record(state), self._skipped_record(state)
+                record, skipped = make_progress_record(state), self._make_skip_record(state)
                 unread.append(UnreadStep(batch, metrics, lr, record, skipped, due.log))
                 waits = due.evaluate or due.save or batch.stream.objective.rolls_out
                 while len(unread) > (1 if self._reads_losses_late and not waits else 0):
                     self._log_step(unread.popleft(), meter, timer)
                 if due.evaluate:
-                    due = self._evaluate(state, due, timer, elapsed_seconds, stopped)
+                    due = self._evaluate(state, due, timer, elapsed_seconds, stop_requested)
                 if due.save:
                     state.last_losses = meter.to_list()
                     with timer.exclude_from_timing():
@@ -289,19 +292,19 @@ class Trainer:
         due: DueActions,
         timer: StepTimer,
         elapsed_seconds: Callable[[], float],
-        stopped: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> DueActions:
         """Evaluate the model. Returns the updated actions: early stopping can end the run."""
         with timer.exclude_from_timing():
-            measured = self.measure(self, state) if self.measure else {}
+            metrics = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
         # Rank 0 knows the best evaluation.
         patience = self.recipe.train.patience or math.inf
         stop_early = self.parallel.is_main and state.evals_since_best >= patience
         state.seconds, stop_early, stop = self.parallel.all_reduce_max(
-            elapsed_seconds(), stop_early, stopped()
+            elapsed_seconds(), stop_early, stop_requested()
         )
-        self._call_on_evaluate(state, measured)
+        self._call_on_evaluate(state, metrics)
         self.train_step.train()
         end = due.end or bool(stop_early) or self.progress(state) >= 1.0
         return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
@@ -390,15 +393,15 @@ class Trainer:
         """
         if state.evaluated_step == state.step:
             return
-        measured = self.measure(self, state) if self.measure else {}
+        metrics = self.measure(self, state) if self.measure else {}
         state.evaluated_step = state.step
-        self._call_on_evaluate(state, measured)
+        self._call_on_evaluate(state, metrics)
         self._call_on_save(state)
 
-    def _call_on_evaluate(self, state: TrainState, measured: dict[str, Any]) -> None:
+    def _call_on_evaluate(self, state: TrainState, metrics: dict[str, Any]) -> None:
         """Call `on_evaluate` of every callback with the results, unless there are none."""
-        record = progress_record(state) | measured
-        for callback in self.callbacks if measured else ():
+        record = make_progress_record(state) | metrics
+        for callback in self.callbacks if metrics else ():
             callback.on_evaluate(record, self.lm)
 
     def _call_on_save(self, state: TrainState) -> None:
@@ -429,14 +432,14 @@ class Trainer:
             _check_finite(total, 0.0 if overflows else norm, step.record["step"], step.lr)
             meter.add(step.batch.stream.name, losses, step.batch.label_counts)
         if step.is_logged:
-            record = step.record | meter.means("train", self.loader.streams)
+            record = step.record | meter.compute_means("train", self.loader.streams)
             record |= {"lr": step.lr, "grad_norm": norm}
             record["tokens_per_second"] = round(timer.measure_throughput(step.record["tokens"]), 1)
             record |= step.skipped
             for callback in self.callbacks:
                 callback.on_log(record)
 
-    def _skipped_record(self, state: TrainState) -> dict[str, Any]:
+    def _make_skip_record(self, state: TrainState) -> dict[str, Any]:
         """Return the entries of a log record about skipped steps and the loss scale."""
         record: dict[str, Any] = {}
         if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
@@ -496,7 +499,7 @@ class Trainer:
         overflows = not math.isfinite(float(norm))
         scale.update(overflowed=overflows)
         state.skipped_steps += overflows
-        if scale.is_lost:
+        if scale.is_too_small:
             raise TrainingError(
                 f"gradients overflow float16 at step {state.step + 1}, however small the factor of "
                 "the loss. The run stops at its last good checkpoint: resume it with "
@@ -518,8 +521,7 @@ class Trainer:
         return skipped
 
     def _halve_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """Halve the micro-batch size after running out of memory. Returns the batch in the new
-        size.
+        """Halve the micro-batch size after running out of memory. Returns the new batch.
 
         All later steps use the smaller size, too. Raises TrainingError at the second call, and if
         there are several processes.
@@ -617,7 +619,7 @@ def validation_losses(
                     sums[term] = sums.get(term, 0.0) + weight * to_float64(loss)
         totals = dict(zip(counts, parallel.all_reduce_sum(*counts.values()), strict=True))
         meter.add(stream.name, parallel.all_reduce(sums), totals)
-    return meter.means("valid", streams, probabilities)
+    return meter.compute_means("valid", streams, probabilities)
 
 
 def _copy_to_device(
@@ -737,7 +739,7 @@ class StepTimer:
         self.start += self.pause
 
 
-def progress_record(state: TrainState) -> dict[str, Any]:
+def make_progress_record(state: TrainState) -> dict[str, Any]:
     """Return the step, tokens and seconds, which are the first entries of every metrics record."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 

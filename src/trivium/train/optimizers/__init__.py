@@ -109,10 +109,10 @@ class Optimizer(Choice, Config, ABC):
 
         By default, this is two moments per trained weight, as in AdamW.
         """
-        return 2 * sum(weight.numel() for weight in trained_parameters(model).values())
+        return 2 * sum(weight.numel() for weight in get_trained_parameters(model).values())
 
-    def _parameter_groups(
-        self, parameters: Mapping[str, nn.Parameter], non_matrices: set[int]
+    def _make_parameter_groups(
+        self, parameters: Mapping[str, nn.Parameter], non_matrix_ids: set[int]
     ) -> list[dict[str, Any]]:
         """Split parameters into the parameter groups of a PyTorch optimizer.
 
@@ -128,9 +128,12 @@ class Optimizer(Choice, Config, ABC):
             (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.initial_weight_decay}
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in others if p.ndim > 1 and id(p) not in non_matrices], **decayed},
             {
-                "params": [p for p in others if p.ndim <= 1 or id(p) in non_matrices],
+                "params": [p for p in others if p.ndim > 1 and id(p) not in non_matrix_ids],
+                **decayed,
+            },
+            {
+                "params": [p for p in others if p.ndim <= 1 or id(p) in non_matrix_ids],
                 "weight_decay": 0.0,
             },
         ]
@@ -144,7 +147,7 @@ class Optimizer(Choice, Config, ABC):
         """Build a fused AdamW for these parameters of the model."""
         assert self.lr is not None
         return torch.optim.AdamW(
-            self._parameter_groups(parameters, _non_matrix_ids(model)),
+            self._make_parameter_groups(parameters, _get_non_matrix_ids(model)),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -179,8 +182,8 @@ def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
-def fit_weight_decay_to_epoch(optimizers: Optimizers, steps: float) -> None:
-    """Raise the weight decay so that weights average over about one epoch, that is `steps` steps.
+def fit_weight_decay_to_epoch(optimizers: Optimizers, steps_per_epoch: float) -> None:
+    """Raise the weight decay so that weights average over about one epoch.
 
     With decoupled decay, weights are a moving average of the last 1 / (learning rate * decay)
     steps. The best averaging window is a number of epochs that does not depend on the size of the
@@ -191,7 +194,7 @@ def fit_weight_decay_to_epoch(optimizers: Optimizers, steps: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if decay := group["weight_decay"]:
-                forgetting = 1.0 / (group["peak_lr"] * max(steps, _FEWEST_STEPS))
+                forgetting = 1.0 / (group["peak_lr"] * max(steps_per_epoch, _FEWEST_STEPS))
                 group["weight_decay"] = max(decay, forgetting)
 
 
@@ -203,7 +206,7 @@ def change_weight_decay(optimizers: Optimizers, decay: float) -> None:
                 group["weight_decay"] = decay
 
 
-def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
+def get_state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors in the state of all optimizers by name, such as `PARAMETER/exp_avg`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
@@ -218,7 +221,7 @@ def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]
 def load_state_tensors(
     optimizers: Optimizers, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Load tensors that `state_tensors` returned into the state of the optimizers.
+    """Load tensors that `get_state_tensors` returned into the state of the optimizers.
 
     Raises KeyError if a tensor belongs to no parameter.
     """
@@ -237,19 +240,21 @@ def load_state_tensors(
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def get_trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained parameters (with `requires_grad`) by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+def get_block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained matrices inside the blocks of a model, by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
-    blocks -= _non_matrix_ids(model)
-    return {n: p for n, p in trained_parameters(model).items() if id(p) in blocks and p.ndim == 2}
+    blocks -= _get_non_matrix_ids(model)
+    return {
+        n: p for n, p in get_trained_parameters(model).items() if id(p) in blocks and p.ndim == 2
+    }
 
 
-def _non_matrix_ids(model: nn.Module) -> set[int]:
+def _get_non_matrix_ids(model: nn.Module) -> set[int]:
     """Return the Python ids of parameters that are stored as matrices but are treated as vectors.
 
     Modules name these parameters in `PartModule.non_matrices`.

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from trivium.nn.mixers.attention import AttentionModule
-from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained_parameters
+from trivium.train.optimizers import (
+    Optimizer,
+    Optimizers,
+    get_block_matrices,
+    get_trained_parameters,
+)
 
 # With Muon, the learning rate of token embeddings is AdamW's rate times this factor and
 # `embedding_lr_scale`.
@@ -47,12 +52,12 @@ class Muon(Optimizer):
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build Muon and AdamW, or only AdamW if no matrix inside a block is trained."""
-        parameters = trained_parameters(model)
-        matrices = block_matrices(model)
+        parameters = get_trained_parameters(model)
+        matrices = get_block_matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
             return [self.build_adamw(model, rest)]
-        scales = _query_lr_factors(model)
+        scales = _get_query_lr_factors(model)
         by_scale: dict[float, list[nn.Parameter]] = {}
         for name, weight in matrices.items():
             by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
@@ -69,7 +74,9 @@ class Muon(Optimizer):
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements in the optimizer state; matrices have only a momentum."""
-        return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
+        return super().state_size(model) - sum(
+            w.numel() for w in get_block_matrices(model).values()
+        )
 
 
 class MatrixMuon(torch.optim.Optimizer):
@@ -122,18 +129,18 @@ class MatrixMuon(torch.optim.Optimizer):
                 if weight.grad is not None:
                     by_shape[tuple(weight.shape)].append((weight, group))
         for shape, weights in by_shape.items():
-            most = max(1, _STACKED // (shape[0] * shape[1])) * _rank_and_world_size()[1]
+            most = max(1, _STACKED // (shape[0] * shape[1])) * _get_rank_and_world_size()[1]
             count = -(-len(weights) // -(-len(weights) // most))  # stacks of nearly equal size
             for first in range(0, len(weights), count):
                 self._update_matrices(weights[first : first + count])
 
     def _update_matrices(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
         """Update matrices of the same shape, given as pairs of a weight and its parameter group."""
-        rank, size = _rank_and_world_size()
+        rank, size = _get_rank_and_world_size()
         own: list[Tensor] = []
         updates = self._update_momenta([weight for weight, _ in weights])
         for number, ((weight, _), update) in enumerate(zip(weights, updates, strict=True)):
-            whole = _gather_tensor(weight, update)  # a collective: all processes call it
+            whole = _gather_like(weight, update)  # a collective: all processes call it
             if number % size == rank:
                 own.append(whole)
         steps = iter(self._orthogonalize_momenta(torch.stack(own)) if own else ())
@@ -188,7 +195,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-def _rank_and_world_size() -> tuple[int, int]:
+def _get_rank_and_world_size() -> tuple[int, int]:
     """Return the rank of this process and the number of processes; (0, 1) if there is only one."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
@@ -203,7 +210,7 @@ def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _gather_tensor(weight: Tensor, shard: Tensor) -> Tensor:
+def _gather_like(weight: Tensor, shard: Tensor) -> Tensor:
     """Gather a tensor on every process, given this process's shard.
 
     The tensor is sharded like `weight`. If `weight` is not sharded, `shard` is returned unchanged.
@@ -216,19 +223,19 @@ def _gather_tensor(weight: Tensor, shard: Tensor) -> Tensor:
     ).full_tensor()
 
 
-def _shard_like(weight: Tensor, whole: Tensor) -> Tensor:
-    """Return this process's view of a replicated tensor, sharded with the placements of `weight`.
+def _shard_like(weight: Tensor, tensor: Tensor) -> Tensor:
+    """Shard a replicated tensor with the placements of `weight`. Returns a DTensor.
 
     If `weight` is not sharded, the tensor is returned unchanged.
     """
     if not isinstance(weight, DTensor):
-        return whole
+        return tensor
     mesh = weight.device_mesh
-    copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    copies = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return copies.redistribute(placements=weight.placements)
 
 
-def _query_lr_factors(model: nn.Module) -> dict[str, float]:
+def _get_query_lr_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
     A factor is below 1 if attention scores are not divided by sqrt(head_dim) (T5). Muon's updates
