@@ -79,16 +79,14 @@ def padded_vocabulary_size(vocab_size: int) -> int:
     return -(-vocab_size // 64) * 64
 
 
-def with_vocabularies(spec: Spec, vocab_size: int, source_vocab_size: int | None = None) -> Spec:
+def with_vocabularies(spec: Spec, vocab_size: int, source_size: int | None = None) -> Spec:
     """Return the spec with the vocabulary sizes of the tokenizers, padded to multiples of 64.
 
-    If `source_vocab_size` is None, the source and the target share one vocabulary.
+    If `source_size` is None, the source and the target share one vocabulary.
     """
     changes: dict[str, int | None] = {"vocab_size": padded_vocabulary_size(vocab_size)}
     if hasattr(spec, "source_vocab_size"):
-        changes["source_vocab_size"] = source_vocab_size and padded_vocabulary_size(
-            source_vocab_size
-        )
+        changes["source_vocab_size"] = source_size and padded_vocabulary_size(source_size)
     return spec.replace(**changes)
 
 
@@ -162,16 +160,14 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
     return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_rate(spec))
 
 
-def _adjust_learning_rate_to_task(
-    task: LabelledObjective, learning_rate: float, *, has_adapter: bool
-) -> float:
+def _adjust_lr_to_task(task: LabelledObjective, lr: float, *, has_adapter: bool) -> float:
     """Scale the default fine-tuning learning rate for a task, and clamp it to the task's range.
 
     `has_adapter` is whether a LoRA adapter is trained, which needs a higher rate.
     """
     advice = task.advice()
     lowest, highest = (bound * (_ADAPTER_RATE if has_adapter else 1.0) for bound in advice.lr_range)
-    return min(max(learning_rate * advice.lr_factor, lowest), highest)
+    return min(max(lr * advice.lr_factor, lowest), highest)
 
 
 def _reads_characters(spec: Spec) -> bool:
@@ -218,7 +214,7 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         data = data.replace(length=length)
         train["batch_tokens"] = recipe.train.batch_tokens or choose_batch_tokens(spec, length)
     if labelled:
-        train |= _choose_labelled_settings(recipe, num_examples, has_new_weights=new)
+        train |= _choose_labelled_settings(recipe, num_examples, new=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
@@ -227,7 +223,7 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         adapted = recipe.adapter.rank > 0
         rate = finetuning_learning_rate(spec, new_weights=new, adapted=adapted)
         rate = min(
-            _adjust_learning_rate_to_task(task, rate, has_adapter=adapted)
+            _adjust_lr_to_task(task, rate, has_adapter=adapted)
             for task in _get_labelled_objectives(recipe)
         )
     else:
@@ -244,13 +240,11 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
     )
 
 
-def _choose_labelled_settings(
-    recipe: Recipe, num_examples: int, *, has_new_weights: bool
-) -> dict[str, Any]:
+def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
     """Choose the values of `[train]` that depend on the number of labelled examples.
 
     These are the batch size, the evaluation and checkpoint intervals, and the number of epochs.
-    `has_new_weights` is whether the model is trained from scratch.
+    `new` is whether the model is trained from scratch.
     """
     task, section = _get_labelled_objectives(recipe)[0], recipe.train
     advice = task.advice()
@@ -261,7 +255,7 @@ def _choose_labelled_settings(
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:
         epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _FEWEST_EPOCHS)
-        chosen["epochs"] = advice.epochs or epochs * (2.0 if has_new_weights else 1.0)
+        chosen["epochs"] = advice.epochs or epochs * (2.0 if new else 1.0)
     return chosen
 
 

@@ -82,9 +82,8 @@ class KeptWeights(Callback):
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
             self.run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(
-                self.run.best_weights_path(state.step), self.model.whole.state_dict()
-            )
+            path = self.run.best_weights_path(state.step)
+            tensor_files.write_safetensors(path, self.model.whole.state_dict())
             # A resumed run may need the weights that were best at its checkpoint.
             self.saved.wait()
             self.run.delete_other_best_weights(state.step, self._saved_best_step)
@@ -129,15 +128,13 @@ def drop_abandoned_best(
         run.delete_other_best_weights(state.best_step)
 
 
-def average_weights(folder: Path, num_checkpoints: int) -> dict[str, Tensor]:
-    """Return the mean weights of the last `num_checkpoints` valid checkpoints in a folder.
+def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
+    """Return the mean weights of the last `count` valid checkpoints in a folder.
 
     Source: Vaswani et al. 2017, section 6.1.
     """
     total: dict[str, Tensor] = {}
-    good = [path for path in checkpoints(folder) if find_checkpoint_damage(path) is None][
-        :num_checkpoints
-    ]
+    good = [path for path in checkpoints(folder) if find_checkpoint_damage(path) is None][:count]
     for checkpoint in good:
         for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
             if not weight.is_floating_point():  # a table that is not trained

@@ -205,20 +205,19 @@ class BatchStream:
         return _split_row_positions(num_rows, size)
 
     def _shard_micro_batches(
-        self, row_positions: Sequence[np.ndarray], parallel: Parallel
+        self, positions: Sequence[np.ndarray], parallel: Parallel
     ) -> list[_MicroBatchIndex]:
         """Select the micro-batches of a step that this process computes.
 
-        `row_positions` contains the row positions of every micro-batch of the step. If the
+        `positions` contains the row positions of every micro-batch of the step. If the
         objective needs the whole step, all processes compute every micro-batch together, and only
         one process counts it. Otherwise, the micro-batches are sharded among the processes.
         """
         if not self.objective.needs_whole_step:
-            return [_MicroBatchIndex(*part) for part in parallel.shard(row_positions)]
+            return [_MicroBatchIndex(*part) for part in parallel.shard(positions)]
         size, rank = parallel.data_size, parallel.data_rank
         return [
-            _MicroBatchIndex(n, group, float(n % size == rank))
-            for n, group in enumerate(row_positions)
+            _MicroBatchIndex(n, rows, float(n % size == rank)) for n, rows in enumerate(positions)
         ]
 
     def _build_global_batch(

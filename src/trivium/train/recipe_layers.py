@@ -127,7 +127,7 @@ def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> Non
         section, _, name = key.rpartition(".")
         if has_budget and section == "train" and name in BUDGETS:
             continue
-        for prefix, root in _iter_section_parents(tree, section):
+        for prefix, root in _iter_parents(tree, section):
             table = root
             for step in section.split(".") if section else ():
                 table = table.setdefault(step, {})
@@ -138,7 +138,7 @@ def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> Non
                 origins[prefix + key] = origin
 
 
-def _iter_section_parents(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
+def _iter_parents(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
     """Yield the dicts of a recipe that contain a section, each with the prefix of its dotted keys.
 
     In a mix, every data source contains the section `objective`. All other sections are at the top
@@ -213,9 +213,7 @@ def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     This is the objective of the published recipe for text, or else the default for the
     architecture.
     """
-    if all(
-        "kind" in root.get("objective", {}) for _, root in _iter_section_parents(tree, "objective")
-    ):
+    if all("kind" in root.get("objective", {}) for _, root in _iter_parents(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
     recipe = published_recipes().get(tree["model"].get("preset") or "")
     if recipe is not None and "objective.kind" in recipe.values and not tree.get("mix"):

@@ -116,7 +116,7 @@ def _loss_is_stuck(run: RunHistory) -> Values:
 
 
 @dataclass(frozen=True)
-class _PreferenceMetrics:
+class _PreferenceRun:
     """The metrics that preference-training warnings check: the loss and its initial value.
 
     Args:
@@ -134,7 +134,7 @@ class _PreferenceMetrics:
     weight: str
 
 
-def _get_preference_metrics(run: RunHistory) -> _PreferenceMetrics | None:
+def _get_preference_metrics(run: RunHistory) -> _PreferenceRun | None:
     """Return the preference metrics of a DPO run, or of a KTO run with equal weights.
 
     Returns None for other runs, and if the last log record has no preference loss.
@@ -142,16 +142,12 @@ def _get_preference_metrics(run: RunHistory) -> _PreferenceMetrics | None:
     objective, last = run.objective, run.last
     if isinstance(objective, KTO) and "train_kto" in last:
         equal = objective.desirable_weight == objective.undesirable_weight == 1
-        metrics = _PreferenceMetrics(last["train_kto"], "1/2", 0.5, "desirable", "desirable_weight")
+        metrics = _PreferenceRun(last["train_kto"], "1/2", 0.5, "desirable", "desirable_weight")
         return metrics if equal else None
     if isinstance(objective, PreferenceOptimization) and "train_preference" in last:
         is_dpo = objective.loss_type == "sigmoid" and not objective.label_smoothing
         loss = last["train_preference"]
-        return (
-            _PreferenceMetrics(loss, "ln 2", math.log(2), "chosen", "sft_weight")
-            if is_dpo
-            else None
-        )
+        return _PreferenceRun(loss, "ln 2", math.log(2), "chosen", "sft_weight") if is_dpo else None
     return None
 
 
@@ -183,7 +179,7 @@ def _preferred_become_rarer(run: RunHistory) -> Values:
     return {"preferred": pairs.preferred, "gain": gain, "weight": pairs.weight}
 
 
-def _get_first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
+def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
     """Return a policy metric in the first and in the last log record, or the default twice."""
     if not isinstance(run.objective, PolicyGradient):
         return default, default
@@ -192,29 +188,27 @@ def _get_first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tup
 
 def _rewards_are_equal(run: RunHistory) -> Values:
     """Check whether most groups of responses have equal rewards, so that nothing is learned."""
-    _, fraction = _get_first_and_last(run, "frac_reward_zero_std")
-    _, reward = _get_first_and_last(run, "reward")
+    _, fraction = _first_and_last(run, "frac_reward_zero_std")
+    _, reward = _first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
 def _policy_is_far_from_reference(run: RunHistory) -> Values:
     """Check whether the policy's KL divergence from the reference model is large."""
-    _, distance = _get_first_and_last(run, "kl")
+    _, distance = _first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _responses_repeat(run: RunHistory) -> Values:
     """Check whether the fraction of distinct bigrams in the responses has halved."""
-    first, last = _get_first_and_last(run, "distinct_2")
+    first, last = _first_and_last(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
 
 
 def _responses_grow(run: RunHistory) -> Values:
     """Check whether responses grow toward the maximum length while the reward rises."""
-    (first, last), (reward_before, reward) = (
-        _get_first_and_last(run, "length"),
-        _get_first_and_last(run, "reward"),
-    )
+    first, last = _first_and_last(run, "length")
+    reward_before, reward = _first_and_last(run, "reward")
     longest = getattr(run.objective, "max_new_tokens", math.inf)
     grows = first < _SHORT * longest and last > _LONG * longest
     return {"first": first, "now": last} if grows and reward > reward_before else None
@@ -222,7 +216,7 @@ def _responses_grow(run: RunHistory) -> Values:
 
 def _responses_are_truncated(run: RunHistory) -> Values:
     """Check whether most responses reached the maximum length in the first log record."""
-    first, last = _get_first_and_last(run, "terminated", 1.0)
+    first, last = _first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
     return {"share": last, "size": run.objective.max_new_tokens}

@@ -79,9 +79,7 @@ class Linear(Schedule):
 
         p is the progress since the end of the warm-up, 0 to 1.
         """
-        return self.final + (1.0 - self.final) * (
-            1.0 - _compute_decay_progress(progress, warmup_end)
-        )
+        return self.final + (1.0 - self.final) * (1.0 - _decay_progress(progress, warmup_end))
 
 
 class Cosine(Schedule):
@@ -95,7 +93,7 @@ class Cosine(Schedule):
 
         p is the progress since the end of the warm-up, 0 to 1.
         """
-        p = _compute_decay_progress(progress, warmup_end)
+        p = _decay_progress(progress, warmup_end)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * p))
 
 
@@ -122,7 +120,7 @@ class SlantedTriangle(Schedule):
 
     def decay_factor(self, progress: float, warmup_end: float) -> float:
         """Return the factor of a linear decay from 1 to 0."""
-        return 1.0 - _compute_decay_progress(progress, warmup_end)
+        return 1.0 - _decay_progress(progress, warmup_end)
 
 
 class InverseSqrt(Schedule):
@@ -161,6 +159,6 @@ class StableDecay(Schedule):
         return self.final + (1.0 - self.final) * left
 
 
-def _compute_decay_progress(progress: float, warmup_end: float) -> float:
+def _decay_progress(progress: float, warmup_end: float) -> float:
     """Return the progress since the end of the warm-up, 0 to 1."""
     return (progress - warmup_end) / (1.0 - warmup_end) if warmup_end < 1.0 else 1.0

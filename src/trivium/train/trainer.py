@@ -199,17 +199,14 @@ class Trainer:
             self.loss_scale = state.loss_scale = state.loss_scale or LossScale()
         unread: deque[UnreadStep] = deque()
         self.train_step.train()
-        with _stop_signals(self.parallel) as stop_requested:
+        with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
                 lr = self._set_lr_and_weight_decay(batch, state)
                 metrics = StepMetrics(*self._take_step(batch, state))
                 state.step += 1
                 state.tokens += batch.num_tokens
                 state.seconds, eval_seconds, save, stop = self.parallel.all_reduce_max(
-                    elapsed_seconds(),
-                    timer.eval_seconds,
-                    self._is_save_due(timer),
-                    stop_requested(),
+                    elapsed_seconds(), timer.eval_seconds, self._is_save_due(timer), stopped()
                 )
                 self._end_phases(state)
                 # The last evaluation, about as long as the one before, belongs to the budget.
@@ -223,7 +220,7 @@ class Trainer:
                 while len(unread) > (1 if self._reads_losses_late and not waits else 0):
                     self._log_step(unread.popleft(), meter, timer)
                 if due.evaluate:
-                    due = self._evaluate(state, due, timer, elapsed_seconds, stop_requested)
+                    due = self._evaluate(state, due, timer, elapsed_seconds, stopped)
                 if due.save:
                     state.last_losses = meter.to_list()
                     with timer.exclude_from_timing():
@@ -264,9 +261,7 @@ class Trainer:
         by_steps = train.keep_checkpoints == "all" or train.average > 1
         return not by_steps and timer.is_save_due()
 
-    def _decide_actions(
-        self, state: TrainState, *, save: bool, last: bool, stop: bool
-    ) -> DueActions:
+    def _decide_actions(self, state: TrainState, *, save: bool, last: bool, stop: bool) -> Actions:
         """Decide which actions follow the step that has just ended, such as an evaluation.
 
         Args:
@@ -278,7 +273,7 @@ class Trainer:
         train, step = self.recipe.train, state.step
         assert train.eval_every is not None
         assert train.save_every is not None
-        return DueActions(
+        return Actions(
             log=step % self._log_every == 0 or last,
             evaluate=step % train.eval_every == 0 or last,
             save=step % train.save_every == 0 or save or last or stop,
@@ -289,11 +284,11 @@ class Trainer:
     def _evaluate(
         self,
         state: TrainState,
-        due: DueActions,
+        due: Actions,
         timer: StepTimer,
         elapsed_seconds: Callable[[], float],
-        stop_requested: Callable[[], bool],
-    ) -> DueActions:
+        stopped: Callable[[], bool],
+    ) -> Actions:
         """Evaluate the model. Returns the updated actions: early stopping can end the run."""
         with timer.exclude_from_timing():
             metrics = self.measure(self, state) if self.measure else {}
@@ -302,7 +297,7 @@ class Trainer:
         patience = self.recipe.train.patience or math.inf
         stop_early = self.parallel.is_main and state.evals_since_best >= patience
         state.seconds, stop_early, stop = self.parallel.all_reduce_max(
-            elapsed_seconds(), stop_early, stop_requested()
+            elapsed_seconds(), stop_early, stopped()
         )
         self._call_on_evaluate(state, metrics)
         self.train_step.train()
@@ -687,7 +682,7 @@ class UnreadStep:
 
 
 @dataclass(frozen=True)
-class DueActions:
+class Actions:
     """The actions that are due after a step. All processes have the same values.
 
     Args:

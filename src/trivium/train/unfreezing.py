@@ -6,7 +6,7 @@ from itertools import chain
 
 from torch import nn
 
-from trivium.train.optimizers import get_trained_parameters
+from trivium.train.optimizers import trained_parameters
 
 
 class GradualUnfreezing:
@@ -27,7 +27,7 @@ class GradualUnfreezing:
 
     def __init__(self, model: nn.Module, fraction: float) -> None:
         depths: dict[nn.Parameter, int] = model.layer_depths()  # type: ignore[operator]
-        weights = get_trained_parameters(model).values()
+        weights = trained_parameters(model).values()
         stages = sorted({max(1, depths[weight]) for weight in weights})
         self.fraction = fraction
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]

@@ -109,10 +109,10 @@ class Optimizer(Choice, Config, ABC):
 
         By default, this is two moments per trained weight, as in AdamW.
         """
-        return 2 * sum(weight.numel() for weight in get_trained_parameters(model).values())
+        return 2 * sum(weight.numel() for weight in trained_parameters(model).values())
 
     def _make_parameter_groups(
-        self, parameters: Mapping[str, nn.Parameter], non_matrix_ids: set[int]
+        self, parameters: Mapping[str, nn.Parameter], vector_ids: set[int]
     ) -> list[dict[str, Any]]:
         """Split parameters into the parameter groups of a PyTorch optimizer.
 
@@ -128,12 +128,9 @@ class Optimizer(Choice, Config, ABC):
             (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.initial_weight_decay}
         groups: list[dict[str, Any]] = [
+            {"params": [p for p in others if p.ndim > 1 and id(p) not in vector_ids], **decayed},
             {
-                "params": [p for p in others if p.ndim > 1 and id(p) not in non_matrix_ids],
-                **decayed,
-            },
-            {
-                "params": [p for p in others if p.ndim <= 1 or id(p) in non_matrix_ids],
+                "params": [p for p in others if p.ndim <= 1 or id(p) in vector_ids],
                 "weight_decay": 0.0,
             },
         ]
@@ -240,18 +237,16 @@ def load_state_tensors(
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
 
-def get_trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained parameters (with `requires_grad`) by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def get_block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained matrices inside the blocks of a model, by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
     blocks -= _get_non_matrix_ids(model)
-    return {
-        n: p for n, p in get_trained_parameters(model).items() if id(p) in blocks and p.ndim == 2
-    }
+    return {n: p for n, p in trained_parameters(model).items() if id(p) in blocks and p.ndim == 2}
 
 
 def _get_non_matrix_ids(model: nn.Module) -> set[int]:

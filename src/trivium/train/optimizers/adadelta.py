@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, get_trained_parameters
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adadelta(Optimizer):
@@ -36,5 +36,5 @@ class Adadelta(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build one Adadelta optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._make_parameter_groups(get_trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adadelta(groups, lr=self.lr, rho=self.rho, eps=self.eps)]

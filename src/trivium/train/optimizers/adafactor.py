@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, get_trained_parameters
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 # The default learning rate: 1 / sqrt(10,000) as in Raffel et al. 2019, section 3.1.2.
 _RATE = 0.01
@@ -46,7 +46,7 @@ class Adafactor(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build one Adafactor optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._make_parameter_groups(get_trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay)]
 
     def state_size(self, model: nn.Module) -> int:
@@ -54,7 +54,7 @@ class Adafactor(Optimizer):
 
         A matrix has one element per row and per column, and a vector has one per element.
         """
-        shapes = [weight.shape for weight in get_trained_parameters(model).values()]
+        shapes = [weight.shape for weight in trained_parameters(model).values()]
         return sum(
             shape.numel() // shape[-1] + shape.numel() // shape[-2]
             if len(shape) > 1

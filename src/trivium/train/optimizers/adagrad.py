@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, get_trained_parameters
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adagrad(Optimizer):
@@ -31,7 +31,7 @@ class Adagrad(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build one Adagrad optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._make_parameter_groups(get_trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         first = self.initial_sum
         return [
             torch.optim.Adagrad(groups, lr=self.lr, eps=self.eps, initial_accumulator_value=first)
@@ -39,4 +39,4 @@ class Adagrad(Optimizer):
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements in the sums of squares: one per trained weight."""
-        return sum(weight.numel() for weight in get_trained_parameters(model).values())
+        return sum(weight.numel() for weight in trained_parameters(model).values())

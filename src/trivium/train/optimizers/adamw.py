@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from trivium.train.optimizers import Optimizer, Optimizers, get_trained_parameters
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class AdamW(Optimizer):
@@ -17,4 +17,4 @@ class AdamW(Optimizer):
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build one AdamW optimizer for all trained parameters."""
-        return [self.build_adamw(model, get_trained_parameters(model))]
+        return [self.build_adamw(model, trained_parameters(model))]

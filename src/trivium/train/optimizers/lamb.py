@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trivium.errors import require_extra
-from trivium.train.optimizers import Optimizer, Optimizers, get_trained_parameters
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class LAMB(Optimizer):
@@ -30,9 +30,9 @@ class LAMB(Optimizer):
         # With adam_debias, the library does not correct the bias. It would count the steps for this
         # outside of the state.
         options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
-        groups = self._make_parameter_groups(get_trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [Lamb(groups, lr=self.lr, **options)]
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements in the state: two moments and three scalars per tensor."""
-        return super().state_size(model) + 3 * len(get_trained_parameters(model))
+        return super().state_size(model) + 3 * len(trained_parameters(model))

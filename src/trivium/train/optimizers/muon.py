@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from trivium.nn.mixers.attention import AttentionModule
-from trivium.train.optimizers import (
-    Optimizer,
-    Optimizers,
-    get_block_matrices,
-    get_trained_parameters,
-)
+from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained_parameters
 
 # With Muon, the learning rate of token embeddings is AdamW's rate times this factor and
 # `embedding_lr_scale`.
@@ -52,8 +47,8 @@ class Muon(Optimizer):
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build Muon and AdamW, or only AdamW if no matrix inside a block is trained."""
-        parameters = get_trained_parameters(model)
-        matrices = get_block_matrices(model)
+        parameters = trained_parameters(model)
+        matrices = block_matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
             return [self.build_adamw(model, rest)]
@@ -74,9 +69,7 @@ class Muon(Optimizer):
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements in the optimizer state; matrices have only a momentum."""
-        return super().state_size(model) - sum(
-            w.numel() for w in get_block_matrices(model).values()
-        )
+        return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
 
 
 class MatrixMuon(torch.optim.Optimizer):

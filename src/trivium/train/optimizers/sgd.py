@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from trivium.errors import RecipeError
-from trivium.train.optimizers import Optimizer, Optimizers, get_trained_parameters
+from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class SGD(Optimizer):
@@ -37,11 +37,9 @@ class SGD(Optimizer):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Build one SGD optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._make_parameter_groups(get_trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
 
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements in the momentum buffers; 0 without momentum."""
-        return (
-            sum(w.numel() for w in get_trained_parameters(model).values()) if self.momentum else 0
-        )
+        return sum(w.numel() for w in trained_parameters(model).values()) if self.momentum else 0
