@@ -74,7 +74,7 @@ def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
 
 
-def padded_vocabulary_size(vocab_size: int) -> int:
+def pad_vocabulary_size(vocab_size: int) -> int:
     """Round a vocabulary size up to a multiple of 64, the number of embedding rows."""
     return -(-vocab_size // 64) * 64
 
@@ -84,9 +84,9 @@ def with_vocabularies(spec: Spec, vocab_size: int, source_size: int | None = Non
 
     If `source_size` is None, the source and the target share one vocabulary.
     """
-    changes: dict[str, int | None] = {"vocab_size": padded_vocabulary_size(vocab_size)}
+    changes: dict[str, int | None] = {"vocab_size": pad_vocabulary_size(vocab_size)}
     if hasattr(spec, "source_vocab_size"):
-        changes["source_vocab_size"] = source_size and padded_vocabulary_size(source_size)
+        changes["source_vocab_size"] = source_size and pad_vocabulary_size(source_size)
     return spec.replace(**changes)
 
 

@@ -74,7 +74,7 @@ class RunFolder:
                 f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
                 f"{self._describe_replaced_run()}{files.did_you_mean_folder(self.path)}"
             )
-        return resume is True or (resume == "auto" and self.begun) or self._is_restarted
+        return resume is True or (resume == "auto" and self.has_begun) or self._is_restarted
 
     @property
     def _is_restarted(self) -> bool:
@@ -87,12 +87,12 @@ class RunFolder:
         return restarts > 0 or (_get_rendezvous_id() != "" and begun_by == [_get_rendezvous_id()])
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether the folder contains a run that reached its first step."""
         return self.recipe.is_file() and (self.metadata_file.is_file() or self.checkpoints.is_dir())
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether the folder contains a checkpoint or a finished model."""
         checkpoint = next(model_folder.checkpoints(self.checkpoints), None)
         return checkpoint is not None or self.weights.is_file()
@@ -110,7 +110,11 @@ class RunFolder:
             RecipeError: another process trains in this folder, or the folder contains a run or
                 other files that may not be replaced.
         """
-        if self._replaced_folder.is_dir() and not self.resumable and not (resume and self.begun):
+        if (
+            self._replaced_folder.is_dir()
+            and not self.is_resumable
+            and not (resume and self.has_begun)
+        ):
             with self._acquire_lock() as lock:
                 if overwrite or lock.read() != "":  # else the user made the folder
                     self.remove_preparation()
@@ -156,7 +160,7 @@ class RunFolder:
         except BaseException:
             is_encoded = any(self.path.glob("shards*"))
             replaces = self._replaced_folder.is_dir()
-            if not (self.resumable if replaces else self.training or is_encoded):
+            if not (self.is_resumable if replaces else self.training or is_encoded):
                 self.kept = False
                 with handle_signals(_ignore_signal):
                     self.remove_preparation()
@@ -168,7 +172,7 @@ class RunFolder:
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
         logs = self.metrics_file, self.metadata_file, self.path / "tensorboard"
-        others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))
+        others = (self.path / "vocab.txt", *(() if self.is_resumable else (self.checkpoints,)))
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
@@ -239,7 +243,7 @@ class RunFolder:
         file shows that a run was started in this folder. Without it, a recipe in the folder counts
         as a run.
         """
-        if self.begun or (self.recipe.is_file() and not known):
+        if self.has_begun or (self.recipe.is_file() and not known):
             raise RecipeError(
                 f"{self.path} already holds a run: continue it (--resume), choose another --out, "
                 "or replace it (--overwrite)."
@@ -269,7 +273,7 @@ class RunFolder:
 
         The replaced run is restored only if the new run left no recipe.
         """
-        if self.resumable:
+        if self.is_resumable:
             shutil.rmtree(self._replaced_folder, ignore_errors=True)
         elif not self.recipe.is_file():
             self._restore_replaced_run()
