@@ -55,7 +55,7 @@ class LabelProbability(ClassifierReward):
 
     kind: Literal["label"] = "label"
     label: str = Field(description="name of the label")
-    prepend_prompt: bool = Field(False, description="whether the classifier reads the prompt, too")
+    with_prompt: bool = Field(False, description="whether the classifier reads the prompt, too")
 
     def check_labels(self, labels: Collection[str]) -> None:
         """Raise RecipeError if the classifier does not have the label."""
@@ -68,7 +68,7 @@ class LabelProbability(ClassifierReward):
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """Return a probability between 0 and 1 for every sample."""
-        texts = [one.text if self.prepend_prompt else one.response for one in samples]
+        texts = [one.text if self.with_prompt else one.response for one in samples]
         answers = iter(self.load().classify([text for text in texts if text.strip()]))
         return [next(answers).scores[self.label] if text.strip() else 0.0 for text in texts]
 
