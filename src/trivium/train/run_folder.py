@@ -131,10 +131,10 @@ class RunFolder:
                 shutil.rmtree(self._replaced_folder, ignore_errors=True)
                 self.path.rename(self._replaced_folder)
         with self._acquire_lock() as lock:
-            known = lock.read() != ""  # a run has used this folder
+            was_used = lock.read() != ""  # a run has used this folder
             try:
                 if not resume:
-                    self._check_unused(known=known)
+                    self._check_unused(was_used=was_used)
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n{_get_rendezvous_id()}")
                 lock.flush()
@@ -144,7 +144,7 @@ class RunFolder:
                     yield self
             finally:
                 with handle_signals(_ignore_signal):
-                    if resume and not known:
+                    if resume and not was_used:
                         lock.truncate(0)  # the user made the folder: no later start may use it
                     self._delete_or_restore_replaced_run()
 
@@ -198,7 +198,9 @@ class RunFolder:
         """
         metadata = files.read_json(self.metadata_file) if self.metadata_file.is_file() else {}
         if not isinstance(metadata, dict):
-            raise CheckpointError(f"{self.metadata_file} is no object of facts: delete it.")
+            raise CheckpointError(
+                f"{self.metadata_file} does not contain a JSON object: delete it."
+            )
         return metadata
 
     def append_metrics(self, record: dict[str, Any]) -> None:
@@ -236,14 +238,14 @@ class RunFolder:
             lock.seek(0)
             yield lock
 
-    def _check_unused(self, *, known: bool) -> None:
+    def _check_unused(self, *, was_used: bool) -> None:
         """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
-        A run that stopped before its first step may be overwritten. `known` is whether the lock
-        file shows that a run was started in this folder. Without it, a recipe in the folder counts
-        as a run.
+        A run that stopped before its first step may be overwritten. `was_used` is whether the lock
+        file shows that a run was started in this folder. If it is false, a recipe in the folder
+        counts as a run.
         """
-        if self.has_begun or (self.recipe.is_file() and not known):
+        if self.has_begun or (self.recipe.is_file() and not was_used):
             raise RecipeError(
                 f"{self.path} already holds a run: continue it (--resume), choose another --out, "
                 "or replace it (--overwrite)."

@@ -209,7 +209,7 @@ class Trainer:
                     elapsed_seconds(), timer.eval_seconds, self._is_save_due(timer), stopped()
                 )
                 self._end_phases(state)
-                # The last evaluation, about as long as the one before, belongs to the budget.
+                # The budget includes the last evaluation, assumed to be as long as the one before.
                 last = self.progress(state, eval_seconds) >= 1.0
                 due = self._decide_actions(state, save=bool(save), last=last, stop=bool(stop))
                 for callback in self.callbacks:
@@ -479,7 +479,7 @@ class Trainer:
         while losses is None:
             with suppress(torch.cuda.OutOfMemoryError):
                 losses = forward_backward(self, batch, step)
-            if losses is None:  # what the failed pass held is free here
+            if losses is None:  # the memory of the failed pass is free here
                 batch = self._halve_micro_batches(batch, step)
         return batch, losses
 
@@ -522,7 +522,7 @@ class Trainer:
         there are several processes.
         """
         tokens = f"{batch.micro_batch_tokens:,}"
-        if self.parallel.size > 1:  # the others wait for this one inside the step
+        if self.parallel.size > 1:  # the other processes wait inside the step
             raise TrainingError(
                 f"out of GPU memory at step {step + 1}: set train.micro_batch_tokens to less than "
                 f'{tokens}, parallel.data = "fsdp" or parallel.activation_checkpointing = true.'
@@ -771,7 +771,7 @@ def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
         message = b"stopping after this step"
         if parallel.size == 1 and signum == signal.SIGINT:
             message += b"; Ctrl-C again stops at once, without saving"
-        # A handler may interrupt another write, for which Python's own streams are not made.
+        # Python's own streams do not allow a handler to interrupt another write.
         with suppress(OSError):
             os.write(2, b"\n" + message + b"\n")
 
