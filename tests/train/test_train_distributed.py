@@ -91,7 +91,11 @@ def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Whose products are float64, too."""
-    return Muon(lr=1e-3, layer_decay=0.5).complete(1e-3, 1.0).build(model, torch.float64)
+    return (
+        Muon(lr=1e-3, layer_decay=0.5)
+        .with_default_learning_rates(1e-3, 1.0)
+        .build(model, torch.float64)
+    )
 
 
 def assert_same_steps(
@@ -167,7 +171,7 @@ def records_of(
 def assert_matrices_are_divided(parallel: Parallel) -> None:
     """Each process makes the steps of its part of the matrices orthogonal."""
     model: Any = small_model("llama")
-    matrices, _ = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
+    matrices, _ = Muon(lr=1e-3).with_default_learning_rates(1e-3, 1.0).build(model)
     assert isinstance(matrices, MatrixMuon)
     original, counts = matrices.orthogonalize, []
     matrices.orthogonalize = lambda x: counts.append(len(x)) or original(x)

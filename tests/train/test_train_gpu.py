@@ -101,7 +101,7 @@ def test_float16_learns_as_float32(name, optimizer):
 def test_muon_takes_the_steps_of_a_cpu():
     models = [small_model("llama"), small_model("llama").cuda()]
     for model in models:
-        optimizers = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
+        optimizers = Muon(lr=1e-3).with_default_learning_rates(1e-3, 1.0).build(model)
         assert isinstance(optimizers[0], MatrixMuon)
         for number in range(3):
             for index, weight in enumerate(model.parameters()):

@@ -110,10 +110,8 @@ class RunFolder:
             RecipeError: another process trains in this folder, or the folder contains a run or
                 other files that may not be replaced.
         """
-        if (
-            self._replaced_folder.is_dir()
-            and not self.is_resumable
-            and not (resume and self.has_begun)
+        if self._replaced_folder.is_dir() and not (
+            self.is_resumable or (resume and self.has_begun)
         ):
             with self._acquire_lock() as lock:
                 if overwrite or lock.read() != "":  # else the user made the folder
@@ -198,9 +196,7 @@ class RunFolder:
         """
         metadata = files.read_json(self.metadata_file) if self.metadata_file.is_file() else {}
         if not isinstance(metadata, dict):
-            raise CheckpointError(
-                f"{self.metadata_file} does not contain a JSON object: delete it."
-            )
+            raise CheckpointError(f"{self.metadata_file} is not a JSON object: delete it.")
         return metadata
 
     def append_metrics(self, record: dict[str, Any]) -> None:
