@@ -271,7 +271,7 @@ def test_help_and_reports_are_chinese(
     losses, history = (1.0, 4.0, 4.0, 4.0), RunHistory(Causal(), 9.0)
     steps = [{"step": n, "tokens": n, "lr": 1.0, "train_loss": x} for n, x in enumerate(losses)]
     records = [one | {"valid_loss": one["train_loss"] + 0.5} for one in steps]
-    records[-1]["warning"] = [history.warning(one) for one in steps][-1]
+    records[-1]["warning"] = [history.find_warning(one) for one in steps][-1]
     assert "diverges" in str(records[-1]["warning"])
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
 

@@ -137,7 +137,7 @@ def test_bad_signs_are_called_out_once():
         history = RunHistory(PreferenceOptimization(loss_type=loss_type))
         rows = enumerate(records, start=1)
         found = [
-            history.warning({**line(n), "train_preference": loss, "train_chosen": chosen})
+            history.find_warning({**line(n), "train_preference": loss, "train_chosen": chosen})
             for n, (loss, chosen) in rows
         ]
         return [text.partition(" (")[0].partition(":")[0] for text in found if text]
@@ -155,7 +155,7 @@ def test_bad_signs_of_kto_and_policies_are_called_out_once():
         """The beginning of every warning, for values of 12 records."""
         history = RunHistory(objective)
         rows = ({f"train_{name}": value(n) for name, value in columns.items()} for n in range(12))
-        found = [history.warning({**line(n), **row}) for n, row in enumerate(rows, start=1)]
+        found = [history.find_warning({**line(n), **row}) for n, row in enumerate(rows, start=1)]
         return [" ".join(text.split()[:3]) for text in found if text]
 
     def kto(good, loss, **keys):
@@ -191,7 +191,7 @@ def test_bad_signs_of_kto_and_policies_are_called_out_once():
     falling = {"reward": lambda n: noise[n] - 0.01 * n, "kl": lambda n: 30.0}
     both = policy(frac_reward_zero_std=lambda n: 0.9 * (n < 5), **falling)
     assert both == ["in 90% of", "the KL divergence", "the reward falls"]
-    assert RunHistory(PolicyGradient()).warning({"step": 9, "valid_reward": 0.3}) is None
+    assert RunHistory(PolicyGradient()).find_warning({"step": 9, "valid_reward": 0.3}) is None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])

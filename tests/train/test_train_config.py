@@ -348,7 +348,7 @@ def test_learning_rates_follow_the_published_tables():
     assert (
         defaults.finetuning_learning_rate(bert, new_weights=False, adapted=True) < 10 * 5e-5 + 1e-9
     )
-    assert defaults.batch_tokens(presets["gpt2-mini"], 128) == 2048
+    assert defaults.choose_batch_tokens(presets["gpt2-mini"], 128) == 2048
     assert defaults.vocabulary_size(presets["gpt2"], 10_000_000) == 8192
     assert defaults.vocabulary_size(presets["gpt2"], 10**10) == 32_768
 

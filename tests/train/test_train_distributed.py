@@ -29,7 +29,7 @@ from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import SINGLE_PROCESS, Parallel, join_processes, parallelize_step
 from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
-from trivium.train.optimizers.muon import MatrixMuon, Muon, full_tensor
+from trivium.train.optimizers.muon import MatrixMuon, Muon, gather_full_tensor
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.train_config import ParallelConfig
 from trivium.train.trainer import Trainer, TrainState, TrainStep
@@ -91,7 +91,11 @@ def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Whose products are float64, too."""
-    return Muon(lr=1e-3, layer_decay=0.5).complete(1e-3, 1.0).build(model, torch.float64)
+    return (
+        Muon(lr=1e-3, layer_decay=0.5)
+        .with_default_learning_rates(1e-3, 1.0)
+        .build(model, torch.float64)
+    )
 
 
 def assert_same_steps(
@@ -109,7 +113,9 @@ def assert_same_steps(
         assert record["train_loss"] == pytest.approx(one["train_loss"], rel=1e-6), config
     for name, weight in model.state_dict().items():
         expected_weight = single.state_dict()[name]
-        torch.testing.assert_close(full_tensor(weight), expected_weight, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            gather_full_tensor(weight), expected_weight, rtol=1e-9, atol=1e-12
+        )
 
 
 def assert_trains_in_float16(parallel: Parallel, config: ParallelConfig) -> None:
@@ -121,7 +127,7 @@ def assert_trains_in_float16(parallel: Parallel, config: ParallelConfig) -> None
     assert [one["skipped_steps"] for one in records] == [0, 0, 0]
     for name, weight in single.state_dict().items():
         moved = (weight - start[name]).norm()
-        assert (full_tensor(model.state_dict()[name]) - weight).norm() < 0.03 * moved, name
+        assert (gather_full_tensor(model.state_dict()[name]) - weight).norm() < 0.03 * moved, name
     model = small_model("llama")
     scale = LossScale(2.0**19)  # overflows in some processes and some steps
     records = records_of(model, parallel, config, sgd, precision=half, scale=scale)
@@ -165,7 +171,7 @@ def records_of(
 def assert_matrices_are_divided(parallel: Parallel) -> None:
     """Each process makes the steps of its part of the matrices orthogonal."""
     model: Any = small_model("llama")
-    matrices, _ = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
+    matrices, _ = Muon(lr=1e-3).with_default_learning_rates(1e-3, 1.0).build(model)
     assert isinstance(matrices, MatrixMuon)
     original, counts = matrices.orthogonalize, []
     matrices.orthogonalize = lambda x: counts.append(len(x)) or original(x)
@@ -207,7 +213,9 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
         one(torch.ones(2, 3)).sum().backward()
         other.step()
     for name, weight in model.state_dict().items():
-        assert torch.equal(full_tensor(weight), full_tensor(fresh.state_dict()[name])), name
+        assert torch.equal(
+            gather_full_tensor(weight), gather_full_tensor(fresh.state_dict()[name])
+        ), name
 
 
 def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> None:

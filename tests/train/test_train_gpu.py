@@ -15,7 +15,7 @@ from trivium.train import trainer as trainer_module
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalize
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.trainer import StepNumbers, TrainState
+from trivium.train.trainer import StepMetrics, TrainState
 
 pytestmark = pytest.mark.gpu
 PRESETS = ["gpt2-tiny", "bert-tiny", "t5-tiny"]
@@ -50,7 +50,7 @@ def test_a_step_never_waits_for_the_gpu(name, optimizer, compiled):
         torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
         try:
             set_learning_rate(trainer.optimizers, 0.5)
-            numbers.append(StepNumbers(*trainer._take_step(batch, TrainState(step=number))))
+            numbers.append(StepMetrics(*trainer._take_step(batch, TrainState(step=number))))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     for one in numbers:
@@ -101,7 +101,7 @@ def test_float16_learns_as_float32(name, optimizer):
 def test_muon_takes_the_steps_of_a_cpu():
     models = [small_model("llama"), small_model("llama").cuda()]
     for model in models:
-        optimizers = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
+        optimizers = Muon(lr=1e-3).with_default_learning_rates(1e-3, 1.0).build(model)
         assert isinstance(optimizers[0], MatrixMuon)
         for number in range(3):
             for index, weight in enumerate(model.parameters()):

@@ -368,7 +368,10 @@ def test_processes_get_equal_parts_of_a_step():
         (4, 22, 2),
         (20, 44, 1),
     ):
-        assert stream.max_balanced_micro_batch(processes, most) == rows * 11, (processes, most)
+        assert stream.max_balanced_micro_batch_tokens(processes, most) == rows * 11, (
+            processes,
+            most,
+        )
 
 
 class Together(LabelledCausal):
@@ -442,7 +445,7 @@ def test_the_means_of_sources_and_terms():
         meter.add("a", losses, {"mlm": 2, "nsp": 1})
     meter.add("b", {"loss": torch.tensor(3.0)}, {"loss": 3})
     streams = [row_stream(Weighted(), name="a"), row_stream(Causal(), name="b")]
-    means = LossMeter(saved=json.loads(json.dumps(meter.to_list()))).means("valid", streams)
+    means = LossMeter(saved=json.loads(json.dumps(meter.to_list()))).compute_means("valid", streams)
     assert means == {
         "valid_loss": pytest.approx(0.75 * 5.0 + 0.25),
         "valid_a": 5.0,
@@ -451,7 +454,7 @@ def test_the_means_of_sources_and_terms():
         "valid_b": 1.0,
     }
     # A source "c" has a share of the steps, but no held-out data.
-    means = meter.means("valid", streams, {"a": 0.2, "b": 0.6, "c": 0.2})
+    means = meter.compute_means("valid", streams, {"a": 0.2, "b": 0.6, "c": 0.2})
     assert means["valid_loss"] == pytest.approx((0.2 * 5.0 + 0.6 * 1.0) / 0.8)
 
 
@@ -459,7 +462,7 @@ def test_two_values_of_one_name_are_refused():
     meter = LossMeter()
     meter.add("", {"loss": torch.tensor(8.0), "nsp": torch.tensor(0.5)}, {"loss": 2, "nsp": 1})
     with pytest.raises(RecipeError, match="valid_loss is the name of two values"):
-        meter.means("valid", [row_stream(Weighted())])
+        meter.compute_means("valid", [row_stream(Weighted())])
 
 
 def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tmp_path):

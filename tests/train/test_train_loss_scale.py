@@ -40,7 +40,7 @@ def trained(precision, config=None, *, first=LARGE, steps=STEPS, records=None):
     train = {"steps": steps, "log_every": 1, "eval_every": 99, "save_every": 99, "clip": CLIP}
     schedule = {"kind": "constant", "warmup": 0}
     recipe = load_recipe("gpt2-tiny", {"train": train, "schedule": schedule})
-    config = (config or ADAMW).complete(LR, 1.0)
+    config = (config or ADAMW).with_default_learning_rates(LR, 1.0)
     recipe = recipe.replace(optimizer=config)
     optimizers = config.build(model, precision)
     trainer = Trainer(

@@ -16,14 +16,14 @@ from torch._dynamo.utils import counters
 
 from trivium.adapt import count_parameters
 from trivium.presets import presets
-from trivium.train.defaults import embedding_scale, pretraining_rate
+from trivium.train.defaults import embedding_lr_scale, pretraining_rate
 from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
+    fit_weight_decay_to_epoch,
+    get_state_tensors,
     load_state_tensors,
     set_learning_rate,
-    set_weight_decay,
-    state_tensors,
 )
 from trivium.train.optimizers.adadelta import Adadelta
 from trivium.train.optimizers.adafactor import Adafactor
@@ -76,7 +76,7 @@ def test_memory_counts_the_numbers_that_an_optimizer_keeps(config):
     model = small_model("llama")
     built = config.build(model)
     train_step(model, built, 0)
-    kept = [value for name, value in state_tensors(built, model).items() if "/step" not in name]
+    kept = [value for name, value in get_state_tensors(built, model).items() if "/step" not in name]
     size = config.state_size(model)
     assert size == sum(value.numel() for value in kept)
     parameters = count_parameters(model)
@@ -242,7 +242,7 @@ def test_state_goes_through_a_file_and_training_continues_exactly(config, tmp_pa
     for number in range(2):
         train_step(model, again, number)
     save_file(model.state_dict(), tmp_path / "model")
-    save_file(state_tensors(again, model), tmp_path / "state")
+    save_file(get_state_tensors(again, model), tmp_path / "state")
     fresh = small_model("llama", seed=5)
     fresh.load_state_dict(load_file(tmp_path / "model"))
     restored = config.build(fresh)
@@ -256,16 +256,20 @@ def test_state_goes_through_a_file_and_training_continues_exactly(config, tmp_pa
 
 
 def test_open_learning_rates_follow_from_the_rate_of_adamw():
-    assert AdamW().complete(0.0012345, 1.0).lr == 0.00123
-    assert AdamW(lr=3e-3).complete(1.0, 1.0) == AdamW(lr=3e-3)
-    assert Muon().complete(1e-3, 1.0) == Muon(lr=1e-3).complete(1.0, 1.0)
-    assert Muon(lr=1e-3, embedding_lr=0.02).complete(1.0, 1.0).embedding_lr == 0.02
+    assert AdamW().with_default_learning_rates(0.0012345, 1.0).lr == 0.00123
+    assert AdamW(lr=3e-3).with_default_learning_rates(1.0, 1.0) == AdamW(lr=3e-3)
+    assert Muon().with_default_learning_rates(1e-3, 1.0) == Muon(
+        lr=1e-3
+    ).with_default_learning_rates(1.0, 1.0)
+    assert (
+        Muon(lr=1e-3, embedding_lr=0.02).with_default_learning_rates(1.0, 1.0).embedding_lr == 0.02
+    )
 
 
 @pytest.mark.parametrize("width", [64, 256, 4096])
 def test_token_embeddings_beside_muon_take_the_same_steps_at_every_width(width):
     spec = presets["llama-7b"].replace(d_model=width)
-    muon = Muon().complete(pretraining_rate(spec), embedding_scale(spec))
+    muon = Muon().with_default_learning_rates(pretraining_rate(spec), embedding_lr_scale(spec))
     assert muon.embedding_lr == pytest.approx(0.032, rel=0.01)
 
 
@@ -284,11 +288,11 @@ def test_a_decay_by_passes_leaves_a_share_of_1_in_e_of_the_weights_of_a_pass_bef
     built = kind(lr=3e-3, embedding_lr=0.02).build(model, torch.float64)
     set_learning_rate(built, 1.0)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    set_weight_decay(built, 1e9)  # of a long text the first decay stays
+    fit_weight_decay_to_epoch(built, 1e9)  # of a long text the first decay stays
     assert {g["weight_decay"] for o in built for g in o.param_groups} == {0.01, 0.0}
     for _ in range(120):
         set_learning_rate(built, 1.0)
-        set_weight_decay(built, 120)
+        fit_weight_decay_to_epoch(built, 120)
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight)
         for optimizer in built:

@@ -123,9 +123,9 @@ def test_weights_decay_only_if_it_is_set():
 
 def test_what_they_cannot_do_is_refused():
     with pytest.raises(RecipeError, match="has no default rate"):
-        Optimizer.kinds["sgd"]().complete(1e-3, 1.0)
+        Optimizer.kinds["sgd"]().with_default_learning_rates(1e-3, 1.0)
     for kind in ("adafactor", "lamb"):
         recipe = load_recipe("bert-tiny", [f"optimizer.kind={kind}"])
         with pytest.raises(RecipeError, match="whole weights"):
             _check_sharded(recipe)
-    assert Optimizer.kinds["adafactor"]().complete(1e-3, 1.0).lr == 0.01
+    assert Optimizer.kinds["adafactor"]().with_default_learning_rates(1e-3, 1.0).lr == 0.01

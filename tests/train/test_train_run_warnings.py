@@ -35,7 +35,9 @@ def record(number: int, loss: float, tokens: int = 2000) -> dict[str, float]:
 
 def warnings(losses: list[float], patience: float = 200, tokens: int = 2000) -> list[str]:
     history = RunHistory(Causal(), UNIGRAM, patience)
-    found = (history.warning(record(n, loss, tokens)) for n, loss in enumerate(losses, start=1))
+    found = (
+        history.find_warning(record(n, loss, tokens)) for n, loss in enumerate(losses, start=1)
+    )
     return [f"{10 * n}: {text}" for n, text in enumerate(found, start=1) if text]
 
 
@@ -54,7 +56,7 @@ def test_a_run_that_stands_still_is_called_out_once():
     # Small steps are fewer.
     assert warnings([7.1] * 200, tokens=512)[0].startswith("450: ")
     # Evaluations and the end of a warm-up that never ends have no say.
-    assert RunHistory(Causal(), UNIGRAM, 200).warning({"step": 10, "valid_loss": 9.0}) is None
+    assert RunHistory(Causal(), UNIGRAM, 200).find_warning({"step": 10, "valid_loss": 9.0}) is None
 
 
 def test_every_objective_says_how_long_it_may_stand_at_the_baseline():

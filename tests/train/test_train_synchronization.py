@@ -18,7 +18,7 @@ from trivium.plan.forecast import trainer_without_data
 from trivium.presets import presets
 from trivium.train import trainer as trainer_module
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.trainer import StepNumbers, Trainer, TrainState
+from trivium.train.trainer import StepMetrics, Trainer, TrainState
 
 # Data-dependent shapes and numbers that the host reads; a mask of an index is a hidden `nonzero`.
 READ = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "bincount")
@@ -96,7 +96,7 @@ def test_a_step_reads_no_number_of_the_device(name, optimizer):
         for number in (0, 1):  # constants are made once
             with HostReads() as reads, ListReads(reads):
                 batch = pad(trainer.loader.step(number))
-                numbers = StepNumbers(*trainer._take_step(batch, TrainState(step=number)))
+                numbers = StepMetrics(*trainer._take_step(batch, TrainState(step=number)))
         assert not reads.places
         losses, norm = numbers.read()
         assert all(map(torch.isfinite, losses.values()))
@@ -118,7 +118,7 @@ def run(name="gpt2-tiny"):
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bert-tiny", "t5-tiny"])
 def test_numbers_that_are_read_late_are_the_same(name, monkeypatch):
     events, weights = run(name)
-    monkeypatch.setattr(Trainer, "_reads_late", True)
+    monkeypatch.setattr(Trainer, "_reads_losses_late", True)
     late, same = run(name)
     for key, weight in weights.items():
         assert torch.equal(same[key], weight), key
@@ -146,7 +146,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step(late, bad, monkeypatch
                 for term, loss in losses.items()}  # fmt: skip
 
     monkeypatch.setattr(trainer_module, "forward_backward", spoiled)
-    monkeypatch.setattr(Trainer, "_reads_late", late)
+    monkeypatch.setattr(Trainer, "_reads_losses_late", late)
     events, _ = run()
     assert events[-1][0] == "error"
     assert f"not finite at step {bad} " in events[-1][1]

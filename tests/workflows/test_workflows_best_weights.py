@@ -69,7 +69,7 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
 
 def test_weights_that_fill_masks_do_not_decay_more(text, tmp_path, monkeypatch):
     """Every pass has masks of its own: 1 MB five times was worse by 0.37 nats so."""
-    monkeypatch.setattr("trivium.train.trainer.set_weight_decay", None)  # not to be called
+    monkeypatch.setattr("trivium.train.trainer.fit_weight_decay_to_epoch", None)  # not to be called
     changes = settings(steps=4, batch_tokens=8192, micro_batch_tokens=8192)
     pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
 
@@ -119,7 +119,7 @@ def test_best_weights_of_an_abandoned_history_are_not_used(kind, text, reviews, 
     with pytest.raises(ZeroDivisionError):
         pretrain(**start, changes=changes, callbacks=[Crash(8)], **options)
     run = RunFolder(options["out"])
-    abandoned = load_file(run.best(8)) if run.best(8).is_file() else {}
+    abandoned = load_file(run.best_weights_path(8)) if run.best_weights_path(8).is_file() else {}
     if kind == "text":
         assert abandoned
     run = pretrain("", resume=True, changes=["optimizer.lr=10.0"], **options)
@@ -127,12 +127,12 @@ def test_best_weights_of_an_abandoned_history_are_not_used(kind, text, reviews, 
     losses = {r["step"]: r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r}
     if kind == "text":
         assert state["best_step"] == min(losses, key=losses.__getitem__) == 6
-    kept, final = load_file(run.best(state["best_step"])), load_file(run.weights)
+    kept, final = load_file(run.best_weights_path(state["best_step"])), load_file(run.weights)
     assert all(torch.equal(final[name], kept[name]) for name in final)
     if abandoned:
         assert not all(torch.equal(final[name], abandoned[name]) for name in final)
     assert [file.name for file in run.checkpoints.glob("best*")] == [
-        run.best(state["best_step"]).name
+        run.best_weights_path(state["best_step"]).name
     ]
 
 
@@ -149,5 +149,5 @@ def test_best_weights_that_are_missing_are_chosen_anew(text, tmp_path):
     assert "are missing: the best ones are chosen" in console.file.getvalue()
     state = json.loads((run.checkpoints / "step-00000008" / "state.json").read_text())
     assert state["best_step"] == 8
-    kept, final = load_file(run.best(8)), load_file(run.weights)
+    kept, final = load_file(run.best_weights_path(8)), load_file(run.weights)
     assert all(torch.equal(final[name], kept[name]) for name in final)

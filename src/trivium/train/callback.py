@@ -10,12 +10,11 @@ from trivium.train.loader import GlobalBatch
 
 
 class Callback:
-    """Code that a training run calls from its start to its end. Override the methods you need.
+    """Code that runs at fixed points of a training run. Override the methods that you need.
 
     The run's own log, files and checkpoints are callbacks, too. Each method is called on all
-    callbacks of a run in the order of their list. The user's callbacks are called only in the first
-    process. If a callback raises an exception, the run ends, and `--resume` continues from the last
-    checkpoint.
+    callbacks of a run, in list order. The user's callbacks run only on rank 0. If a callback raises
+    an exception, the run ends, and `--resume` continues from the last checkpoint.
 
         class Show(trivium.Callback):
             def on_evaluate(self, record, lm):
@@ -28,31 +27,31 @@ class Callback:
         """Called before the first step after a start or a resume.
 
         Args:
-            batch: this process's part of the first batch.
+            batch: the micro-batches of the first step that this process computes.
             lm: the model.
         """
 
     def on_step(self, step: int, progress: float) -> None:
-        """Called after a step. A GPU may still compute the step, which is queued there.
+        """Called after every step. On a GPU, the step may still be running at this time.
 
         Args:
-            step: the number of steps so far.
-            progress: the fraction of the budget that is used, 0 to 1.
+            step: the number of steps completed so far.
+            progress: the fraction of the training budget that has been used, 0 to 1.
         """
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Called with a log line: `step`, `tokens`, `train_loss` and so on, as in `metrics.jsonl`.
+        """Called with the log record of every `train.log_every` steps.
 
-        On a GPU, losses are read one step late, after `on_step` of the next step. A callback may
-        add entries to the record; later callbacks receive these entries. `warning` is such an
-        entry.
+        The record contains `step`, `tokens`, `train_loss` and so on, as in `metrics.jsonl`. On a
+        GPU, losses are read one step late, after `on_step` of the next step. A callback may add
+        entries to the record, such as `warning`; later callbacks receive these entries.
         """
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Called after an evaluation.
+        """Called after every evaluation.
 
         Args:
-            record: `step`, `valid_loss`, metrics and so on, as in `metrics.jsonl`.
+            record: `step`, `valid_loss`, the validation metrics and so on, as in `metrics.jsonl`.
             lm: the current model.
         """
 
@@ -60,14 +59,15 @@ class Callback:
         """Called when a checkpoint is saved.
 
         Args:
-            folder: the folder of the checkpoint, which `trivium.load(folder)` reads.
+            folder: the folder of the checkpoint, which `trivium.load(folder)` can load.
         """
 
     def on_end(self, error: BaseException | None) -> None:
         """Called when training ends, before the final evaluation of the run.
 
-        The method is called on all callbacks, even if another callback raises an error.
+        This method is called on all callbacks, even if another callback raises an error.
 
         Args:
-            error: the exception that ended training; None at the end of the budget.
+            error: the exception that ended training, or None if training reached the end of its
+                budget.
         """

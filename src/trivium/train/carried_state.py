@@ -1,8 +1,8 @@
-"""State carried from one step to the next: truncated backpropagation through time (TBPTT).
+"""State carried from one step to the next, for truncated backpropagation through time (TBPTT).
 
-The text is split into contiguous text streams, one per row of the batch (`contiguous_rows`). In
-every step, each row continues with the state that the previous row of the same text stream ended
-with. Gradients stop at the beginning of the row.
+The training text is split into contiguous text streams, one per row of the batch. In every step,
+each row continues its text stream with the model state from the end of the previous row. Gradients
+stop at the beginning of a row.
 
 Source: Williams and Peng 1990, "An efficient gradient-based algorithm for on-line training of
 recurrent network trajectories".
@@ -25,10 +25,10 @@ from trivium.train.loader import BatchStream
 
 
 class CarriedState:
-    """The model's recurrent state or segment memory for every text stream of a source.
+    """The model's recurrent state or segment memory for every text stream of a data source.
 
-    Each text stream has one slot of a cache. All processes have slots for all text streams, but
-    each process updates only the slots of its own micro-batches.
+    Each text stream has one slot in a cache. All processes allocate all slots, but each process
+    updates only the slots of its own micro-batches.
     """
 
     def __init__(self, model: LanguageModule, stream: BatchStream) -> None:
@@ -39,13 +39,14 @@ class CarriedState:
         self._own = torch.zeros(text_streams, dtype=torch.bool, device=model.device)
         self._begun: tuple[int, list[Tensor]] | None = None  # a step, and the state before it
 
-    def begin(self, step: int, *, is_prefill: bool) -> None:
-        """Prepare the text streams for the micro-batches of a step.
+    def begin_step(self, step: int, *, is_prefill: bool) -> None:
+        """Prepare the states of the text streams for the micro-batches of a step.
 
-        With `is_prefill`, all text streams start with an empty state. If memory runs out during a
-        step, a second call for the same step restores the state from before the step.
+        If `is_prefill` is true, the states of all text streams are cleared. If the step is repeated
+        after running out of memory, a second call for the same step restores the states from before
+        the step.
         """
-        kept = [*self._named_tensors().values()]
+        kept = [*self._get_named_tensors().values()]
         if is_prefill:
             for text_stream in range(self.cache.num_slots):
                 self.cache.free(text_stream)
@@ -55,11 +56,11 @@ class CarriedState:
         self._begun = step, [tensor.clone() for tensor in kept]
         self._own.zero_()
 
-    def continued(self, batch: TensorBatch, text_streams: np.ndarray) -> TensorBatch:
+    def attach_state(self, batch: TensorBatch, text_streams: np.ndarray) -> TensorBatch:
         """Return a micro-batch whose rows continue the given text streams.
 
-        The model updates the state of these text streams in place. `text_streams` contains one
-        index per row.
+        The model then reads the states of these text streams and updates them in place.
+        `text_streams` contains the index of the text stream of each row.
         """
         slots = copy_to_device(text_streams, self.model.device)
         self._own.index_fill_(0, slots, True)
@@ -67,22 +68,25 @@ class CarriedState:
         return dataclasses.replace(batch, inputs=inputs)
 
     def gather_tensors(self, parallel: Parallel) -> dict[str, Tensor]:
-        """Return copies of the state tensors of all processes, by name; all must call it."""
+        """Return copies of all text streams' state tensors by name, gathered from all processes.
+
+        All processes must call this method.
+        """
         tensors = {}
-        for name, tensor in self._named_tensors().items():
+        for name, tensor in self._get_named_tensors().items():
             own = torch.zeros_like(tensor)
             own[self._own] = tensor[self._own]
             tensors[name] = parallel.all_reduce({name: own})[name].cpu()
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = SINGLE_PROCESS) -> None:
-        """Load state tensors that `gather_tensors` returned, from any number of processes."""
-        for name, tensor in self._named_tensors().items():
+        """Load the state tensors returned by `gather_tensors`, for any number of processes."""
+        for name, tensor in self._get_named_tensors().items():
             tensor.copy_(tensors[name])
         self._own.fill_(parallel.data_rank == 0)
 
-    def _named_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the cache by name, each [text streams, ...]."""
+    def _get_named_tensors(self) -> dict[str, Tensor]:
+        """Return the state tensors of all text streams by name, each [text streams, ...]."""
         states = {
             f"layers.{layer}.{number}": tensor
             for layer, state in enumerate(self.cache.states)
@@ -92,7 +96,7 @@ class CarriedState:
 
 
 def carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
-    """Return an empty `CarriedState` if the objective of the source carries state, else None."""
+    """Create the `CarriedState` of a data source. Returns None unless its objective needs it."""
     if not stream.objective.carries_state:
         return None
     assert isinstance(model, LanguageModule)

@@ -1,14 +1,14 @@
-"""Checkpoints: complete or absent, and verified by checksum. Nothing is unpickled.
+"""Checkpoints: written atomically and verified by checksum. Loading never unpickles data.
 
 A checkpoint is a folder `step-{n:08}`. It contains the files of a model folder,
-`optimizer.safetensors`, `state.json`, the state that a model carries from step to step
-(`carried.safetensors`), and `checksums.json` (SHA-256 of every other file). The folder gets its
-final name only after all of its files are on the disk.
+`optimizer.safetensors`, `state.json`, the model state carried from step to step
+(`carried.safetensors`, for objectives with TBPTT), and `checksums.json` (SHA-256 of every other
+file). The folder gets its final name only after all of its files are on disk.
 
 With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
 safetensors format. Every process writes its shards of the tensors in the background while training
-continues. The first process then consolidates the shards into the files that a single process would
-write. A checkpoint therefore does not depend on the number of processes or on the layout, and a run
+continues. Rank 0 then consolidates the shards into the files that a single process would write. A
+checkpoint therefore does not depend on the number of processes or on the parallel layout, and a run
 can be resumed with another number or layout.
 """
 
@@ -61,7 +61,7 @@ from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
-from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
+from trivium.train.optimizers import Optimizers, get_state_tensors, load_state_tensors
 from trivium.train.trainer import TrainState
 
 FORMAT_VERSION = 7
@@ -86,22 +86,22 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint `folder/step-{n:08}` atomically, then delete old checkpoints.
 
-    Only the last `keep` undamaged checkpoints remain.
+    The last `keep` valid checkpoints remain.
 
     Args:
         folder: the folder of all checkpoints.
         model: the trained module.
         optimizers: the optimizers of the module.
-        state: the state of the run.
-        carried: the state that the model carries from step to step, if the objective carries state.
+        state: the state of the run, such as its step.
+        carried: the model state carried from step to step, if the objective carries state.
         files: files to copy into the checkpoint if they exist: spec, tokenizer and settings.
         keep: the number of checkpoints to keep.
 
     Returns:
-        The folder of the checkpoint.
+        The folder of the new checkpoint.
 
     Raises:
-        CheckpointError: the disk is full or not writable; earlier checkpoints stay.
+        CheckpointError: the disk is full or not writable. Earlier checkpoints are not affected.
     """
     saved = Checkpoints(Path(folder), SINGLE_PROCESS, carried=carried, files=files, keep=keep)
     saved.save(model, optimizers, state)
@@ -111,11 +111,11 @@ def save_checkpoint(
 def find_checkpoint_to_resume(
     folder: Path, warn: Callable[[str], None], *, verify: bool = True
 ) -> Path:
-    """Return the newest undamaged checkpoint in a folder.
+    """Return the newest valid checkpoint in a folder of checkpoints.
 
-    `warn` is called with a message for every newer, damaged checkpoint. Without `verify`, the
-    newest checkpoint is returned unchecked. Raises CheckpointError if there is no usable
-    checkpoint.
+    `warn` is called with a message for every newer checkpoint that is corrupt. If `verify` is
+    false, the newest checkpoint is returned without checking it. Raises CheckpointError if there is
+    no valid checkpoint.
     """
     checkpoint = last_good_checkpoint(
         folder, lambda one: find_checkpoint_damage(one) if verify else None, warn
@@ -131,7 +131,10 @@ def find_checkpoint_to_resume(
 
 
 def find_checkpoint_damage(checkpoint: Path) -> str | None:
-    """Return the first problem with a checkpoint's files, or None if all checksums match."""
+    """Verify the checksums of a checkpoint's files.
+
+    Returns a description of the first problem, or None if the checkpoint is valid.
+    """
     return find_damage(checkpoint, names=(), required=(WEIGHTS, OPTIMIZER, STATE))
 
 
@@ -147,16 +150,16 @@ def restore(
     """Load a checkpoint into a model and its optimizers. Returns the state of the run.
 
     Args:
-        path: a checkpoint, or a folder of checkpoints. In a folder, the newest undamaged checkpoint
-            is loaded.
-        model: the module to load weights into.
-        optimizers: the optimizers to load their state into.
-        warn: called with a message for every newer, damaged checkpoint in the folder.
-        carried: the state that the model carries from step to step, to be restored, too.
+        path: a checkpoint, or a folder of checkpoints. In a folder, the newest valid checkpoint is
+            loaded.
+        model: the module that receives the weights.
+        optimizers: the optimizers that receive the optimizer state.
+        warn: called with a message for every newer checkpoint in the folder that is corrupt.
+        carried: receives the model state carried from step to step, if the objective carries state.
         verify: whether to verify the checksums of the files.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged or belongs to another format
+        CheckpointError: there is no checkpoint, or it is corrupt or belongs to another format
             version or another model.
     """
     checkpoint = Path(path)
@@ -178,7 +181,12 @@ def restore(
 class Checkpoints:
     """Saves and restores the checkpoints of a run. Several processes write in the background.
 
-    `carried`, `files` and `keep` are as in `save_checkpoint`.
+    Args:
+        folder: the folder of all checkpoints.
+        parallel: the processes of the run.
+        carried: the model state carried from step to step, if the objective carries state.
+        files: files to copy into every checkpoint if they exist.
+        keep: the number of checkpoints to keep.
     """
 
     def __init__(
@@ -196,28 +204,28 @@ class Checkpoints:
         self._pending: Future[Any] | None = None
 
     def path(self, state: TrainState) -> Path:
-        """Return the folder of the checkpoint for a state of the run."""
+        """Return the folder of the checkpoint for the step of `state`."""
         return self.folder / f"step-{state.step:08}"
 
     def save(self, model: nn.Module, optimizers: Optimizers, state: TrainState) -> None:
-        """Save a checkpoint of the current weights and optimizer state. All processes must call it.
+        """Save a checkpoint of the current weights, optimizer state and run state.
 
-        With several processes, this method first waits for the previous checkpoint and raises its
-        error.
+        All processes must call this method. With several processes, it first waits for the previous
+        checkpoint and raises the error of that checkpoint if writing it failed.
 
         Raises:
-            CheckpointError: the disk is full or not writable; earlier checkpoints stay.
+            CheckpointError: the disk is full or not writable. Earlier checkpoints are not affected.
         """
         carried = None if self.carried is None else self.carried.gather_tensors(self.parallel)
         if self.parallel.size == 1:
             with self._create_checkpoint(state, carried) as partial:
                 write_safetensors(partial / WEIGHTS, model.state_dict())
-                write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
+                write_safetensors(partial / OPTIMIZER, get_state_tensors(optimizers, model))
             return
         self.wait()
         self.parallel.barrier()
         parts = self.folder / f".step-{state.step:08}.tmp"  # removed later if the run is killed
-        weights, moments = model.state_dict(), state_tensors(optimizers, model)
+        weights, moments = model.state_dict(), get_state_tensors(optimizers, model)
         # DCP cannot consolidate integer tensors (PyTorch 2.13). They are not trained; added later.
         tables = {name: one for name, one in weights.items() if not one.is_floating_point()}
         weights = {name: one for name, one in weights.items() if name not in tables}
@@ -241,7 +249,7 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Wait until the pending checkpoint is complete. Raises CheckpointError if it failed."""
+        """Wait until the pending checkpoint has been written. Raises CheckpointError on failure."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
@@ -254,10 +262,19 @@ class Checkpoints:
         *,
         verify: bool = True,
     ) -> TrainState:
-        """Load the last undamaged checkpoint. Returns the state of the run.
+        """Load the newest valid checkpoint. Returns the state of the run.
 
-        Every process reads only its own shards. The arguments and errors are those of the function
-        `restore`.
+        Each process reads only its own shards of the weights and the optimizer state.
+
+        Args:
+            model: the module that receives the weights.
+            optimizers: the optimizers that receive the optimizer state.
+            warn: called with a message for every newer checkpoint that is corrupt.
+            verify: whether to verify the checksums of the files.
+
+        Raises:
+            CheckpointError: there is no valid checkpoint, or it belongs to another format version
+                or another model.
         """
         if self.parallel.size == 1:
             return restore(
@@ -288,10 +305,11 @@ class Checkpoints:
     def _create_checkpoint(
         self, state: TrainState, carried: Mapping[str, Tensor] | None
     ) -> Iterator[Path]:
-        """Yield a temporary folder, to be filled with the weights and the optimizer state.
+        """Create a checkpoint from the weights and optimizer state that the `with` block writes.
 
-        When the block ends, the other files are added and the folder is renamed to the checkpoint.
-        Raises CheckpointError if the disk is full or not writable.
+        Yields a temporary folder for these files. When the block ends, the other files are added,
+        the folder gets its final name, and old checkpoints are deleted. Raises CheckpointError if
+        the disk is full or not writable.
         """
         final = self.path(state)
         try:
@@ -307,40 +325,40 @@ class Checkpoints:
                         shutil.copyfile(file, partial / file.name)
                 write_checksums(partial, sorted(path.name for path in partial.iterdir()))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(_save_error_message(error, final)) from error
+            raise CheckpointError(_format_save_error(error, final)) from error
         _delete_old_checkpoints(self.folder, final, self.keep)
 
     def _finish_checkpoint(
         self,
-        written: Future[Any],
-        parts: Path,
+        pending_write: Future[Any],
+        shard_folder: Path,
         state: TrainState,
         carried: Mapping[str, Tensor] | None,
-        tables: Mapping[str, Tensor],
+        integer_tensors: Mapping[str, Tensor],
     ) -> None:
-        """Wait until all processes have written their shards, then make the checkpoint from them.
+        """Wait for the shards of all processes, then create the checkpoint from them on rank 0.
 
         Args:
-            written: the pending write of DCP.
-            parts: the folder of the shards, which is removed at the end.
+            pending_write: DCP's pending write of the shards.
+            shard_folder: the folder of the shards, which is deleted at the end.
             state: the state of the run.
-            carried: the state that the model carries from step to step.
-            tables: integer tensors to add to the weights, since DCP cannot write them.
+            carried: the model state carried from step to step, by tensor name.
+            integer_tensors: tensors to add to the weights, since DCP cannot consolidate integers.
         """
         try:
-            written.result()
+            pending_write.result()
             if self.parallel.is_main:
                 with self._create_checkpoint(state, carried) as partial:
                     for joined, name in _JOINED.items():
-                        os.replace(parts / joined, partial / name)
-                    if tables:
+                        os.replace(shard_folder / joined, partial / name)
+                    if integer_tensors:
                         weights = read_safetensors(partial / WEIGHTS)
-                        write_safetensors(partial / WEIGHTS, {**weights, **tables})
+                        write_safetensors(partial / WEIGHTS, {**weights, **integer_tensors})
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(_save_error_message(error, self.path(state))) from error
+            raise CheckpointError(_format_save_error(error, self.path(state))) from error
         finally:
             if self.parallel.is_main:
-                shutil.rmtree(parts, ignore_errors=True)
+                shutil.rmtree(shard_folder, ignore_errors=True)
 
 
 @dataclass
@@ -353,7 +371,7 @@ class SaveCheckpoints(Callback):
         optimizers: the optimizers of the model.
         state: the state of the run, which training updates in place.
         log: the progress line.
-        waits: whether to wait until a checkpoint is complete, because later callbacks read it.
+        waits: whether to wait until a checkpoint has been written, because later callbacks read it.
     """
 
     checkpoints: Checkpoints
@@ -364,7 +382,7 @@ class SaveCheckpoints(Callback):
     waits: bool
 
     def on_save(self, folder: Path) -> None:
-        """Save a checkpoint to `folder`; several processes write it in the background."""
+        """Save a checkpoint to `folder`. Several processes write it in the background."""
         self.log.update(translated("progress.saving"))
         self.checkpoints.save(self.model, self.optimizers, self.state)
         assert folder == self.checkpoints.path(self.state)
@@ -372,14 +390,15 @@ class SaveCheckpoints(Callback):
             self.checkpoints.wait()
 
     def on_end(self, error: BaseException | None) -> None:
-        """Wait until the last checkpoint is complete."""
+        """Wait until the last checkpoint has been written."""
         self.checkpoints.wait()
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    """Return the state of the run in a checkpoint.
+    """Read the state of a run, such as its step, from a checkpoint.
 
-    Raises CheckpointError if the checkpoint has another format version or is not valid.
+    Raises CheckpointError if the checkpoint has another format version or its `state.json` is
+    invalid.
     """
     data = read_json(checkpoint / STATE)
     if isinstance(data, dict) and not pop_version(data):
@@ -397,9 +416,9 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
-    """Delete all but the last `keep` undamaged checkpoints in a folder.
+    """Delete all checkpoints in a folder that are older than the last `keep` valid ones.
 
-    Damaged checkpoints do not count. The checkpoint `newest` is undamaged.
+    Corrupt checkpoints do not count toward `keep`. `newest` was just written and is not verified.
     """
     good = 0
     for checkpoint in checkpoints(folder):
@@ -409,8 +428,8 @@ def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
             good += 1
 
 
-def _save_error_message(error: BaseException, target: Path) -> str:
-    """Return the error message for the checkpoint `target`, which could not be written."""
+def _format_save_error(error: BaseException, target: Path) -> str:
+    """Return the message for an error that occurred while the checkpoint `target` was written."""
     if is_disk_full(error):
         return (
             f"{target}: not saved, the disk is full. What was saved before is untouched: "
@@ -420,9 +439,9 @@ def _save_error_message(error: BaseException, target: Path) -> str:
 
 
 def _allocate_optimizer_state(file: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Return empty tensors to load an optimizer's state from `file` into, by name.
+    """Allocate tensors, by name, for loading the optimizer state stored in a file.
 
-    They are sharded like the parameters that they belong to.
+    Each tensor is sharded like the parameter that it belongs to.
     """
     parameters, moments = dict(model.named_parameters()), {}
     with safe_open(file, "pt") as stored:

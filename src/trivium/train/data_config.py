@@ -1,4 +1,4 @@
-"""The data of a run: the keys of `[data]` and `[[mix]]`, and existing tokenizers."""
+"""The data of a run: the keys of `[data]` and `[[mix]]`, and tokenizers that exist as files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.text.trainers import TokenizerSource
 
 
 def as_list(value: Any) -> Any:
-    """Return a string as a list with this string, and any other value unchanged."""
+    """Wrap a string in a list. Any other value is returned unchanged."""
     return [value] if isinstance(value, str) else value
 
 
@@ -23,14 +23,14 @@ PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 
 
 class TokenizerFile(TokenizerSource):
-    """A tokenizer that exists as a file."""
+    """An existing tokenizer, loaded from a file instead of trained for the run."""
 
     kind: Literal["file"] = "file"
     path: str = Field(description="tokenizer.json, or a folder that contains one")
 
 
 class DataConfig(Config):
-    """The sources of text or labelled examples, and how their text is split into rows."""
+    """The data sources, validation split, and how text is packed into rows (`[data]`)."""
 
     paths: PathList = Field((), description='files, folders, globs, "hf:NAME" or shards')
     validation: Annotated[float | tuple[str, ...], BeforeValidator(as_list)] = Field(
@@ -77,7 +77,7 @@ class DataConfig(Config):
 
 
 class MixConfig(Config):
-    """One of several sources: its data, its objective and its sampling weight.
+    """One of several data sources: its data, its objective and its sampling weight.
 
     Every step draws its whole batch from one source, with probabilities in proportion to the
     weights. For example, a BART that trains on text in three of four steps, and on labelled pairs
@@ -102,9 +102,9 @@ class MixConfig(Config):
 
     Metrics are named after the source: `train_text`, `valid_pairs`, `valid_pairs/bleu`.
 
-    If any source is labelled, the defaults for the whole run are those of fine-tuning: half the
-    learning rate of pretraining for new weights, a linear schedule with a warm-up of a tenth of the
-    run, the dropout of the task, and a budget in epochs. If most of the run is pretraining, set
+    If any source is labelled, the whole run uses the defaults of fine-tuning: half the learning
+    rate of pretraining for new weights, a linear schedule with a warm-up of a tenth of the run, the
+    dropout of the task, and a budget in epochs. If most of the run is pretraining, set
     `optimizer.lr`, `[schedule]`, `model.dropout` and the budget.
     """
 

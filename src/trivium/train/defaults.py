@@ -1,10 +1,10 @@
 """Default values that depend on the model and the data: learning rates, sizes and budgets.
 
 Pretraining: the learning rates are for the default batch size. They were tuned on small models and
-follow the published values of large models. 2e-3 at width 256 falls with width^-0.75 to 3e-4 at
-LLaMA-7B's width of 4096 and to 1.5e-4 at 65B's 8192. Post-norm stacks use half of this rate (Xiong
-et al. 2020). Recurrent and n-gram models use three times the rate, an Elman network, which has no
-gates, half of that.
+follow the published values of large models. The peak is 2e-3 at width 256 and falls with
+width^-0.75, to 3e-4 at LLaMA-7B's width of 4096 and 1.5e-4 at LLaMA-65B's width of 8192. Post-norm
+stacks use half of this rate (Xiong et al. 2020). Recurrent and n-gram models use three times the
+rate, except for Elman networks: they have no gates and use half of that.
 
 Presets in sizes that no paper describes (`presets.is_own_size`) use the settings with which they
 learn fastest. Other presets use the settings of their papers. The recipe key `defaults` overrides
@@ -17,8 +17,8 @@ fine-tuning, too.
 
 Encoder-decoders of every size use Muon for their matrices. Under AdamW, the direction that all
 token vectors have in common outgrows all other directions while token frequencies are learned, and
-the encoder's outputs become the same for every text. Their token embeddings, which stay with AdamW,
-then use a higher learning rate.
+the encoder's outputs become the same for every text. AdamW still trains the token embeddings of
+these models, with a higher learning rate.
 
 Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin et al. 2018,
 appendix A.3: 2e-5 to 5e-5) and is higher for narrower models. Pre-norm blocks tolerate higher
@@ -45,9 +45,9 @@ from trivium.train.recipe import Recipe
 _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
-# With a budget in minutes: the bytes of text per minute that a new tokenizer is trained on. This is
-# more than a small model reads in a minute. Slow kinds of tokenizers get at most this fraction of
-# the budget for their training.
+# With a budget in minutes: the bytes of text per minute of budget that a new tokenizer is trained
+# on, which is more than a small model reads in a minute; and the maximum fraction of the budget for
+# training slow kinds of tokenizers.
 _SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.1
 # Labelled examples are evaluated every epoch, but at least and at most after these numbers of
 # steps. Evaluations that generate text use this number of examples.
@@ -57,7 +57,7 @@ _POLICY_STEPS = 25
 # Pairs (maximum number of labelled examples, epochs), and the epochs for more examples.
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _FEWEST_EPOCHS = 3.0
-# The learning rate of a LoRA adapter, divided by that of all weights.
+# The learning rate of a LoRA adapter, divided by that of full fine-tuning.
 _ADAPTER_RATE = 10.0
 # The input length of a model that was fine-tuned on short examples is at least this.
 SHORT_EXAMPLE = 512
@@ -66,36 +66,42 @@ _LONGEST_BIASED = 1024
 
 
 def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
-    """Return the vocabulary size for this amount of text: at most the preset's own size."""
+    """Choose the vocabulary size of a new tokenizer by the size of the corpus.
+
+    The result is at most the preset's own vocabulary size.
+    """
     fitting = (size for limit, size in _VOCABULARIES if corpus_bytes <= limit)
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
 
 
-def padded_vocabulary_size(vocab_size: int) -> int:
-    """Return the number of rows of the token embedding: a multiple of 64."""
+def pad_vocabulary_size(vocab_size: int) -> int:
+    """Round a vocabulary size up to a multiple of 64, the number of embedding rows."""
     return -(-vocab_size // 64) * 64
 
 
-def with_vocabularies(spec: Spec, size: int, source_size: int | None = None) -> Spec:
-    """Return the spec with the vocabulary sizes of the tokenizers.
+def with_vocabularies(spec: Spec, vocab_size: int, source_size: int | None = None) -> Spec:
+    """Return the spec with the vocabulary sizes of the tokenizers, padded to multiples of 64.
 
     If `source_size` is None, the source and the target share one vocabulary.
     """
-    changes: dict[str, int | None] = {"vocab_size": padded_vocabulary_size(size)}
+    changes: dict[str, int | None] = {"vocab_size": pad_vocabulary_size(vocab_size)}
     if hasattr(spec, "source_vocab_size"):
-        changes["source_vocab_size"] = source_size and padded_vocabulary_size(source_size)
+        changes["source_vocab_size"] = source_size and pad_vocabulary_size(source_size)
     return spec.replace(**changes)
 
 
-def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
-    """Return the number of bytes to train a tokenizer on, for a run with a budget in minutes."""
+def choose_sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
+    """Choose the amount of text, in bytes, on which a new tokenizer is trained.
+
+    A run with a short budget in minutes uses less text. `kind` is the type of the tokenizer.
+    """
     fitting = _SAMPLE_SHARE * 60.0 / kind.seconds_per_mb * 1e6
     per_minute = min(_SAMPLE_BYTES_PER_MINUTE, fitting)
     return round(min(kind.model_fields["sample_bytes"].default, max(minutes, 1.0) * per_minute))
 
 
 def choose_initialization(spec: TransformerSpec) -> Literal["published", "fast"]:
-    """Return "fast" if the model has a fast initialization, else "published"."""
+    """Return "fast" if the model supports fast initialization, else "published"."""
     try:
         with_fast_initialization(spec)
     except SpecError:
@@ -104,14 +110,20 @@ def choose_initialization(spec: TransformerSpec) -> Literal["published", "fast"]
 
 
 def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
-    """Return the default optimizer for new weights; `fast` means that fast settings are used."""
+    """Choose the default optimizer for new weights.
+
+    `fast` is whether the run uses the settings with which the model learns fastest.
+    """
     if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
         return "muon"
     return "adamw"
 
 
 def pretraining_rate(spec: Spec) -> float:
-    """Return AdamW's peak learning rate for new weights, by the model's kind, width and norms."""
+    """Return the default peak learning rate of AdamW for new weights.
+
+    The rate depends on the architecture, the width, and whether blocks are post-norm.
+    """
     if not spec.stacks:
         elman = isinstance(spec, RNNSpec) and spec.cell.startswith("elman")
         rate = 6e-3 * (256 / max(1, spec.d_model)) ** 0.5 * (0.5 if elman else 1.0)
@@ -120,23 +132,23 @@ def pretraining_rate(spec: Spec) -> float:
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _has_post_norm(spec) else 1.0)
 
 
-def embedding_scale(spec: Spec) -> float:
+def embedding_lr_scale(spec: Spec) -> float:
     """Return the factor for the learning rate of token embeddings if Muon trains the matrices.
 
-    The factor is 1 at width 256. An AdamW step changes every element of a token's vector by about
+    The factor is 1 at width 256. An AdamW step changes every element of a token embedding by about
     the learning rate. The elements have the same size at every width, since a norm follows the
-    embedding. Hence one learning rate suits all widths, and the factor cancels the width^-0.75 with
-    which the rate of other weights falls. Measured at widths 128 to 512 (benchmarks/LOG.md) for a
-    decoder with untied embeddings.
+    embedding. Hence one learning rate suits all widths, and the factor cancels the width^-0.75 by
+    which the learning rate of other weights falls. Measured at widths 128 to 512
+    (benchmarks/LOG.md) for a decoder with untied embeddings.
     """
     return (spec.d_model / 256) ** 0.75 if spec.stacks else 1.0
 
 
 def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
-    """Return AdamW's peak learning rate for training on labelled examples.
+    """Return the default peak learning rate of AdamW for training on labelled examples.
 
-    `new_weights` is whether the weights are not pretrained, and `adapted` whether a LoRA adapter is
-    trained.
+    `new_weights` is whether the model is trained from scratch, and `adapted` is whether a LoRA
+    adapter is trained.
     """
     if new_weights or not spec.stacks:
         trained = 0.4 if _reads_characters(spec) else 0.1
@@ -148,30 +160,37 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
     return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_rate(spec))
 
 
-def _task_learning_rate(task: LabelledObjective, rate: float, *, adapted: bool) -> float:
-    """Return the learning rate for a task, given the general rate of fine-tuning.
+def _adjust_lr_to_task(task: LabelledObjective, lr: float, *, has_adapter: bool) -> float:
+    """Scale the default fine-tuning learning rate for a task, and clamp it to the task's range.
 
-    `adapted` is whether a LoRA adapter is trained.
+    `has_adapter` is whether a LoRA adapter is trained, which needs a higher rate.
     """
     advice = task.advice()
-    lowest, highest = (bound * (_ADAPTER_RATE if adapted else 1.0) for bound in advice.lr_range)
-    return min(max(rate * advice.lr_factor, lowest), highest)
+    lowest, highest = (bound * (_ADAPTER_RATE if has_adapter else 1.0) for bound in advice.lr_range)
+    return min(max(lr * advice.lr_factor, lowest), highest)
 
 
 def _reads_characters(spec: Spec) -> bool:
-    """Return whether a model builds its token vectors from characters."""
+    """Return whether the model is an RNN that builds token vectors from characters."""
     return isinstance(spec, RNNSpec) and spec.characters is not None
 
 
-def batch_tokens(spec: Spec, length: int) -> int:
-    """Return the number of tokens per step: about 8 per unit of model width, in whole rows."""
+def choose_batch_tokens(spec: Spec, length: int) -> int:
+    """Return the default number of tokens per step, a multiple of the row length.
+
+    It is about 8 tokens per unit of model width.
+    """
     rows = max(4, round(8 * spec.d_model / length))
     return rows * length
 
 
 def max_example_length(recipe: Recipe, spec: Spec) -> int:
-    """Return the maximum number of tokens of an example, limited by the task and the model."""
-    longest = max(task.advice().longest for task in _labelled_objectives(recipe))
+    """Return the maximum number of tokens per labelled example.
+
+    The limit is `data.length` or else that of the task, and at most the context length of the
+    model.
+    """
+    longest = max(task.advice().longest for task in _get_labelled_objectives(recipe))
     if spec.has_encoder_position_bias:
         longest = min(longest, _LONGEST_BIASED)
     longest = recipe.data.length or longest
@@ -179,10 +198,10 @@ def max_example_length(recipe: Recipe, spec: Spec) -> int:
 
 
 def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
-    """Return the recipe with a value for every number that was left open.
+    """Fill in every recipe value that depends on the model or the data. Returns the new recipe.
 
     Args:
-        recipe: the recipe as loaded, in which the kinds of all components are set.
+        recipe: the loaded recipe, in which the kinds of all components are set.
         spec: the spec of the model.
         num_examples: the number of labelled training examples.
     """
@@ -193,7 +212,7 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
     if not all(objective.labelled for objective in recipe.objectives):
         length = row_length(recipe)
         data = data.replace(length=length)
-        train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, length)
+        train["batch_tokens"] = recipe.train.batch_tokens or choose_batch_tokens(spec, length)
     if labelled:
         train |= _choose_labelled_settings(recipe, num_examples, new=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
@@ -204,14 +223,14 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         adapted = recipe.adapter.rank > 0
         rate = finetuning_learning_rate(spec, new_weights=new, adapted=adapted)
         rate = min(
-            _task_learning_rate(task, rate, adapted=adapted)
-            for task in _labelled_objectives(recipe)
+            _adjust_lr_to_task(task, rate, has_adapter=adapted)
+            for task in _get_labelled_objectives(recipe)
         )
     else:
         # Trained weights would forget at the learning rate of new weights.
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)
-    scale = embedding_scale(spec) if new and not labelled else 1.0
-    optimizer, schedule = recipe.optimizer.complete(rate, scale), recipe.schedule
+    scale = embedding_lr_scale(spec) if new and not labelled else 1.0
+    optimizer, schedule = recipe.optimizer.with_default_learning_rates(rate, scale), recipe.schedule
     if schedule.warmup is None:
         # 100 steps, or 5 % of a run that is short or whose number of steps is not known.
         long = (train["steps"] or 0) >= 2000
@@ -222,8 +241,12 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
 
 
 def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
-    """Return the values of `[train]` that depend on the number of labelled examples."""
-    task, section = _labelled_objectives(recipe)[0], recipe.train
+    """Choose the values of `[train]` that depend on the number of labelled examples.
+
+    These are the batch size, the evaluation and checkpoint intervals, and the number of epochs.
+    `new` is whether the model is trained from scratch.
+    """
+    task, section = _get_labelled_objectives(recipe)[0], recipe.train
     advice = task.advice()
     batch = section.batch_examples or max(1, min(advice.batch_examples, num_examples))
     longest = _POLICY_STEPS if task.rolls_out else _LONGEST_EPOCH
@@ -236,38 +259,41 @@ def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -
     return chosen
 
 
-def _labelled_objectives(recipe: Recipe) -> list[LabelledObjective]:
-    """Return the objectives of a recipe that use labelled examples."""
+def _get_labelled_objectives(recipe: Recipe) -> list[LabelledObjective]:
+    """Return the objectives of a recipe that train on labelled examples."""
     return [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
 
 
 def eval_examples(recipe: Recipe) -> int | None:
-    """Return the number of validation examples per source and evaluation; None for all of them."""
-    generates = any(task.generates for task in _labelled_objectives(recipe))
+    """Return the maximum number of validation examples per source in each evaluation.
+
+    Returns None if all validation examples are used.
+    """
+    generates = any(task.generates for task in _get_labelled_objectives(recipe))
     generated = _GENERATED_EXAMPLES if generates else None
     return recipe.train.eval_examples or generated
 
 
 def dropout(recipe: Recipe) -> float:
-    """Return the dropout rate: the value in the recipe, or a default.
+    """Return the dropout rate of the recipe, or the default rate.
 
-    The default is 0 in pretraining and if `decays_over_epochs`, otherwise that of the task. Without
-    dropout, a run that repeats its text only a few times learns faster (Geiping and Goldstein
-    2022).
+    The default is 0 for pretraining and for runs with multi-epoch weight decay
+    (`decays_over_epochs`), otherwise that of the task. Without dropout, a run that repeats its text
+    only a few times learns faster (Geiping and Goldstein 2022).
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
     if decays_over_epochs(recipe):
         return 0.0
-    return min((task.advice().dropout for task in _labelled_objectives(recipe)), default=0.0)
+    return min((task.advice().dropout for task in _get_labelled_objectives(recipe)), default=0.0)
 
 
 def decays_over_epochs(recipe: Recipe) -> bool:
-    """Return whether a higher weight decay from the second epoch on replaces dropout.
+    """Return whether weight decay increases from the second epoch on, in place of dropout.
 
     For new Transformers of our sizes, this regularizes better if the labels of a row are the same
     in every epoch, and worse if every epoch has new masks (benchmarks/LOG.md). It is not used with
-    a `layer_decay`, since lower layers would then forget faster than they learn.
+    layer-wise learning rate decay, since lower layers would then forget faster than they learn.
     """
     preset, optimizer = recipe.model.preset or "", recipe.optimizer
     own = is_own_size(preset) and recipe.defaults != "published" and bool(presets[preset].stacks)
@@ -282,5 +308,5 @@ def _has_post_norm(spec: Spec) -> bool:
 
 
 def row_length(recipe: Recipe) -> int:
-    """Return the number of tokens per row of text."""
+    """Return the number of tokens per row of text: `data.length`, or 128 by default."""
     return recipe.data.length or _LENGTH

@@ -1,10 +1,11 @@
 """The processes of a run and their parallelism, based on `torch.distributed`.
 
 `torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. The processes form a
-device mesh `replica` x `shard` x `tensor`. Processes along the axes `replica` and `shard`, together
-called `data`, process different micro-batches. Weights may be sharded along `shard`, and every
-layer is split along `tensor`. Models need no code for this. A step has the same micro-batches for
-any number of processes, so that the loss curve is the same, too.
+device mesh `replica` x `shard` x `tensor`. The axes `replica` and `shard` together are the
+data-parallel axis `data`: their processes train on different micro-batches. FSDP shards weights
+along `shard`, and tensor parallelism splits every layer along `tensor`. Models need no code for
+this. A step has the same micro-batches for any number of processes, so that the loss curve is the
+same, too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from trivium.train.train_config import ParallelConfig
 
 # The timeout of collectives on the device: the run ends if a process hangs.
 _TIMEOUT = timedelta(minutes=30)
-# The timeout on the host, where other processes wait while the first one prepares or evaluates.
+# The timeout on the host, where other processes wait while rank 0 prepares data or evaluates.
 _HOST_TIMEOUT = timedelta(days=1)
 
 T = TypeVar("T")
@@ -44,15 +45,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parallel:
-    """The processes of a run, from the view of one process. By default, there is only one.
+    """The processes of a run, as seen from one process. By default, there is only one.
 
     Args:
-        rank: the rank of this process, from 0. Only rank 0 writes and prints.
+        rank: the rank of this process, from 0. Only rank 0 writes files and prints.
         size: the number of processes (world size).
         local_size: the number of processes on this machine.
         mesh: the device mesh with the axes "replica", "shard" and "tensor"; None for one process.
-        data: the axes "replica" and "shard" of the mesh, flattened to one axis.
-        host_group: the process group for collectives on the host.
+        data: the data-parallel axis, that is "replica" and "shard" flattened; None for one process.
+        host_group: the process group for collectives on the host (CPU).
         checkpoint_group: the process group for checkpoints, which are written in the background.
     """
 
@@ -66,21 +67,25 @@ class Parallel:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process (rank 0), which writes and prints."""
+        """Whether this is the main process (rank 0), which writes files and prints."""
         return self.rank == 0
 
     @property
     def data_size(self) -> int:
-        """The number of processes, or tensor-parallel groups, with different micro-batches."""
+        """The data-parallel size.
+
+        This is the number of processes, or tensor-parallel groups, that train on different
+        micro-batches.
+        """
         return 1 if self.data is None else self.data.size()
 
     @property
     def data_rank(self) -> int:
-        """The rank of this process, or of its tensor-parallel group, along `data`."""
+        """The data-parallel rank of this process, or of its tensor-parallel group."""
         return 0 if self.data is None else self.data.get_local_rank()
 
     def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
-        """Yield this process's items as (index, item, weight): every `data_size`-th item.
+        """Yield every `data_size`-th item for this process, as (index, item, weight).
 
         All processes get the same number of items, since they participate in the same collectives.
         If there are too few items, a process gets an item of another process with weight 0. All
@@ -94,7 +99,7 @@ class Parallel:
                 yield start, items[start], 0.0
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sums of scalar tensors over the processes along `data`."""
+        """Sum scalar tensors, given by name, over the data-parallel processes."""
         if self.data is None or self.data_size == 1 or not terms:
             return terms
         stacked = torch.stack(list(terms.values()))
@@ -102,14 +107,14 @@ class Parallel:
         return dict(zip(terms, stacked, strict=True))
 
     def all_reduce_sum(self, *counts: int) -> list[int]:
-        """Return the sums of integers on the host over the processes along `data`."""
+        """Sum integers over the data-parallel processes, on the host."""
         if self.size == 1:
             return list(counts)
         sums = self._all_reduce_on_host(counts, torch.int64, dist.ReduceOp.SUM)
         return [total // (self.size // self.data_size) for total in sums]
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """Return the maximum of each value over all processes.
+        """Return the maximum of each value over all processes, computed on the host.
 
         Raises TrainingError if another process has ended; that process reports the reason.
         """
@@ -118,10 +123,10 @@ class Parallel:
         return self._all_reduce_on_host(values, torch.float64, dist.ReduceOp.MAX)
 
     def map(self, function: Callable[[Sequence[T]], list[Any]], items: Sequence[T]) -> list[Any]:
-        """Call a function on a list that is split among all processes. Returns all results.
+        """Apply a function to a list in parallel, split among all processes. Returns all results.
 
-        Each process calls `function` with a contiguous part of `items`. The results are gathered on
-        every process, in the order of the items.
+        Each process calls `function` with a contiguous part of `items`. Every process returns the
+        results for all items, in order.
         """
         ends = [len(items) * number // self.size for number in range(self.size + 1)]
         own = items[ends[self.rank] : ends[self.rank + 1]]
@@ -136,7 +141,7 @@ class Parallel:
     def _all_reduce_on_host(
         self, values: Sequence[float], dtype: torch.dtype, operation: Any
     ) -> list[Any]:
-        """Return the values, reduced over all processes on the host with `operation`."""
+        """Reduce each value over all processes on the host, with `operation`."""
         numbers = torch.tensor(values, dtype=dtype)
         with _raise_if_process_ended():
             dist.all_reduce(numbers, operation, self.host_group)
@@ -144,9 +149,9 @@ class Parallel:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Run the block on the main process first, then on the other processes.
+        """Context manager that runs the block on rank 0 first, then on the other processes.
 
-        The other processes can then read files that the main process prepared.
+        The other processes can then read files that rank 0 prepared.
         """
         if not self.is_main:
             self.barrier()
@@ -164,7 +169,10 @@ SINGLE_PROCESS = Parallel()
 
 @contextmanager
 def _raise_if_process_ended() -> Iterator[None]:
-    """Raise TrainingError if a process that this process waits for has ended."""
+    """Context manager that raises TrainingError if a collective fails.
+
+    A collective on the host fails if another process has ended.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -172,12 +180,12 @@ def _raise_if_process_ended() -> Iterator[None]:
 
 
 def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
-    """Join the process group that `torchrun` started. Returns the processes of the run.
+    """Join the process group of the processes that `torchrun` started.
 
-    Without `torchrun`, the run has a single process.
+    Returns the processes of the run. Without `torchrun`, the run has a single process.
 
     Raises:
-        RecipeError: the number of processes does not match `config`.
+        RecipeError: the number of processes is not a multiple of `tensor` times `replicas`.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     groups = config.tensor * config.replicas
@@ -216,10 +224,11 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
 
 
 def _create_restart_store() -> Store | None:
-    """Return the store for workers that `torchrun` restarted; None for the default store.
+    """Create the key-value store with which restarted `torchrun` workers find each other.
 
     PyTorch 2.13 gives restarted workers the store of the earlier workers, and they would wait for
-    these. Therefore, restarted workers use their own key prefix in the store.
+    workers that no longer exist. Therefore, restarted workers use their own key prefix. Returns
+    None if PyTorch's default store works.
 
     Raises:
         RecipeError: the workers are on several machines, which count their restarts differently.
@@ -247,20 +256,21 @@ def parallelize_step(
     device: torch.device,
     has_unused: bool = False,
 ) -> nn.Module:
-    """Apply the layout of `[parallel]` to a training step, such as DDP, FSDP or tensor parallelism.
+    """Apply the layout of `[parallel]` to a training step: DDP, FSDP or tensor parallelism.
 
-    Returns the wrapped step, or `train_step` itself for a single process.
+    Activation checkpointing is applied, too. Returns the wrapped step, or `train_step` itself for a
+    single process.
 
     Args:
-        train_step: a `TrainStep`, changed in place.
+        train_step: a `TrainStep`, which is changed in place.
         parallel: the processes of the run.
         config: the section `[parallel]`, in which `data` is set.
-        precision: the dtype of activations; FSDP gathers the matrices of blocks in this dtype.
+        precision: the dtype of activations, in which FSDP gathers the matrices of blocks.
         device: the device of the model.
         has_unused: whether some steps do not use every weight.
 
     Raises:
-        RecipeError: the layers of the model cannot be split.
+        RecipeError: tensor parallelism cannot split the layers of the model.
     """
     model = train_step.get_submodule("model")
     blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
@@ -296,12 +306,13 @@ def parallelize_step(
     return train_step.to(device)
 
 
-def reducing(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-    """Return a context for the forward and backward pass of a micro-batch.
+def gradient_sync(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+    """Return a context manager that controls gradient communication in a micro-batch.
 
-    Gradients are summed over the processes in the last micro-batch of a step only. FSDP, however,
-    reduce-scatters the gradients of every micro-batch, since a process has no memory for all
-    gradients, and sums the replicas of shards in the last micro-batch.
+    It wraps the forward and backward pass. DDP all-reduces the gradients only in the last
+    micro-batch of a step (`is_last`). FSDP reduce-scatters the gradients in every micro-batch,
+    since a process has no memory for all gradients, and all-reduces them among the replicas in the
+    last micro-batch.
     """
     if isinstance(train_step, FSDPModule):
         train_step.set_requires_all_reduce(is_last)

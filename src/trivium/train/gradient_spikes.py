@@ -1,4 +1,4 @@
-"""Spikes of the gradient norm, whose steps a run can skip (`train.skip_spikes`)."""
+"""Detection of gradient-norm spikes. A run can skip such steps (`train.skip_spikes`)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import statistics
 from collections.abc import Sequence
 
 SPIKE_WINDOW = 100
-"""The number of last steps whose gradient norms a new norm is compared with."""
+"""The number of recent gradient norms that a new gradient norm is compared with."""
 
 
-def is_spike(norm: float, last_norms: Sequence[float], factor: float) -> bool:
-    """Return whether a gradient norm is more than `factor` times the median of the last norms.
+def is_spike(norm: float, recent_norms: Sequence[float], factor: float) -> bool:
+    """Return whether a gradient norm exceeds `factor` times the median of the recent norms.
 
-    Norms that are not finite are left out of the median. While there are fewer than `SPIKE_WINDOW`
-    norms, only a norm that is not finite is a spike. Spikes enter the window, too, so that norms
-    that stay high soon are not spikes any more, and a norm that is not finite is not a spike if
-    half of the last norms are not finite either.
+    Non-finite norms are excluded from the median. Until `SPIKE_WINDOW` norms have been seen, only a
+    non-finite norm is a spike. Spikes also enter the window, so that norms that stay high soon stop
+    counting as spikes. Likewise, a non-finite norm stops counting as a spike once half of the
+    recent norms are non-finite.
     """
-    finite = [one for one in last_norms if math.isfinite(one)]
+    finite = [one for one in recent_norms if math.isfinite(one)]
     if not math.isfinite(norm):
-        return 2 * len(finite) > len(last_norms)
-    return len(last_norms) >= SPIKE_WINDOW and norm > factor * statistics.median(finite)
+        return 2 * len(finite) > len(recent_norms)
+    return len(recent_norms) >= SPIKE_WINDOW and norm > factor * statistics.median(finite)

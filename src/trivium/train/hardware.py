@@ -1,4 +1,4 @@
-"""The machine: device, precision, threads, memory and peak FLOP/s."""
+"""The hardware of a run: device, precision, CPU threads, free memory and peak FLOP/s."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trivium.model_loading import find_device
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtypes of activations by name. If processes choose different ones, the last one is used."""
 
-# The minimum speedup with which bfloat16, or more threads, are chosen.
+# The minimum speedup for choosing bfloat16, or more threads.
 _CLEARLY = 1.1
-# The FLOPs of a measured matmul, the number of measurements, and their time limit in seconds.
+# The FLOPs of a measured matmul, the number of numeric_metrics, and their time limit in seconds.
 _MEASURED_FLOPS, _MEASURED_ROUNDS, _MEASURED_SECONDS = 100_000_000, 10, 0.2
 # The maximum height and width of the measured matrix; the rows of the first matmuls; and the
-# slowdown in these at which a setting is given up. CPUs that emulate bfloat16 are a hundred times
-# slower.
+# slowdown in the first matmuls at which the measurement ends. CPUs that emulate bfloat16 are a
+# hundred times slower.
 _LARGEST_MEASURED, _FEW_ROWS, _HOPELESS = 2048, 64, 8
 # Environment variables with which users set the number of threads.
 _THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
@@ -40,10 +40,10 @@ _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called `name`, such as "auto" or "cuda". See `find_device`.
+    """Return the device with this name; "auto" chooses the best available device.
 
-    Each of several processes that `torchrun` starts on a machine gets its own GPU. Raises
-    RecipeError if there are more processes than GPUs.
+    If `torchrun` starts several processes on a machine, each process gets its own GPU. Raises
+    RecipeError if the device is not available, or if there are more processes than GPUs.
     """
     local_rank, gpus = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
     if local_rank is None or not gpus or name.partition(":")[0] not in ("auto", "cuda"):
@@ -60,12 +60,12 @@ def choose_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The precision and the number of threads of a run.
+    """The precision and the number of CPU threads of a run.
 
     Args:
         precision: the dtype of activations.
-        threads: the number of threads of this process on a CPU.
-        gflops: the measured GFLOP/s of linear layers on a CPU core, by precision ("bf16", "fp32");
+        threads: the number of CPU threads of this process.
+        gflops: the measured GFLOP/s of linear layers on the CPU, by precision ("bf16", "fp32");
             empty if not measured.
     """
 
@@ -75,25 +75,27 @@ class Arithmetic:
 
 
 def choose_arithmetic(
-    precision: str, device: torch.device, model: nn.Module, kept: Mapping[str, Any]
+    precision: str, device: torch.device, model: nn.Module, metadata: Mapping[str, Any]
 ) -> Arithmetic:
-    """Choose the precision and the number of threads of a run; on a CPU by measurement.
+    """Choose the precision and the number of CPU threads of a run.
 
     Args:
-        precision: "bf16", "fp16", "fp32" or "auto". On CUDA, "auto" means bfloat16 or else float16
-            if the tensor cores support them. On a CPU, it means the faster of bfloat16 and float32
-            for the largest matrix of the model, forward and backward.
+        precision: "bf16", "fp16", "fp32" or "auto". On CUDA, "auto" means bfloat16, or else
+            float16, if the tensor cores support it. On a CPU, matmuls of the model's largest matrix
+            are timed, and "auto" means the faster of bfloat16 and float32.
         device: the device of the run.
-        model: a module with `blocks`, whose matrices are measured; it may be on any device.
-        kept: the metadata of the run so far. A resumed run reuses its choices on the same device.
+        model: a module with `blocks`, from which the largest matrix is selected. It may be on any
+            device.
+        metadata: the metadata of the run so far. A resumed run on the same device reuses the
+            earlier choices.
 
     Raises:
         RecipeError: the device cannot train the model in this precision.
     """
-    if kept.get("device") != describe_device(device):
-        kept = {}
+    if metadata.get("device") != describe_device(device):
+        metadata = {}
     if precision == "auto":
-        precision = kept.get("precision", precision)
+        precision = metadata.get("precision", precision)
     if precision == "fp16" and device.type == "cpu" and _has_lstm(model):
         raise RecipeError(
             'train.precision = "fp16" on a CPU is not for LSTMs, which PyTorch does not compute in '
@@ -117,7 +119,7 @@ def choose_arithmetic(
         height, width = max(shapes, key=math.prod, default=(256, 256))
         if not _THREADS & os.environ.keys():
             threads = min(
-                threads, kept.get("threads") or _choose_num_threads(height, width, threads)
+                threads, metadata.get("threads") or _choose_num_threads(height, width, threads)
             )
         fastest = "fp32"
         if precision == "auto":
@@ -133,16 +135,17 @@ def _has_lstm(model: nn.Module) -> bool:
 
 
 def precision_name(precision: torch.dtype) -> str:
-    """Return the name of a precision in recipes, such as "bf16"."""
+    """Return the name of a dtype in recipes, such as "bf16"."""
     return next(name for name, dtype in PRECISIONS.items() if dtype is precision)
 
 
 def _choose_num_threads(height: int, width: int, max_threads: int) -> int:
-    """Return the number of threads, at most `max_threads`, with which matmuls are fastest.
+    """Return the number of CPU threads, at most `max_threads`, with which matmuls are fastest.
 
     Fewer threads are faster if other programs use the cores: threads wait for each other in every
     operation, so that one busy core stops all of them. Therefore the mean wall-clock time decides,
-    and more threads are chosen only if they are clearly faster.
+    and more threads are chosen only if they are clearly faster. `height` and `width` are the size
+    of the weight matrix.
     """
     fewer, *more = [("fp32", n) for n in sorted({1, max(1, max_threads // 2), max_threads})]
     if not more:
@@ -162,10 +165,10 @@ def measure_matmuls(
     clock: Callable[[], float] = time.process_time,
     average: Callable[[list[float]], float] = min,
 ) -> dict[tuple[str, int], float]:
-    """Measure the GFLOP/s of a linear layer on a CPU, forward and backward, for each setting.
+    """Measure the GFLOP/s of a linear layer on the CPU, forward and backward, for each setting.
 
-    The measurement takes some milliseconds. If one setting is much slower than another, it ends
-    after two short matmuls.
+    The measurement takes some milliseconds. If one setting is much slower than another, the
+    measurement ends after two short matmuls.
 
     Args:
         height: the height of the weight matrix, limited to 2,048.
@@ -177,7 +180,7 @@ def measure_matmuls(
         average: reduces the measured times to a single time; by default the shortest.
 
     Returns:
-        The GFLOP/s by setting.
+        The GFLOP/s of each setting.
     """
     height, width = min(height, _LARGEST_MEASURED), min(width, _LARGEST_MEASURED)
     rows = max(512, min(2048, _MEASURED_FLOPS // (2 * height * width)))
@@ -209,7 +212,7 @@ def measure_matmuls(
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the name of a device."""
+    """Return the name of the device's hardware, such as the model of the GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
@@ -220,10 +223,10 @@ def describe_device(device: torch.device) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory, instead of mapping and zeroing new pages for each tensor.
+    """Configure glibc to keep freed memory, instead of mapping new pages for each tensor.
 
-    Every training step allocates tensors of the same sizes; with glibc's default thresholds, the
-    kernel would map new pages each time. Does nothing with other C libraries.
+    Every training step allocates tensors of the same sizes. With glibc's default thresholds, the
+    kernel would map and zero new pages each time. Does nothing with other C libraries.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
@@ -232,7 +235,7 @@ def keep_freed_memory() -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that a run may use now.
+    """Return the number of bytes of device memory that are available to a run.
 
     On a CPU, this is the available memory of the machine, limited by the control groups (cgroups)
     of the process.
@@ -253,19 +256,23 @@ def _available_host_memory() -> int:
 
 
 def _free_cgroup_memory(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+    cgroup_root: Path = Path("/sys/fs/cgroup"), process_cgroup: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Return the bytes that are left within the limits of a container or job (cgroups v2).
+    """Return the number of bytes left within the memory limits of a container or job (cgroups v2).
 
-    Every control group from the process's own up to the root has a limit. The page cache, which the
-    kernel frees first, does not count as used. Returns a huge number if there is no limit.
+    Every control group from the process's own up to the root may have a limit. The page cache does
+    not count as used, since the kernel frees it first. Returns a huge number if there is no limit.
+
+    Args:
+        cgroup_root: the folder in which cgroups are mounted.
+        process_cgroup: the file that names the control group of this process.
     """
-    group = root
+    group = cgroup_root
     with suppress(OSError, ValueError):
-        lines = own.read_text(encoding="ascii").splitlines()
-        group = root / next((one[4:] for one in lines if one.startswith("0::/")), "")
+        lines = process_cgroup.read_text(encoding="ascii").splitlines()
+        group = cgroup_root / next((one[4:] for one in lines if one.startswith("0::/")), "")
     left = 2**62
-    while group.is_relative_to(root):
+    while group.is_relative_to(cgroup_root):
         with suppress(OSError, ValueError, KeyError):  # no such file, or "max"
             most, used = (int((group / f"memory.{one}").read_text()) for one in ("max", "current"))
             statistics = (group / "memory.stat").read_text().splitlines()
@@ -276,10 +283,10 @@ def _free_cgroup_memory(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the peak FLOP/s of matmuls; None if it is not known.
+    """Return the peak FLOP/s of matmuls on a device, or None if the peak is unknown.
 
-    It comes from a GPU's data sheet, or is measured on a CPU for some milliseconds. It is not known
-    for float16 on a CPU, whose matmuls have no steady speed.
+    For a GPU, the peak is taken from the data sheet. On a CPU, it is measured in some milliseconds.
+    It is unknown for float16 on a CPU, where the speed of matmuls varies.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

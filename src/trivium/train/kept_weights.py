@@ -2,7 +2,7 @@
 
 Runs on labelled examples keep the weights with the best main metric, or with the lowest validation
 loss if that metric is not defined. Runs on text keep the weights with the lowest validation loss
-among the evaluations for which `compares_losses` is true. All other runs keep their last weights.
+among the evaluations for which `keeps_lowest_loss` is true. All other runs keep their last weights.
 At the end, a run on labelled examples also evaluates the mean of its last `train.average`
 checkpoints.
 """
@@ -31,19 +31,19 @@ from trivium.train.whole_model import WholeModel
 
 @dataclass
 class KeptWeights(Callback):
-    """Tracks the best weights of a run, and loads them at the end.
+    """A callback that tracks the best weights of a run, and loads them at the end.
 
-    The best weights are files in the folder of checkpoints. The weights that were best at the last
-    checkpoint are kept, too, since a run resumed from this checkpoint needs them.
+    The best weights are stored in the folder of checkpoints. The weights that were best at the last
+    checkpoint are stored, too, since a run resumed from this checkpoint needs them.
 
     Args:
         run: the folder of the run.
-        recipe: the recipe with a value for every number.
+        recipe: the recipe of the run, in which all values are set.
         model: the trained model.
         saved: the checkpoints of the run.
         state: the state of the run, which training updates in place.
         metric: the main metric of labelled examples. It is "" until the first evaluation sets it,
-            and None if the validation loss decides.
+            and None if weights are compared by validation loss.
     """
 
     run: RunFolder
@@ -53,21 +53,20 @@ class KeptWeights(Callback):
     state: TrainState
     metric: str | None = None
     _saved_best_step: int = field(init=False)
-    """The step of the best weights at the time of the last checkpoint."""
+    """The step at which the best weights were saved, as of the last checkpoint."""
 
     def __post_init__(self) -> None:
         self._saved_best_step = self.state.best_step
 
     def on_save(self, folder: Path) -> None:
-        """Remember which best weights a run needs if it is resumed from this checkpoint."""
+        """Record which best weights would be needed to resume the run from this checkpoint."""
         self._saved_best_step = self.state.best_step
 
     def compares_losses(self, *, repeats_data: bool) -> bool:
-        """Return whether the weights with the lowest validation loss are kept.
+        """Return whether to keep the weights with the lowest validation loss.
 
-        Unless the recipe decides, they are kept from the second epoch on, since a model overfits
-        only text that it has seen before. `repeats_data` is whether the last step read rows that
-        earlier steps had read.
+        Unless the recipe sets this, they are kept from the second epoch on, when overfitting
+        becomes likely. `repeats_data` is whether the last step used rows from an earlier epoch.
         """
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:
@@ -75,29 +74,33 @@ class KeptWeights(Callback):
         return train.keep_best is not False
 
     def offer(self, score: float) -> None:
-        """Save the weights if their score is the best so far, and update the state of the run."""
+        """Save the current weights if their score is the best so far. Also updates the run state.
+
+        The run state counts the evaluations since the best one, for early stopping.
+        """
         state = self.state
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
             self.run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(self.run.best(state.step), self.model.whole.state_dict())
+            path = self.run.best_weights_path(state.step)
+            tensor_files.write_safetensors(path, self.model.whole.state_dict())
             # A resumed run may need the weights that were best at its checkpoint.
             self.saved.wait()
-            self.run.keep_best(state.step, self._saved_best_step)
+            self.run.delete_other_best_weights(state.step, self._saved_best_step)
         else:
             state.evals_since_best += 1
 
     def load_best(self) -> None:
-        """Load the weights of the best evaluation into the model, if any were saved."""
+        """Load the best weights of the run into the model, if any were saved."""
         if self.state.best_step:  # all trained weights, since ELECTRA's two models belong together
-            best = read_safetensors(self.run.best(self.state.best_step))
+            best = read_safetensors(self.run.best_weights_path(self.state.best_step))
             self.model.whole.load_state_dict(best)
 
     def candidates(self) -> list[dict[str, Tensor]]:
-        """Return the candidates for the final weights, with adapters merged.
+        """Return the candidates for the final weights of the run, with adapters merged.
 
-        The candidates are the weights of the model and, unless there is an adapter, the mean of the
-        last `train.average` checkpoints.
+        The candidates are the current weights and, unless there is an adapter, the mean of the last
+        `train.average` checkpoints.
         """
         weights, count = merged_state(self.model.lm.module), self.recipe.train.average
         if count == 1 or self.recipe.adapter.rank:
@@ -109,11 +112,12 @@ class KeptWeights(Callback):
 def drop_abandoned_best(
     run: RunFolder, state: TrainState, log: ProgressLine, parallel: Parallel
 ) -> None:
-    """Delete saved best weights of steps after the checkpoint that a run is resumed from.
+    """Delete best weights that were saved after the checkpoint from which a run is resumed.
 
-    If the best weights at the checkpoint are missing, warn and forget their score.
+    If the best weights at that checkpoint are missing, warn and reset the best score. All processes
+    must call this function.
     """
-    if state.best_step and not run.best(state.best_step).is_file():
+    if state.best_step and not run.best_weights_path(state.best_step).is_file():
         log.warn(
             f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
             "chosen among the evaluations from here on."
@@ -121,11 +125,11 @@ def drop_abandoned_best(
         state.best, state.best_step, state.evals_since_best = None, 0, 0
     parallel.barrier()  # all processes have checked the file
     if parallel.is_main:
-        run.keep_best(state.best_step)
+        run.delete_other_best_weights(state.best_step)
 
 
 def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
-    """Return the mean weights of the last `count` undamaged checkpoints.
+    """Return the mean weights of the last `count` valid checkpoints in a folder.
 
     Source: Vaswani et al. 2017, section 6.1.
     """

@@ -36,9 +36,10 @@ _VALIDATION_ROWS_TOGETHER = 1024
 
 
 class _MicroBatchIndex(NamedTuple):
-    """A micro-batch of a step: its index, the positions of its rows in the step, and its weight.
+    """A micro-batch by its index in the step, the positions of its rows, and its weight.
 
-    The weight is 1, or 0 if another process counts the micro-batch.
+    The positions count the rows of the step from 0. The weight is 1, or 0 if another process counts
+    the micro-batch.
     """
 
     number: int
@@ -48,7 +49,7 @@ class _MicroBatchIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchStream:
-    """The batches of one source: rows of text or labelled examples, prepared by an objective.
+    """The batches of one data source: rows of text or labelled examples, prepared by an objective.
 
     Args:
         name: the name of the source in metrics; "" if the run has only one source.
@@ -59,8 +60,8 @@ class BatchStream:
         rows_per_step: the number of rows or examples in a global batch.
         separate_documents: whether tokens attend only to tokens of the same document.
         has_aux_loss: whether layers of the model add an auxiliary loss per token (`AUX_LOSS`).
-        num_taken: the number of rows or examples that the whole run reads. The last step may then
-            be smaller. None if every step is full.
+        num_taken: the number of rows or examples that the whole run reads, which may make the last
+            step smaller. None if every step is full.
     """
 
     name: str
@@ -82,13 +83,13 @@ class BatchStream:
 
     @property
     def contiguous_steps_per_epoch(self) -> int:
-        """The number of steps per epoch if rows are read in contiguous text streams."""
+        """The number of steps per epoch if the text is read in contiguous text streams."""
         return -(-len(self.data) // self.rows_per_step)
 
-    def max_balanced_micro_batch(self, num_processes: int, max_tokens: int) -> int:
-        """Return the largest micro-batch size in tokens that gives all processes equal work.
+    def max_balanced_micro_batch_tokens(self, num_processes: int, max_tokens: int) -> int:
+        """Return the largest micro-batch size that gives all processes equal work.
 
-        The size is at most `max_tokens` tokens.
+        The size is in tokens, and at most `max_tokens`.
         """
         if self.objective.rolls_out:  # the samples are sharded, not the prompts
             return max_tokens
@@ -104,11 +105,17 @@ class BatchStream:
         *,
         rows_before: int = 0,
     ) -> GlobalBatch:
-        """Return this process's part of the batch of a step.
+        """Build the batch of a step, with only the micro-batches of this process.
 
-        `step` is counted from 0. Steps read consecutive rows from an endless sequence of epochs,
-        after skipping the first `rows_before` rows. Every epoch has its own random order. With an
-        objective that carries state, every epoch follows the order of the text.
+        Steps read consecutive rows from an endless sequence of epochs. With an objective that
+        carries state, every epoch follows the order of the text. Otherwise, every epoch has its own
+        random order.
+
+        Args:
+            step: the step, counted from 0.
+            micro_batch_tokens: the maximum number of tokens in a micro-batch.
+            parallel: the processes of the run.
+            rows_before: the number of rows to skip before the first step.
         """
         if self.objective.rolls_out:  # all processes read all prompts and shard the samples
             parallel = SINGLE_PROCESS
@@ -137,11 +144,16 @@ class BatchStream:
     def validation_batches(
         self, tokens: int, limit: int | None = None, parallel: Parallel = SINGLE_PROCESS
     ) -> Iterator[GlobalBatch]:
-        """Yield this process's validation batches, with about `tokens` tokens in total.
+        """Yield the validation batches, with only the micro-batches of this process.
 
-        At most `limit` rows or examples are used, evenly spaced over the data. With an objective
-        that carries state, they are the first rows of every text stream. Every call yields the same
-        rows with the same noise.
+        Every call yields the same rows with the same noise. The rows are spread over the whole
+        data. With an objective that carries state, they are the first rows of every text stream
+        instead.
+
+        Args:
+            tokens: the approximate number of tokens in all batches of all processes.
+            limit: the maximum number of rows or examples; None for no maximum.
+            parallel: the processes of the run.
         """
         size = len(self.data)
         mean = self.data.length if isinstance(self.data, Rows) else self.data.lengths.mean()
@@ -158,13 +170,13 @@ class BatchStream:
         else:
             indices = np.arange(count) * size // count
         if self.objective.needs_whole_step:
-            groups = _split_positions(count, self.rows_per_step)
+            groups = _split_row_positions(count, self.rows_per_step)
         elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], _VALIDATION_TOKENS)
         else:
-            for piece in _split_positions(count, _VALIDATION_ROWS_TOGETHER):
+            for piece in _split_row_positions(count, _VALIDATION_ROWS_TOGETHER):
                 parts = self._shard_micro_batches(
-                    _split_positions(len(piece), _VALIDATION_ROWS), parallel
+                    _split_row_positions(len(piece), _VALIDATION_ROWS), parallel
                 )
                 rows = indices[piece]
                 yield self._build_global_batch(rows, rows, parts, _VALIDATION_TOKENS)
@@ -175,7 +187,7 @@ class BatchStream:
     def _build_contiguous_step(
         self, step: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Return this process's part of a step for an objective that carries state.
+        """Build a step for an objective that carries state. Returns this process's micro-batches.
 
         The text is split into `text_streams` contiguous streams, and the step reads one row from
         each of them. A process always reads the same text streams.
@@ -188,44 +200,45 @@ class BatchStream:
         return dataclasses.replace(batch, text_streams=tuple(part.positions for part in parts))
 
     def _split_equally(self, num_rows: int, micro_batch_tokens: int) -> list[np.ndarray]:
-        """Split `num_rows` row positions of a step into micro-batches of nearly equal size."""
+        """Split the row positions 0 to `num_rows` - 1 into micro-batches of nearly equal size."""
         size = equal_parts(num_rows, max(1, micro_batch_tokens // self.longest))
-        return _split_positions(num_rows, size)
+        return _split_row_positions(num_rows, size)
 
     def _shard_micro_batches(
-        self, groups: Sequence[np.ndarray], parallel: Parallel
+        self, positions: Sequence[np.ndarray], parallel: Parallel
     ) -> list[_MicroBatchIndex]:
-        """Return this process's micro-batches, given the row positions of all micro-batches.
+        """Select the micro-batches of a step that this process computes.
 
-        If the objective needs the whole step, all processes compute every micro-batch of the step
-        together, and only one process counts it. Otherwise, see `Parallel.shard`.
+        `positions` contains the row positions of every micro-batch of the step. If the
+        objective needs the whole step, all processes compute every micro-batch together, and only
+        one process counts it. Otherwise, the micro-batches are sharded among the processes.
         """
         if not self.objective.needs_whole_step:
-            return [_MicroBatchIndex(*part) for part in parallel.shard(groups)]
+            return [_MicroBatchIndex(*part) for part in parallel.shard(positions)]
         size, rank = parallel.data_size, parallel.data_rank
         return [
-            _MicroBatchIndex(n, group, float(n % size == rank)) for n, group in enumerate(groups)
+            _MicroBatchIndex(n, rows, float(n % size == rank)) for n, rows in enumerate(positions)
         ]
 
     def _build_global_batch(
         self,
         indices: np.ndarray,
         keys: np.ndarray,
-        parts: Sequence[_MicroBatchIndex],
+        micro_batches: Sequence[_MicroBatchIndex],
         micro_batch_tokens: int,
     ) -> GlobalBatch:
-        """Prepare the micro-batches `parts` of a step and count their labels and tokens.
+        """Prepare the micro-batches of this process, and count their labels and tokens.
 
         Args:
             indices: the indices of the step's rows in the data.
             keys: the noise keys of these rows.
-            parts: the micro-batches of this process.
-            micro_batch_tokens: the largest number of tokens in a micro-batch.
+            micro_batches: the indices, row positions and weights of this process's micro-batches.
+            micro_batch_tokens: the maximum number of tokens in a micro-batch.
         """
         batches, num_tokens = [], 0
         label_counts: Counter[str] = Counter()
         for part, (rows, batch) in zip(
-            parts, self._prepare_micro_batches(indices, keys, parts), strict=True
+            micro_batches, self._prepare_micro_batches(indices, keys, micro_batches), strict=True
         ):
             batches.append(batch)
             counted = int(part.weight)
@@ -234,53 +247,55 @@ class BatchStream:
                 label_counts[term] += counted * count
             if self.has_aux_loss:
                 label_counts[AUX_LOSS] += counted * batch.num_tokens
-        weights = tuple((part.number, part.weight) for part in parts)
+        weights = tuple((part.number, part.weight) for part in micro_batches)
         return GlobalBatch(
             self, tuple(batches), weights, micro_batch_tokens, dict(label_counts), num_tokens
         )
 
     def _prepare_micro_batches(
-        self, indices: np.ndarray, keys: np.ndarray, parts: Sequence[_MicroBatchIndex]
+        self, indices: np.ndarray, keys: np.ndarray, micro_batches: Sequence[_MicroBatchIndex]
     ) -> Iterator[tuple[RowBatch, Batch]]:
-        """Yield the rows of every micro-batch and the batch that the objective prepares from them.
+        """Yield each micro-batch as a pair: its rows of data, and the batch made by the objective.
 
         If rows of a step depend on each other, all rows are prepared together and then sliced.
         """
         if not self.objective.prepares_steps:
-            for part in parts:
+            for part in micro_batches:
                 rows = self._read_rows(indices[part.positions])
                 yield rows, self._prepare_batch(rows, keys[part.positions])
             return
         rows = self._read_rows(indices)
         batch = self._prepare_batch(rows, keys)
-        for part in parts:
+        for part in micro_batches:
             ends = int(part.positions[0]), int(part.positions[-1]) + 1
             yield rows.rows(*ends), batch.rows(*ends)
 
     def _read_rows(self, indices: np.ndarray) -> RowBatch:
-        """Read the rows or examples with these indices."""
+        """Read the rows or examples with these indices from the data."""
         if isinstance(self.data, EncodedExamples):
             return self.data.take(indices, multiple=PAD_TO_MULTIPLE_OF)
         with_documents = self.separate_documents or self.objective.needs_documents
         return self.data.take(indices, with_documents=with_documents)
 
     def _prepare_batch(self, rows: RowBatch, keys: np.ndarray) -> Batch:
-        """Prepare a batch from rows, with noise determined by `keys`."""
+        """Apply the objective to rows of data, with noise determined by the keys of the rows."""
         return self.objective.prepare(rows, RowRandom(self.seed, keys), self.vocabulary)
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One process's part of the batch of a step. All rows of a step come from the same source.
+    """The batch of a step, with only the micro-batches of one process.
+
+    All rows of a step are from the same data source.
 
     Args:
-        stream: the source.
+        stream: the data source.
         micro_batches: the micro-batches of this process. Each has at most `micro_batch_tokens`
             tokens, or a single longer row or example.
         micro_batch_weights: for each micro-batch, its index in the step and its weight. The weight
             is 1, or 0 if another process counts the micro-batch. All processes need the same number
             of micro-batches, so some are repeated with weight 0.
-        micro_batch_tokens: the largest number of tokens in a micro-batch.
+        micro_batch_tokens: the maximum number of tokens in a micro-batch.
         label_counts: the number of labels per loss term, in these micro-batches or, after
             `all_reduce_counts`, in the whole step.
         num_tokens: the number of tokens without padding, in these micro-batches or, after
@@ -310,7 +325,10 @@ class GlobalBatch:
         return [cut.stop - cut.start for each in slices for cut in each]
 
     def all_reduce_counts(self, parallel: Parallel) -> GlobalBatch:
-        """Return the batch with its counts summed over all processes; all of them must call it."""
+        """Sum the label and token counts over all processes. All processes must call this method.
+
+        Returns a batch with the summed counts.
+        """
         num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
         label_counts = dict(zip(self.label_counts, counts, strict=True))
         return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
@@ -318,7 +336,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class LoaderPhase:
-    """The sources of one phase of the run.
+    """The data sources of one phase of the run.
 
     Args:
         streams: the batches of each source; at least one source.
@@ -353,8 +371,9 @@ class LoaderPhase:
     def steps_per_epoch(self) -> float:
         """The number of steps per epoch.
 
-        If a mix has labelled sources, an epoch reads every labelled example once, and steps on text
-        come on top. Otherwise, an epoch reads the text once.
+        If any source is labelled, this is the number of steps in which every labelled example is
+        read once, including the steps on text. Otherwise, it is the number of steps in which the
+        text is read once.
         """
         labelled = [stream.objective.labelled for stream in self.streams]
         counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
@@ -364,14 +383,14 @@ class LoaderPhase:
 
 @dataclass
 class Loader:
-    """The batches of all steps of a run. Each step draws its batch from one source.
+    """The batches of all steps of a run. Each step draws its batch from one data source.
 
     Args:
         streams: the batches of each source in the last phase; at least one source.
         sampling_weights: the sampling weight of each source; they need not sum to 1.
         seed: the seed for drawing sources.
-        micro_batch_tokens: the number of tokens, padding included, in one forward pass.
-        parallel: the processes of the run; each prepares its own part of a step.
+        micro_batch_tokens: the maximum number of tokens in one forward pass, including padding.
+        parallel: the processes of the run. Each process prepares its own micro-batches.
         earlier: the phases before the last one.
         continues: whether the rows of the last phase continue after the last row of the previous
             phase.
@@ -394,19 +413,19 @@ class Loader:
         self.sampling_probabilities = last.sampling_probabilities
         self._draws: dict[int, np.ndarray] = {}
 
-    def phase_of(self, step: int) -> int:
-        """Return the index of the phase that a step belongs to.
+    def phase_index(self, step: int) -> int:
+        """Return the index of the phase that contains a step.
 
-        A phase whose last step is not known yet continues indefinitely.
+        A phase whose end is not known yet continues indefinitely.
         """
         return bisect.bisect_right(self.borders, step)
 
     def step(self, step: int, parallel: Parallel | None = None) -> GlobalBatch:
-        """Return this process's part of the batch of a step.
+        """Build the batch of a step, with only the micro-batches of this process.
 
-        If `parallel` is given, return the part of that process instead.
+        If `parallel` is given, build the batch of that process instead.
         """
-        phase = self.phase_of(step)
+        phase = self.phase_index(step)
         index, source_step = self._draw_source(step, phase)
         return (
             self.phases[phase]
@@ -419,54 +438,58 @@ class Loader:
             )
         )
 
-    def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """Reduce the size of micro-batches from now on. Returns the batch of step `number`.
+    def halve_micro_batches(self, step: int) -> GlobalBatch:
+        """Halve the micro-batch size from now on. Returns the batch of a step in the new size.
 
-        `micro_batch_tokens` is halved until the step has more micro-batches than before, or one row
-        per micro-batch. A run that starts with the reduced size has the same micro-batches.
+        The size is halved until the step has more micro-batches than before, or one row per
+        micro-batch. A run that starts with the reduced size has the same micro-batches.
         """
-        before = len(self.step(number).sizes)
+        before = len(self.step(step).sizes)
         while True:
             self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
-            batch = self.step(number)
+            batch = self.step(step)
             if len(batch.sizes) > before or max(batch.sizes) == 1:
                 return batch
 
-    def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of step `number` and of all later steps, with prefetching.
+    def steps_from(self, first_step: int) -> Iterator[GlobalBatch]:
+        """Yield the batches of all steps from `first_step` on, with prefetching.
 
         Each batch is prepared in a thread during the step before. If a phase ends or micro-batches
-        become smaller in the meantime, the batch is prepared again. The counts of each batch are
-        those of the whole step. All processes must iterate together.
+        become smaller in the meantime, the batch is prepared again. The label and token counts of
+        each batch are those of the whole step. All processes must iterate together.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
-            ahead, phase = worker.submit(self.step, number), self.phase_of(number)
-            for following in itertools.count(number + 1):
+            ahead, phase = worker.submit(self.step, first_step), self.phase_index(first_step)
+            for following in itertools.count(first_step + 1):
                 batch = ahead.result()
                 is_smaller = batch.micro_batch_tokens != self.micro_batch_tokens
-                if is_smaller or phase != self.phase_of(following - 1):
+                if is_smaller or phase != self.phase_index(following - 1):
                     batch = self.step(following - 1)
-                ahead, phase = worker.submit(self.step, following), self.phase_of(following)
+                ahead, phase = worker.submit(self.step, following), self.phase_index(following)
                 yield batch.all_reduce_counts(self.parallel)
 
     def steps_per_epoch(self) -> float:
-        """Return the number of steps per epoch in the last phase. See `LoaderPhase`."""
+        """Return the number of steps per epoch in the last phase."""
         return self.phases[-1].steps_per_epoch
 
     def epochs_at(self, step: int) -> float:
-        """Return the number of epochs completed before a step."""
+        """Return the number of epochs completed before a step, including fractions."""
         epochs = 0.0
-        for index, phase in enumerate(self.phases[: self.phase_of(step) + 1]):
+        for index, phase in enumerate(self.phases[: self.phase_index(step) + 1]):
             end = min([step, *self.borders[index : index + 1]])
             epochs += (end - self._first_step_of_phase(index)) / phase.steps_per_epoch
         return epochs
 
     def _first_step_of_phase(self, phase: int) -> int:
-        """Return the first step of a phase."""
+        """Return the first step of the phase with this index."""
         return self.borders[phase - 1] if phase else 0
 
     def _draw_source(self, step: int, phase: int) -> tuple[int, int]:
-        """Return the index of a step's source, and how many steps of the phase used it before."""
+        """Draw the data source of a step at random, as a function of the seed and the step.
+
+        Returns the index of the source, and the number of earlier steps of the phase that used the
+        source.
+        """
         start = self._first_step_of_phase(phase)
         if len(self.streams) == 1:
             return 0, step - start
@@ -496,7 +519,7 @@ class Loader:
 
 
 def equal_parts(num_rows: int, max_rows: int) -> int:
-    """Return the part size that splits `num_rows` rows into nearly equal parts.
+    """Return the part size that splits rows into parts of nearly equal size.
 
     Each part has at most `max_rows` rows; the last part may be smaller.
 
@@ -506,15 +529,18 @@ def equal_parts(num_rows: int, max_rows: int) -> int:
     return -(-num_rows // -(-num_rows // min(num_rows, max_rows)))
 
 
-def _split_positions(count: int, size: int) -> list[np.ndarray]:
-    """Split the positions 0 to `count` - 1 into chunks of `size`; the last chunk may be smaller."""
-    return np.split(np.arange(count), range(size, count, size))
+def _split_row_positions(num_rows: int, chunk_size: int) -> list[np.ndarray]:
+    """Split the row positions 0 to `num_rows` - 1 into chunks; the last one may be smaller."""
+    return np.split(np.arange(num_rows), range(chunk_size, num_rows, chunk_size))
 
 
 def micro_batch_slices(
     batch: Batch, micro_batch_tokens: int, parallel: Parallel = SINGLE_PROCESS
 ) -> tuple[MicroBatchSlice, ...]:
-    """Return this process's micro-batch slices of a batch whose rows are sorted longest first."""
+    """Split a batch into micro-batch slices. Returns the slices that this process computes.
+
+    The rows of the batch must be sorted by length, longest first.
+    """
     ids, mask = batch.input_ids, batch.attention_mask
     real = np.ones_like(ids) if mask is None else mask
     lengths = real.reshape(len(ids), -1).sum(axis=1)

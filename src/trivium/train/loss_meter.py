@@ -1,4 +1,4 @@
-"""Mean losses over several steps or batches, by source and loss term."""
+"""Mean losses over several steps or batches, by data source and loss term."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from trivium.objectives import AUX_LOSS, LossTerms
 from trivium.train.loader import BatchStream
 
 
-def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Merge two records of values for `metrics.jsonl`. Raises RecipeError for a duplicate name.
+def joined(record: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Merge two records of metrics for `metrics.jsonl`. Raises RecipeError for a duplicate name.
 
-    Duplicates are possible, since the author of an objective names loss terms and metrics.
+    Duplicates are possible, since users choose the names of sources, and authors of objectives the
+    names of loss terms and metrics.
     """
-    for name in record.keys() & more.keys():
+    for name in record.keys() & metrics.keys():
         raise RecipeError(
             f"{name} is the name of two values, such as a term of the loss and a metric or a "
             "source: rename one of them in the objective, or the source in [[mix]]."
         )
-    return {**record, **more}
+    return {**record, **metrics}
 
 
-def widened(total: Tensor) -> Tensor:
-    """Convert a sum to float64, or to float32 on MPS, which does not support float64."""
+def to_float64(total: Tensor) -> Tensor:
+    """Convert a summed loss to float64, or to float32 on MPS, which does not support float64."""
     return total.float() if total.device.type == "mps" else total.double()
 
 
 class LossMeter:
-    """The losses of the last steps by loss term; each step belongs to one source.
+    """The mean losses of recent steps, by data source and loss term.
 
     The sums are float64 and stay on their device until their values are needed.
 
     Args:
-        window: the number of last steps to average over; None for all steps.
-        saved: the return value of `to_list` of an earlier meter.
+        window: the number of recent steps to average over; None for all steps.
+        saved: the content of an earlier meter, as returned by its `to_list`.
     """
 
     def __init__(self, window: int | None = None, saved: Sequence[Any] = ()) -> None:
@@ -53,28 +54,32 @@ class LossMeter:
             self.steps.append((source, losses))
 
     def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
-        """Add the summed losses of a step or batch, and the label counts that divide the sums."""
+        """Add the summed losses of a step, and the numbers of labels to divide the sums by.
+
+        `source` is the name of the data source of the step.
+        """
         terms = {
-            term: Loss(widened(total.detach()), label_counts[term])
+            term: Loss(to_float64(total.detach()), label_counts[term])
             for term, total in losses.items()
         }
         self.steps.append((source, terms))
 
-    def means(
+    def compute_means(
         self,
         split: str,
         streams: Sequence[BatchStream],
         probabilities: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Return mean losses by the names under which they are logged.
+        """Compute the mean losses, by the names under which they are logged.
 
         The names are `valid_loss` and, with several sources, `valid_SOURCE`. With several loss
-        terms, they are also `valid_TERM` or `valid_SOURCE/TERM`.
+        terms, there are also `valid_TERM` or `valid_SOURCE/TERM`.
 
         Args:
             split: "train" or "valid".
             streams: the streams of all sources.
-            probabilities: the weight of each source in the loss; None for its number of steps.
+            probabilities: the weight of each source in the loss; None to weight by the number of
+                steps.
         """
         sums = self._sum_by_source()
         probabilities = probabilities or Counter(source for source, _ in self.steps)
@@ -102,14 +107,14 @@ class LossMeter:
         return named
 
     def to_list(self) -> list[Any]:
-        """Return the meter as plain values, from which the constructor can restore it."""
+        """Convert the meter to JSON-serializable values that the constructor accepts as `saved`."""
         return [
             [source, {term: [float(loss.sum), loss.count] for term, loss in terms.items()}]
             for source, terms in self.steps
         ]
 
     def _sum_by_source(self) -> dict[str, dict[str, Loss]]:
-        """Return the sum of losses and the number of labels, by source and loss term."""
+        """Sum the losses and the numbers of labels of all steps, by source and loss term."""
         sums: dict[str, dict[str, Loss]] = {}
         for source, terms in self.steps:
             of_source = sums.setdefault(source, {})

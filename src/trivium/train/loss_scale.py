@@ -1,8 +1,8 @@
 """Loss scaling for float16, in which many gradients would underflow.
 
-The loss is multiplied by a scale factor before the backward pass, and the gradients are divided by
-it before clipping. If gradients overflow, the step is skipped, and the next steps use a smaller
-factor. After many steps without an overflow, the factor grows again.
+The loss is multiplied by a loss scale before the backward pass, and the gradients are divided by
+the loss scale before clipping. If gradients overflow, the step is skipped, and the loss scale is
+reduced for the next steps. After many steps without an overflow, the loss scale grows again.
 
 `torch.amp.GradScaler` decides separately for each optimizer and each process, from their own
 gradients. Here the norm of all gradients decides, so that all optimizers and processes skip the
@@ -16,40 +16,40 @@ from dataclasses import dataclass
 
 from torch import nn
 
-# The defaults of `torch.amp.GradScaler`: the first factor, and the number of steps to double it.
+# The defaults of `torch.amp.GradScaler`: the first loss scale, and the steps until it doubles.
 _FIRST_SCALE, _GROWTH_INTERVAL = 65536.0, 2000
-# If the factor falls below this limit of fairseq, a run does not recover.
+# Below this loss scale (the limit of fairseq), a run does not recover.
 _SMALLEST_SCALE = 1e-4
 
 
 @dataclass
 class LossScale:
-    """The scale factor of the loss, a power of 2, which is updated after every step.
+    """A dynamic loss scale: a power of 2 that is updated after every step.
 
     The factor is halved after a step whose gradients overflow, and doubled after 2,000 steps
     without an overflow. Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 
     Args:
-        factor: the factor for the next step.
-        steps: the number of steps since the factor last changed.
+        factor: the loss scale of the next step.
+        steps: the number of steps since the loss scale last changed.
     """
 
     factor: float = _FIRST_SCALE
     steps: int = 0
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the factor is so small that gradients will keep overflowing."""
+    def is_too_small(self) -> bool:
+        """Whether the loss scale is so small that gradients will keep overflowing."""
         return self.factor < _SMALLEST_SCALE
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Divide the gradients of the parameters by the factor, in place."""
+        """Divide the gradients of the parameters by the loss scale, in place."""
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(1.0 / self.factor)
 
     def update(self, *, overflowed: bool) -> None:
-        """Update the factor for the next step; `overflowed` is whether gradients overflowed."""
+        """Update the loss scale after a step; `overflowed` is whether its gradients overflowed."""
         self.steps += 1
         if overflowed:
             self.factor, self.steps = self.factor / 2.0, 0

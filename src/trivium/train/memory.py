@@ -50,13 +50,14 @@ class Layout:
     activation_checkpointing: bool = False
 
     def __str__(self) -> str:
+        """Return the layout as text, such as "fsdp x tensor 2, checkpointing"."""
         tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
         return f"{self.data}{tensor}{', checkpointing' if self.activation_checkpointing else ''}"
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The numbers of parameters of the model, of its largest block, and outside of all blocks."""
+    """The number of parameters in the model, in its largest block, and outside of all blocks."""
 
     parameters: int
     largest_block: int
@@ -65,7 +66,7 @@ class ModelSizes:
 
 @cache
 def model_sizes(spec: Spec) -> ModelSizes:
-    """Count the parameters of a model on the meta device, where tensors have no data."""
+    """Count the parameters of a model on the meta device, which allocates no memory."""
     model = build(spec, device="meta")
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -87,7 +88,7 @@ def training_memory(
     samples: int = 0,
     labelled: float = 1.0,
 ) -> dict[str, float]:
-    """Return the peak memory of a training device in bytes, by use ("weights", "gradients", ...).
+    """Estimate the peak memory per training device in bytes, by use ("weights", "gradients", ...).
 
     The peak is reached at the end of a forward pass or during sampling.
 
@@ -102,7 +103,7 @@ def training_memory(
         trained: the fraction of the parameters that are trained. Activations that frozen parameters
             would not need to save are still counted.
         moments: the number of values that the optimizer stores per trained parameter.
-        references: the number of frozen copies of the model.
+        references: the number of frozen reference models of the same size.
         samples: the number of texts, of `length` tokens, that the model generates at the same time.
         labelled: the fraction of tokens with labels, for which logits are computed.
     """
@@ -135,28 +136,29 @@ def training_memory(
     if samples:  # generated, then scored: the memory beyond what is unused at that time
         free = sum(memory[name] for name in ("gradients", "logits", "activations"))
         read = 12.0 * min(most, labelled * samples * length * spec.vocab_size)
-        drawn = sampling_memory(spec, samples, length)  # type: ignore[arg-type]
+        drawn = generation_memory(spec, samples, length)  # type: ignore[arg-type]
         memory["samples"] = max(0.0, drawn - free, read - free)
     return memory
 
 
 @cache
-def sampling_memory(spec: Spec, texts: int, length: int) -> float:
-    """Return the bytes needed to generate texts together: caches and next-token distributions.
+def generation_memory(spec: Spec, num_texts: int, length: int) -> float:
+    """Estimate the memory in bytes for generating a batch of texts of `length` tokens.
 
-    The distribution of the next token needs float32 logits and probabilities, and float64
-    probabilities and their cumulative sums.
+    This is the memory of the KV caches and of the next-token distributions. A distribution needs
+    float32 logits and probabilities, and float64 probabilities and their cumulative sums.
     """
-    slots = build(spec, device="meta").new_cache(texts, min(length, spec.max_length or length))
+    slots = build(spec, device="meta").new_cache(num_texts, min(length, spec.max_length or length))
     kept = sum(one.nbytes for state in slots.states for one in state.tensors)
-    return kept + 24.0 * texts * spec.vocab_size
+    return kept + 24.0 * num_texts * spec.vocab_size
 
 
 def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
-    """Return the arguments of `training_memory` that describe what is trained, by name.
+    """Return the arguments of `training_memory` that describe what a recipe trains, by name.
 
-    `module` is the trained module, whose weights are frozen according to the recipe. `samples` is
-    the maximum number of texts that the model generates at the same time.
+    They are the fraction of trained parameters, the size of the optimizer state, the number of
+    reference models, and the number of texts that are generated at the same time. `module` is the
+    module to train, with the weights that the recipe freezes already frozen.
     """
     parameters, objective = count_parameters(module), recipe.objectives[0]
     draws = isinstance(objective, PolicyGradient)
@@ -170,11 +172,11 @@ def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The layout and the memory that a run needs.
+    """The data parallelism and micro-batch size chosen for a run, and the memory that it needs.
 
     Args:
         data: whether every process has the whole model ("ddp") or a shard of it ("fsdp").
-        micro_batch_tokens: the number of tokens per forward pass.
+        micro_batch_tokens: the maximum number of tokens per forward pass.
         needed: the peak memory of the run's tensors, in bytes.
         free: the free memory, in bytes.
         idle: a warning if micro-batches are so large that some processes have none, else "".
@@ -187,15 +189,15 @@ class MemoryUse:
     idle: str
 
 
-def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Parallel) -> Recipe:
-    """Return the recipe with the micro-batch size that the resumed run started with.
+def resumed_micro_batch(recipe: Recipe, metadata: Mapping[str, Any], parallel: Parallel) -> Recipe:
+    """Return the recipe with the micro-batch size with which the resumed run was started.
 
-    Another size would draw different dropout masks. `before` is the metadata of the run. The size
-    in the recipe is kept if it was changed since, or if the number of processes changed.
+    Another size would draw different dropout masks. The recipe's own size is kept if the user has
+    changed it, or if the number of processes has changed. `metadata` is the metadata of the run.
     """
-    recorded = before.get("recipe", {}).get("train", {}).get("micro_batch_tokens")
-    size = before.get("micro_batch_tokens")
-    if size is None or before.get("processes") != parallel.size:
+    recorded = metadata.get("recipe", {}).get("train", {}).get("micro_batch_tokens")
+    size = metadata.get("micro_batch_tokens")
+    if size is None or metadata.get("processes") != parallel.size:
         return recipe
     if recipe.train.micro_batch_tokens != recorded:
         return recipe
@@ -203,12 +205,14 @@ def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Par
 
 
 class StoreMicroBatchSize(Callback):
-    """Stores a reduced micro-batch size for --resume after running out of memory, and warns.
+    """A callback that stores the micro-batch size after running out of memory has reduced it.
+
+    It also warns the user. `--resume` then continues with the reduced size.
 
     Args:
         run: the folder of the run.
         log: the progress line.
-        loader: the loader, whose micro-batch size the trainer halves.
+        loader: the loader whose micro-batch size the trainer may halve.
     """
 
     def __init__(self, run: RunFolder, log: ProgressLine, loader: Loader) -> None:
@@ -216,7 +220,7 @@ class StoreMicroBatchSize(Callback):
         self.stored = loader.micro_batch_tokens
 
     def on_step(self, step: int, progress: float) -> None:
-        """Check whether the step used smaller micro-batches than the steps before."""
+        """Store the micro-batch size and warn if this step reduced it."""
         size = self.loader.micro_batch_tokens
         if size == self.stored:
             return
@@ -237,10 +241,10 @@ def fit_memory(
     precision: torch.dtype,
     device: torch.device,
 ) -> MemoryUse:
-    """Choose the layout and the micro-batch size that fit into memory.
+    """Choose the data parallelism and the micro-batch size so that training fits in memory.
 
-    Values that the recipe sets are used as they are. All processes choose the same values. `module`
-    is the trained module, on any device.
+    Values that the recipe sets are not changed. All processes choose the same values. `module` is
+    the module to train, on any device.
 
     Raises RecipeError if weights and optimizer, or a single row, do not fit.
     """
@@ -249,8 +253,8 @@ def fit_memory(
     _check_memory(recipe, estimate, data, device)
     micro_batch_tokens = recipe.train.micro_batch_tokens
     if micro_batch_tokens is None:
-        micro_batch_tokens = _choose_micro_batch(recipe, estimate, data, streams, parallel)
-    most, idle = _max_balanced_micro_batch(streams, parallel, 1 << 62), ""
+        micro_batch_tokens = _choose_micro_batch_tokens(recipe, estimate, data, streams, parallel)
+    most, idle = _max_balanced_micro_batch_tokens(streams, parallel, 1 << 62), ""
     if parallel.data_size > 1 and micro_batch_tokens > most:
         idle = (
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
@@ -263,15 +267,15 @@ def fit_memory(
 
 @dataclass(frozen=True)
 class _Estimate:
-    """The memory of a run as a function of the layout and of the number of rows per micro-batch.
+    """The memory of a run as a function of the data parallelism and the micro-batch size.
 
     Args:
         specs: the models that are trained together.
         length: the number of tokens of the longest row, including generated tokens.
         most_rows: the number of rows in a step.
-        free: the bytes that are free for the run.
-        layout: how a step is parallelized, except for `data`.
-        options: further arguments of `training_memory`.
+        free: the number of bytes available to the run.
+        layout: how a step is parallelized; its field `data` is ignored.
+        options: the remaining arguments of `training_memory`.
     """
 
     specs: Sequence[Spec]
@@ -291,7 +295,10 @@ class _Estimate:
         precision: torch.dtype,
         device: torch.device,
     ) -> Self:
-        """Return the estimate for a recipe. The arguments are those of `fit_memory`."""
+        """Create the memory estimate of a run from its recipe, model, data and processes.
+
+        `module` is the module to train, on any device; `streams` are its data sources.
+        """
         config, objective = recipe.parallel, recipe.objectives[0]
         free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
         # The weights may already be on the device.
@@ -300,7 +307,7 @@ class _Estimate:
         length = max(stream.longest for stream in streams)
         most_rows = max(stream.rows_per_step for stream in streams)
         state = trained_state(recipe, module)
-        labelled = max(map(_labelled_fraction, streams))
+        labelled = max(map(_estimate_labelled_fraction, streams))
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens
             labelled = objective.max_new_tokens / length
@@ -314,23 +321,26 @@ class _Estimate:
         return cls(specs, length, most_rows, free, layout, state)
 
     def bytes_by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:
-        """Return the bytes that all models need together, by use ("weights", "gradients", ...)."""
+        """Return the memory of all models in bytes, by use ("weights", "gradients", ...).
+
+        `rows` is the number of rows per micro-batch, and `data` is the data parallelism.
+        """
         options = {**self.options, "rows": rows, "layout": replace(self.layout, data=data)}
         models = [training_memory(spec, length=self.length, **options) for spec in self.specs]
         return {name: sum(one[name] for one in models) for name in models[0]}
 
     def total_bytes(self, rows: int, data: DataParallelism) -> float:
-        """Return the total number of bytes for micro-batches of `rows` rows."""
+        """Return the total memory in bytes for micro-batches of `rows` rows."""
         return sum(self.bytes_by_use(rows, data).values())
 
     def total_bytes_with_reserve(self, rows: int, data: DataParallelism) -> float:
-        """Return the total number of bytes, plus a reserve proportional to the activations."""
+        """Return the total memory in bytes, plus a reserve proportional to the activations."""
         reserve = (1 / _ACTIVATION_FRACTION - 1) * self.bytes_by_use(rows, data)["activations"]
         return self.total_bytes(rows, data) + reserve
 
 
 def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> DataParallelism:
-    """Return "ddp" if the whole model fits into every process, else "fsdp"."""
+    """Choose the data parallelism: "ddp" if the whole model fits in every process, else "fsdp"."""
     is_sharded = recipe.parallel.tensor > 1 or recipe.parallel.replicas > 1
     too_large = estimate.total_bytes(0, "ddp") > _STATE_FRACTION * estimate.free
     [sharded] = parallel.all_reduce_max(is_sharded or too_large)
@@ -340,7 +350,7 @@ def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> D
 def _check_memory(
     recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
 ) -> None:
-    """Raise RecipeError if weights and optimizer, or a single row, do not fit into memory."""
+    """Raise RecipeError if weights and optimizer, or a single row, do not fit in memory."""
     least = estimate.total_bytes_with_reserve(1, data)
     if recipe.train.micro_batch_tokens is not None:  # the user is responsible for activations
         state = estimate.bytes_by_use(0, data)
@@ -355,14 +365,14 @@ def _check_memory(
         )
 
 
-def _choose_micro_batch(
+def _choose_micro_batch_tokens(
     recipe: Recipe,
     estimate: _Estimate,
     data: DataParallelism,
     streams: Sequence[BatchStream],
     parallel: Parallel,
 ) -> int:
-    """Return the largest micro-batch size in tokens that fits on all processes."""
+    """Choose the largest micro-batch size, in tokens, that fits in the memory of all processes."""
     on_cpu = estimate.options["device"] == "cpu"
     most_rows = max(1, (_CPU_TOKENS if on_cpu else _GPU_TOKENS) // estimate.length)
     rows = bisect_right(
@@ -372,26 +382,26 @@ def _choose_micro_batch(
     )
     fitting = -int(parallel.all_reduce_max(-rows * estimate.length)[0])
     if parallel.data_size > 1 or not recipe.labelled:
-        return _max_balanced_micro_batch(streams, parallel, fitting)
+        return _max_balanced_micro_batch_tokens(streams, parallel, fitting)
     return fitting
 
 
-def _max_balanced_micro_batch(
+def _max_balanced_micro_batch_tokens(
     streams: Sequence[BatchStream], parallel: Parallel, max_tokens: int
 ) -> int:
-    """Return the largest micro-batch size in tokens that gives all processes equal work.
+    """Return the largest micro-batch size that gives all processes equal work for every source.
 
-    The size is at most `max_tokens` tokens.
+    The size is in tokens, and at most `max_tokens`.
     """
     return min(
-        stream.max_balanced_micro_batch(parallel.data_size, max_tokens) for stream in streams
+        stream.max_balanced_micro_batch_tokens(parallel.data_size, max_tokens) for stream in streams
     )
 
 
-def _labelled_fraction(stream: BatchStream) -> float:
-    """Return the fraction of tokens with labels in a sample of examples.
+def _estimate_labelled_fraction(stream: BatchStream) -> float:
+    """Return the fraction of tokens that have labels, measured on a sample of examples.
 
-    The fraction is 1 for text, and if the labels are created later.
+    The fraction is 1 for text, and for examples that get their labels later.
     """
     if isinstance(stream.data, Rows):
         return 1.0

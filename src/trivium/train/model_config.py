@@ -26,8 +26,8 @@ ORIGINS = ("preset", "spec", "init_from")
 class ModelConfig(Config):
     """The model to train: a preset or a spec with new weights, or an existing model.
 
-    `embedding`, `encoder`, `decoder`, `d_model` and `cell` change parts of the preset. "Parts of a
-    model" in the documentation lists their fields. Relative positions in attention replace the
+    `embedding`, `encoder`, `decoder`, `d_model` and `cell` override parts of the preset. "Parts of
+    a model" in the documentation lists their fields. Relative positions in attention replace the
     absolute positions of the preset.
     """
 
@@ -75,13 +75,13 @@ class ModelConfig(Config):
         """Whether training starts from trained weights."""
         return self.init_from is not None and not self.new_weights
 
-    def _preset_changes(self) -> dict[str, Any]:
-        """Return the keys that change parts of a preset or spec, with their values."""
+    def _get_preset_overrides(self) -> dict[str, Any]:
+        """Return the overrides of the preset or spec: keys such as `d_model`, with their values."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
 
     def _resize_preset(self) -> dict[str, Any]:
-        """Return the preset as a tree, resized to a changed width or number of heads or layers.
+        """Return the preset as a nested dict, resized to the user's width, heads and layers.
 
         Sizes that depend on them, such as the feed-forward width, are recomputed.
         """
@@ -101,36 +101,36 @@ class ModelConfig(Config):
 
     @property
     def changes_preset(self) -> bool:
-        """Whether the recipe changes parts of the preset."""
-        return self.preset is not None and bool(self._preset_changes())
+        """Whether the recipe overrides any part of the preset."""
+        return self.preset is not None and bool(self._get_preset_overrides())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
-        """Return the preset's sizes that change because others were changed.
+        """Return the preset's sizes that were recomputed because the user overrode other sizes.
 
         Each entry contains the key, the value in the preset and the new value.
         """
         if self.preset is None:
             return []
-        given = {".".join(path) for path, _ in _iter_leaves(self._preset_changes())}
+        given = {".".join(path) for path, _ in _iter_leaves(self._get_preset_overrides())}
         changed = changed_keys(presets[self.preset].to_dict(), self._resize_preset())
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
     def build_spec(self) -> Spec | None:
-        """Return the spec, with the published vocabulary size; None with `init_from`.
+        """Build the spec of the model, with the published vocabulary size; None with `init_from`.
 
         Raises RecipeError if the spec is not valid.
         """
         if self.init_from is not None:
             return None
         tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resize_preset()
-        changes = self._preset_changes()
+        changes = self._get_preset_overrides()
         if _sets_relative_positions(changes) and "embedding" in tree:
             tree["embedding"].pop("positions", None)
         for stack in ("encoder", "decoder"):
             for name in ("first_layers", "layers"):
                 layers = tree.get(stack, {}).get(name)
                 if isinstance(layers, list) and isinstance(changes.get(stack, {}).get(name), dict):
-                    _change_layers(layers, changes[stack].pop(name))
+                    _override_layers(layers, changes[stack].pop(name))
         merge_changes(tree, changes)
         try:
             spec = Spec.from_dict(tree)
@@ -166,28 +166,28 @@ class AdapterConfig(Config):
 
 
 def _get_value(tree: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path of keys in nested dicts; None if there is none."""
+    """Return the value at a path of keys in nested dicts, or None if the path does not exist."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
 
 
 def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
-    """Return whether changes to a preset set positions in the attention of any layer."""
+    """Return whether overrides of a preset set relative positions in the attention of any layer."""
     layers = [changes.get(stack, {}).get("layers") or {} for stack in ("encoder", "decoder")]
     tables = [one for each in layers for one in (each if isinstance(each, list) else [each])]
     mixers = [table.get("mixer") for table in tables if isinstance(table, Mapping)]
     return any(isinstance(mixer, Mapping) and mixer.get("positions") for mixer in mixers)
 
 
-def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> None:
-    """Apply changes to the trees of layers, in place.
+def _override_layers(layers: list[dict[str, Any]], overrides: Mapping[str, Any]) -> None:
+    """Apply overrides to the nested dicts of a stack's layers, in place.
 
     Each key is set in every layer that has such a field. A key that no layer has is set in all
     layers, so that the validation of the spec reports the key.
     """
     parts = [Layer.model_validate(layer) for layer in layers]
-    for path, value in _iter_leaves(changes):
+    for path, value in _iter_leaves(overrides):
         takers = [number for number, layer in enumerate(parts) if _has_field(layer, path)]
         for number in takers or range(len(layers)):
             tree = value
@@ -196,23 +196,21 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
             merge_changes(layers[number], copy.deepcopy(tree))
 
 
-def _iter_leaves(
-    changes: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[Any, Any]]:
-    """Yield the paths and values of the leaves of a tree.
+def _iter_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yield the path and the value of every leaf in nested dicts.
 
-    A table with the key `kind` counts as one value.
+    A dict with the key `kind` counts as a leaf.
     """
-    for name, value in changes.items():
+    for name, value in tree.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from _iter_leaves(value, (*path, name))
         else:
             yield (*path, name), value
 
 
-def _has_field(part: Any, path: tuple[str, ...]) -> bool:
-    """Return whether a configuration has a field at a path of field names."""
+def _has_field(config: Any, path: tuple[str, ...]) -> bool:
+    """Return whether a configuration has a field at a path of nested field names."""
     *parents, name = path
     for parent in parents:
-        part = getattr(part, parent, None)
-    return name in getattr(type(part), "model_fields", ())
+        config = getattr(config, parent, None)
+    return name in getattr(type(config), "model_fields", ())

@@ -12,20 +12,20 @@ from trivium.config import Config
 
 
 class PhaseData(Config):
-    """The keys of `[data]` that a phase can change."""
+    """The keys of `[data]` that a phase can override."""
 
     length: PositiveInt | None = Field(None, description="tokens per row")
 
 
 class PhaseTrain(Config):
-    """The keys of `[train]` that a phase can change."""
+    """The keys of `[train]` that a phase can override."""
 
     batch_tokens: PositiveInt | None = Field(None, description="tokens per step")
     clip: float | None = Field(None, ge=0, description="maximum norm of the gradient; 0: no limit")
 
 
 class PhaseOptimizer(Config):
-    """The keys of `[optimizer]` that a phase can change."""
+    """The keys of `[optimizer]` that a phase can override."""
 
     lr: float | None = Field(
         None, gt=0, description="peak learning rate, which the schedule multiplies"
@@ -34,10 +34,10 @@ class PhaseOptimizer(Config):
 
 
 class PhaseConfig(Config):
-    """An earlier part of the run, in which some keys have other values.
+    """A phase before the last one, which overrides some keys of the recipe.
 
-    The last part of the run has no table; it uses the values of the recipe itself. For example,
-    BERT reads rows of 128 tokens for 90 % of its steps, and then rows of 512:
+    The last phase has no table; it uses the values of the recipe itself. For example, BERT reads
+    rows of 128 tokens for 90 % of its steps, and then rows of 512:
 
     ```toml
     [model]
@@ -57,8 +57,8 @@ class PhaseConfig(Config):
     ```
 
     If the row length does not change, a phase continues with the rows after those of the previous
-    phase. With another row length, it starts a new row order. The learning-rate schedule spans the
-    whole budget. Validation always uses the rows of the last part.
+    phase. With another row length, it starts a new row order. The learning rate schedule spans the
+    whole budget. Validation always uses the rows of the last phase.
     """
 
     until: float = Field(gt=0, lt=1, description="fraction of the budget at which the phase ends")
@@ -87,7 +87,7 @@ class PhaseConfig(Config):
 
     @model_validator(mode="after")
     def _check_changes(self) -> Self:
-        """Raise ValueError for a phase without keys, or with another kind of objective."""
+        """Raise ValueError if the phase has no keys, or changes the kind of the objective."""
         if "kind" in (self.objective or {}):
             raise ValueError("a phase changes fields of the objective, not its kind")
         if not any(value for name, value in self.to_tree().items() if name != "until"):
@@ -102,7 +102,7 @@ def phase_borders(
     steps: int | None = None,
     tokens: float | None = None,
 ) -> list[int]:
-    """Return the step at which each phase ends, counted from 0. The last one is the end of the run.
+    """Return the step at which each phase ends, counted from 0. The last phase ends with the run.
 
     >>> phase_borders([0.9], [32_768, 131_072], steps=1_000_000)
     [900000, 1000000]
@@ -111,9 +111,9 @@ def phase_borders(
 
     Args:
         untils: for each phase except the last, the fraction of the budget at which it ends.
-        tokens_per_step: the number of tokens per step of each phase, the last one included.
+        tokens_per_step: the number of tokens per step in each phase, including the last.
         steps: the budget in steps.
-        tokens: the budget in tokens, if it is not in steps.
+        tokens: the budget in tokens, if the budget is not in steps.
     """
     fractions = [*untils, 1.0]
     if steps is not None:

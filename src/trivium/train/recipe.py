@@ -1,8 +1,8 @@
-"""The recipe: everything that a run depends on, as one tree for TOML, `--set` and Python.
+"""The recipe: everything that a run depends on, in one structure for TOML, `--set` and Python.
 
 A recipe consists of components: `recipe.objective` is the objective itself, `recipe.optimizer`
-builds the optimizers, `recipe.schedule` computes the learning rate from the step and the progress.
-A run writes its complete recipe to its folder.
+builds the optimizers, and `recipe.schedule` computes the learning rate from the step and the
+progress. A run writes its complete recipe to its folder.
 """
 
 from collections.abc import Sequence
@@ -61,9 +61,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
-        """Raise ValueError if the sources or their names contradict each other.
+        """Raise ValueError for data sources, source names or adapter settings that conflict.
 
-        An adapter that is combined with frozen or averaged weights is also an error.
+        For example, a recipe cannot have both `data.paths` and `[[mix]]`, and an adapter cannot be
+        combined with frozen or averaged weights.
         """
         if self.mix and (self.objective is not None or self.data.paths):
             raise ValueError("set either data.paths and [objective], or several [[mix]]")
@@ -85,7 +86,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_keys_have_effect(self) -> Self:
-        """Raise ValueError if a key of `[train]` or `[data]` has no effect on any source."""
+        """Raise ValueError if a key of `[train]` or `[data]` has no effect on any data source."""
         if all(objective.labelled for objective in self.objectives):
             kinds, unread = "text, but this run has labelled examples only", TEXT_KEYS
         elif not self.labelled:
@@ -102,7 +103,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
-        """Raise an error if an objective does not fit the other sections, before data is read."""
+        """Raise an error if an objective does not support the packing or tokenizer of the recipe.
+
+        The check runs before any data is read.
+        """
         for objective in self.objectives:
             data = self.data
             objective.check_rows(data.packing, data.separate_documents, is_mixed=bool(self.mix))
@@ -142,9 +146,9 @@ class Recipe(Config):
         return self
 
     def in_phase(self, index: int) -> Self:
-        """Return the recipe with the values of the phase at this index, and without phases.
+        """Return the recipe for one phase, with the overrides of this phase and without phases.
 
-        The last part of the run has no table and uses the values of the recipe itself.
+        The last phase has no table and uses the values of the recipe itself.
         """
         if index >= len(self.phases):
             return self.model_copy(update={"phases": ()})
@@ -161,7 +165,7 @@ class Recipe(Config):
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
-        """The sources with their objectives. The name of a source is "" if there is only one."""
+        """The data sources with their objectives. If there is only one, its name is ""."""
         if self.mix:
             own = self.data.validation
             return tuple(
@@ -179,27 +183,33 @@ class Recipe(Config):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The objective of each source."""
+        """The objective of each data source."""
         return tuple(source.objective for source in self.sources)
 
     def replace(self, **values: Any) -> Self:
-        """Return a validated copy with new values for the given fields, and the same origins."""
+        """Return a validated copy with new values for the given fields.
+
+        The copy keeps the recorded origins of all values.
+        """
         new = super().replace(**values)
         new._origins = self._origins
         return new
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two recipes have equal values, regardless of their origins."""
+        """Return whether two recipes have equal values, regardless of the origins of the values."""
         return isinstance(other, Recipe) and dict(self) == dict(other)
 
     def origin_of(self, key: str) -> str:
-        """Return the origin of the value of a dotted key, such as "--set" or a paper."""
+        """Return where the value of a dotted key comes from, such as "--set" or a paper.
+
+        Returns "" if the origin is not recorded.
+        """
         parts = key.split(".")
         paths = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((self._origins[path] for path in paths if path in self._origins), "")
 
     def with_objectives(self, objectives: Sequence[Objective]) -> Self:
-        """Return the recipe with other objectives, one per source."""
+        """Return the recipe with other objectives, one per data source."""
         if not self.mix:
             return self.replace(objective=objectives[0])
         pairs = zip(self.mix, objectives, strict=True)
@@ -207,14 +217,14 @@ class Recipe(Config):
 
     @property
     def labelled(self) -> bool:
-        """Whether any source has labelled examples."""
+        """Whether any data source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
 
     def freeze_weights(self, model: LanguageModule) -> None:
-        """Freeze the weights that are not trained, in place, and add the adapter if there is one.
+        """Freeze the weights that are not trained, in place, or add the adapter to the model.
 
-        Raises SpecError if a name does not exist in the model, or if the adapter is to be saved
-        separately and PEFT cannot load it.
+        Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
+        model, or if the adapter is to be saved separately and PEFT cannot load it.
         """
         if self.adapter.rank:
             add_lora(model, self.adapter.lora, seed=self.seed)

@@ -1,8 +1,9 @@
-"""The layers of a recipe: values that the user leaves open are filled in layer by layer.
+"""Default values for a recipe, filled in layer by layer.
 
-From the highest to the lowest, the layers are: `--set`, the user's file, the published recipe of
-the preset or the fast settings, the defaults of the task, and the defaults of the library. Each
-value keeps its origin. Numbers that depend on the data are set last (`train/defaults.py`).
+From the highest to the lowest priority, the layers are: `--set`, the user's file, the published
+recipe of the preset or the fast settings, the defaults of the task, and the defaults of the
+library. The origin of each value is recorded. Numbers that depend on the data are set last
+(`train/defaults.py`).
 """
 
 from __future__ import annotations
@@ -31,40 +32,40 @@ FAST, LIBRARY = "fast settings", "default"
 class RecipeLayer(NamedTuple):
     """The values of one layer by dotted key, and their origins.
 
-    Keys of `objective` apply to every source of a mix. `origin` is the origin of all values, or of
-    each key.
+    Keys of `objective` apply to every data source of a mix. `origin` is the origin of all values,
+    or a dict with the origin of each key.
     """
 
     values: Mapping[str, Any]
     origin: str | Mapping[str, str]
 
 
-def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
-    """Fill in the values that a recipe's tree leaves open, in place.
+def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
+    """Fill in the values that are missing from a recipe, given as a nested dict, in place.
 
-    `origins` receives the origin of each key. Raises RecipeError for settings that the model does
-    not support.
+    The origin of each value is added to `origins`, by dotted key. Raises RecipeError for settings
+    that the model does not support.
     """
     layers: tuple[Callable[[Tree, Spec], RecipeLayer], ...] = (
-        _objective_layer,
-        _published_layer,
-        _fast_layer,
-        _task_layer,
-        _library_layer,
+        _make_objective_layer,
+        _make_published_layer,
+        _make_fast_layer,
+        _make_task_layer,
+        _make_library_layer,
     )
     for make in layers:
-        _fill_layer(tree, make(tree, spec), origins)
+        _apply_layer(tree, make(tree, spec), origins)
 
 
 def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
-    """Return the complete published recipe that a recipe's tree follows, or None.
+    """Return the complete published recipe that a recipe follows, or None if there is none.
 
-    This is the recipe of the preset. It applies to new weights, and only to the kind of data that
-    was published (text or labelled examples).
+    `tree` is the recipe as a nested dict. A recipe follows the published recipe of its preset if
+    `defaults` is "published" and the kind of data (text or labelled examples) is the same.
     """
     if tree.get("defaults") != "published":
         return None
-    return _find_published_recipe(tree)
+    return _find_preset_recipe(tree)
 
 
 def has_published_budget(recipe: Recipe) -> bool:
@@ -80,10 +81,10 @@ def has_published_budget(recipe: Recipe) -> bool:
 def compare_with_published(
     recipe: Recipe, published: PublishedRecipe
 ) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
-    """Compare a recipe with the published recipe.
+    """Compare a recipe with a published recipe.
 
-    Returns the keys with the published value, and a dict of the other keys with the value here and
-    the published value.
+    Returns the keys that have the published value, and a dict of all other published keys with the
+    value in `recipe` and the published value.
     """
     tree, same, changed = flatten_keys(recipe.to_tree()), list[str](), {}
     for key, one in published.values.items():
@@ -99,8 +100,11 @@ def compare_with_published(
     return same, changed
 
 
-def _find_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
-    """Return the complete published recipe of a tree's preset for its kind of data, or None."""
+def _find_preset_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+    """Return the complete published recipe for the preset and the kind of data in `tree`.
+
+    `tree` is a recipe as a nested dict. Returns None if there is no such published recipe.
+    """
     recipe = published_recipes().get(tree.get("model", {}).get("preset") or "")
     if recipe is None or not recipe.is_complete or tree.get("mix"):
         return None
@@ -111,11 +115,11 @@ def _find_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     return recipe if len(labelled) == 1 else None
 
 
-def _fill_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
-    """Set the values of a layer in a recipe's tree, in place, unless they are already set.
+def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
+    """Set the values of a layer in a recipe, given as a nested dict, unless they are already set.
 
-    Keys that belong to another kind of component are skipped. A budget is skipped if another budget
-    is set.
+    The recipe is changed in place. Keys that belong to another kind of component are skipped. A
+    budget is skipped if the recipe already has a budget.
     """
     kinds = {key: value for key, value in layer.values.items() if key.endswith(".kind")}
     has_budget = any(tree.get("train", {}).get(budget) is not None for budget in BUDGETS)
@@ -123,7 +127,7 @@ def _fill_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None
         section, _, name = key.rpartition(".")
         if has_budget and section == "train" and name in BUDGETS:
             continue
-        for prefix, root in _iter_tables(tree, section):
+        for prefix, root in _iter_parents(tree, section):
             table = root
             for step in section.split(".") if section else ():
                 table = table.setdefault(step, {})
@@ -134,10 +138,11 @@ def _fill_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None
                 origins[prefix + key] = origin
 
 
-def _iter_tables(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
-    """Yield the tables that contain a section, each with the prefix of its keys.
+def _iter_parents(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
+    """Yield the dicts of a recipe that contain a section, each with the prefix of its dotted keys.
 
-    The section `objective` of a mix is in each of the sources. All other sections are in the tree.
+    In a mix, every data source contains the section `objective`. All other sections are at the top
+    level.
     """
     sources = tree.get("mix") if section == "objective" else None
     for number, source in enumerate(sources or ()):
@@ -147,7 +152,7 @@ def _iter_tables(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
 
 
 def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
-    """Yield the objective of each source as (kind, class), except for unknown kinds."""
+    """Yield the kind and the class of each data source's objective, except for unknown kinds."""
     for table in tree.get("mix") or [tree]:
         kind = str(table.get("objective", {}).get("kind", ""))
         if kind in Objective.kinds:
@@ -155,22 +160,22 @@ def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Object
 
 
 def _has_new_weights(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe's tree trains a model with new weights."""
+    """Return whether a recipe, given as a nested dict, trains a model with new weights."""
     return "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
 
 
 def _is_labelled(tree: Mapping[str, Any]) -> bool:
-    """Return whether any source in a recipe's tree has labelled examples."""
+    """Return whether any data source of a recipe, given as a nested dict, is labelled."""
     return any(objective.labelled for _, objective in _iter_objectives(tree))
 
 
-def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the values of the preset's published recipe, if the recipe is complete.
+def _make_published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+    """Return the values of the preset's published recipe, if that recipe is complete.
 
     If the user sets another budget, the published warm-up keeps its fraction of the budget.
     Published phases are omitted if the user sets a key that they change.
     """
-    recipe, chosen = _find_published_recipe(tree), tree.get("defaults")
+    recipe, chosen = _find_preset_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
         return RecipeLayer({}, LIBRARY)
     values = {"defaults": Published("published", "the preset"), **recipe.values}
@@ -194,7 +199,7 @@ def _published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
-    """Return a published phase as a nested dict of its values."""
+    """Convert a published phase from dotted keys to a nested dict of values."""
     tree: Tree = {}
     for key, one in phase.items():
         section, _, name = key.rpartition(".")
@@ -202,12 +207,13 @@ def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
     return tree
 
 
-def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the default kind of objective for a recipe's preset or architecture.
+def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+    """Return the default kind of objective for the recipe's preset or architecture.
 
-    It is the objective of the published recipe for text, or else the default for the architecture.
+    This is the objective of the published recipe for text, or else the default for the
+    architecture.
     """
-    if all("kind" in root.get("objective", {}) for _, root in _iter_tables(tree, "objective")):
+    if all("kind" in root.get("objective", {}) for _, root in _iter_parents(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
     recipe = published_recipes().get(tree["model"].get("preset") or "")
     if recipe is not None and "objective.kind" in recipe.values and not tree.get("mix"):
@@ -219,14 +225,14 @@ def _objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer({"objective.kind": default_objective(spec).kind}, LIBRARY)
 
 
-def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the fast settings for new weights, in sizes without a published recipe.
+def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+    """Return the fast settings for new weights, for model sizes without a published recipe.
 
-    These are the initialization, fields of objectives and the optimizer with which the model learns
-    fastest. See `train/defaults.py`.
+    The fast settings are the initialization, the fields of objectives, and the optimizer with which
+    the model learns fastest.
 
     Raises:
-        RecipeError: the recipe asks for fast settings, and the model has none.
+        RecipeError: the recipe asks for fast settings, but the model does not support them.
     """
     is_new, labelled = _has_new_weights(tree), _is_labelled(tree)
     own = is_own_size(tree["model"].get("preset") or "")
@@ -251,7 +257,7 @@ def _fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer(values, FAST if fast else LIBRARY)
 
 
-def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of labelled tasks: the schedule, the optimizer and its fields."""
     tasks = [name for name, objective in _iter_objectives(tree) if objective.labelled]
     if not tasks:
@@ -265,7 +271,7 @@ def _task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     return RecipeLayer(values, f"default of {tasks[0]}")
 
 
-def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
+def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of the library: the optimizer, the schedule and a new tokenizer."""
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
@@ -274,7 +280,7 @@ def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
         minutes = tree.get("train", {}).get("minutes")
         kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:
-            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
+            tokenizer.setdefault("sample_bytes", defaults.choose_sample_bytes(kind, minutes))
         values |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
     return RecipeLayer(values, LIBRARY)
 
@@ -282,9 +288,10 @@ def _library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 def _choose_tokenizer(
     tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: Spec
 ) -> None:
-    """Set the kind and the special tokens of a new tokenizer, in place, unless they are set.
+    """Choose the kind and the special tokens of a new tokenizer, unless they are already set.
 
-    They depend on the objectives, or else on the architecture of the model.
+    They depend on the objectives, or else on the architecture. `tokenizer` is the section
+    `[tokenizer]`, which is changed in place.
     """
     if spec.family == "encoder-decoder":
         chosen = {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}

@@ -1,7 +1,7 @@
-"""Recipes from presets, TOML files and changes.
+"""Loading of recipes from presets, TOML files and overrides.
 
-Kinds that a recipe leaves open (objective, tokenizer, ...) are chosen here. Numbers that depend on
-the data are set in `train/defaults.py`.
+The kinds of components that a recipe does not set (objective, tokenizer, ...) are chosen here.
+Numbers that depend on the data are set in `train/defaults.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trivium.remote import is_remote
 from trivium.train.data_config import as_list
 from trivium.train.model_config import ORIGINS, ModelConfig
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_layers import fill_layers
+from trivium.train.recipe_layers import fill_in_defaults
 from trivium.train.train_config import BUDGETS
 
 # Keys whose values are paths or names.
@@ -40,20 +40,20 @@ AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
 """The name or file of a recipe, a `Recipe`, or the keys of a recipe."""
 
 Changes = Sequence[str] | Mapping[str, Any]
-"""Changes to a recipe: a list as for `--set`, or a dict.
+"""Overrides of recipe values: a list as for `--set`, or a dict.
 
 A list contains strings such as `"train.steps=500"`. A dict may be nested or have dotted keys.
 """
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the paths of the recipes inside the package, by name."""
+    """Return the paths of the built-in recipes, by name."""
     folder = Path(__file__).parent.parent / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the tree of a TOML file or of a shipped recipe.
+    """Read a TOML file or a built-in recipe. Returns the recipe as a nested dict.
 
     Raises RecipeError if the file does not exist or is not valid TOML.
     """
@@ -70,10 +70,10 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_changes(changes: Changes) -> dict[str, Any]:
-    """Return changes as one tree. Later changes override earlier ones.
+    """Parse recipe overrides into one nested dict. Later overrides win over earlier ones.
 
-    A value is parsed as TOML, or used as a string if it is not valid TOML. Raises RecipeError if a
-    change is not of the form `section.key=value`.
+    A value is parsed as TOML, or used as a string if it is not valid TOML. Raises RecipeError if an
+    override is not of the form `section.key=value`.
 
     >>> parse_changes(["train.steps=500", "model.preset=gpt2-mini"])
     {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
@@ -82,7 +82,7 @@ def parse_changes(changes: Changes) -> dict[str, Any]:
     """
     if isinstance(changes, str):
         raise RecipeError(f"changes is a list such as ['train.steps=500'], not {changes!r}.")
-    pairs = changes.items() if isinstance(changes, Mapping) else map(_parse_change, changes)
+    pairs = changes.items() if isinstance(changes, Mapping) else map(_parse_set_option, changes)
     tree: dict[str, Any] = {}
     for path, value in pairs:
         *tables, last = (key.strip() for key in path.split("."))
@@ -95,27 +95,27 @@ def parse_changes(changes: Changes) -> dict[str, Any]:
     return tree
 
 
-def _parse_change(change: str) -> tuple[str, Any]:
+def _parse_set_option(option: str) -> tuple[str, Any]:
     """Parse one `--set` option. Returns the dotted key and the value."""
-    path, equals, text = change.partition("=")
+    path, equals, text = option.partition("=")
     if not equals or not all(key.strip() for key in path.split(".")):
-        raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
+        raise RecipeError(f"--set takes key=value such as train.steps=500, not {option!r}.")
     try:
         return path, tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError) as error:
         if text.strip()[:1] in ("[", "{"):
             raise RecipeError(
-                f"--set {change}: not valid TOML ({error}). Texts inside need quotation marks, "
+                f"--set {option}: not valid TOML ({error}). Texts inside need quotation marks, "
                 "and the whole a pair around it in the shell: --set 'data.paths=[\"a.txt\"]'."
             ) from None
         return path, text.strip()
 
 
 def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
-    """Apply changes to a recipe's tree, in place.
+    """Apply overrides to a recipe, given as a nested dict, in place.
 
-    A new budget replaces the recipe's budget, and a new origin of the model replaces the old
-    origin. Sources in `mix` replace `[objective]` and `data.paths`, and vice versa.
+    A new budget replaces the recipe's budget, and a new preset, spec or `init_from` replaces the
+    recipe's model. Sources in `mix` replace `[objective]` and `data.paths`, and vice versa.
     """
     new = copy.deepcopy(parse_changes(changes))
     check_tables(new, "changes of the recipe")
@@ -131,10 +131,10 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     merge_changes(tree, new)
 
 
-def check_tables(tree: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError if a section is not a table.
+def check_tables(tree: Mapping[str, Any], location: str) -> None:
+    """Raise RecipeError if a section of a recipe is not a table.
 
-    `mix` and `phases` must be lists of tables. `where` names the recipe in error messages.
+    `mix` and `phases` must be lists of tables. `location` names the recipe in error messages.
     """
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
@@ -142,7 +142,7 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
     for name in ("mix", "phases"):
         listed = tables.pop(name, None) or ()
         if not isinstance(listed, list | tuple):
-            raise RecipeError(f"{where}: [[{name}]] is a list of tables, not {listed!r}.")
+            raise RecipeError(f"{location}: [[{name}]] is a list of tables, not {listed!r}.")
         for number, table in enumerate(listed):
             tables[f"{name}[{number}]"] = table
             if name == "mix" and isinstance(table, Mapping):
@@ -151,18 +151,18 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
         if table is not None and not isinstance(table, Mapping):
             keys = (key.name for key in iter_keys(Recipe) if key.name.startswith(f"{name}."))
             raise RecipeError(
-                f"{where}: {name} is a section with keys of its own, not {table!r}: set one of its "
-                f"keys, such as {next(keys, 'objective.kind')}={table}."
+                f"{location}: {name} is a section with keys of its own, not {table!r}: set one of "
+                f"its keys, such as {next(keys, 'objective.kind')}={table}."
             )
 
 
 def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
-    """Return a recipe with changes applied, complete except for numbers that depend on the data.
+    """Load a recipe and apply overrides. All values are set, except those that depend on the data.
 
     Args:
-        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
+        recipe: a preset ("bert-small"), a built-in recipe ("textbook-bert"), a TOML file, a Recipe
             or its keys as a nested dict, or the folder of a model to continue from.
-        changes: changes as for `--set`, or a nested dict.
+        changes: overrides as for `--set`, or a nested dict.
 
     Raises:
         RecipeError: the recipe or preset does not exist, a key is unknown, or a value is not
@@ -172,13 +172,16 @@ def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
 
 
 def recipe_name(recipe: AnyRecipe) -> str:
-    """Return the name of a recipe in error messages: the path of a file, else "recipe"."""
+    """Return the name of a recipe in error messages: the path of a TOML file, else "recipe"."""
     is_file = isinstance(recipe, str | os.PathLike) and ".toml" in os.fspath(recipe)
     return str(recipe) if is_file else "recipe"
 
 
 def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
-    """Return the keys that a recipe sets; `recipe` is as in `load_recipe`."""
+    """Load a recipe from any of the forms that `load_recipe` accepts, without defaults.
+
+    Returns a nested dict of the keys that the recipe sets.
+    """
     if isinstance(recipe, Recipe):
         return _drop_default_tokenizer(recipe)
     if isinstance(recipe, Mapping):
@@ -198,7 +201,10 @@ def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
-    """Return the tree of a recipe, without a default tokenizer, since the data may have its own."""
+    """Convert a recipe to a nested dict, without its tokenizer if that is the default.
+
+    The data may have its own tokenizer.
+    """
     tree = recipe.to_tree()
     if recipe.tokenizer is not None:
         bare = {name: table for name, table in tree.items() if name != "tokenizer"}
@@ -207,28 +213,28 @@ def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
     return tree
 
 
-def map_paths(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a recipe's tree with `change` applied to each value that is a path or paths."""
+def map_paths(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to every value that is a path or a list of paths in a nested dict."""
     if isinstance(tree, list | tuple):
-        return [map_paths(one, change) for one in tree]
+        return [map_paths(one, function) for one in tree]
     if not isinstance(tree, Mapping):
         return tree
     return {
-        key: change(value)
+        key: function(value)
         if key in _PATHS and isinstance(value, str | list | tuple)
-        else map_paths(value, change)
+        else map_paths(value, function)
         for key, value in tree.items()
     }
 
 
 def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's tree with absolute paths, which are valid in every working directory.
+    """Make the paths in a recipe, given as a nested dict, absolute.
 
-    Names that are not paths, such as models on the Hugging Face Hub, stay unchanged.
+    Names that are not paths, such as models on the Hugging Face Hub, are not changed.
     """
 
     def make_absolute(value: Any) -> Any:
-        """Return a path or a list of paths as absolute paths. Names stay unchanged."""
+        """Make a path or a list of paths absolute. Names that are not paths are not changed."""
         if not isinstance(value, str):
             return [make_absolute(one) for one in value]
         named = value == STDIN or value.startswith(("hf:", PYTHON)) or is_remote(value)
@@ -240,9 +246,9 @@ def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe_file(recipe: Recipe) -> str:
-    """Return the content of a run's `recipe.toml`, with which any directory can resume the run.
+    """Return the content of a run's `recipe.toml`, with absolute paths.
 
-    A comment after each value states its origin.
+    A comment after each value states the origin of the value.
     """
     tree = Recipe.from_tree(make_paths_absolute(recipe.to_tree())).to_tree()
     text = _add_origin_comments(tomli_w.dumps({**version_entry(), **tree}), recipe)
@@ -259,7 +265,7 @@ def format_recipe_with_origins(recipe: Recipe) -> str:
 
 
 def _add_origin_comments(text: str, recipe: Recipe) -> str:
-    """Add the origin of each value to the TOML text of a recipe, as comments."""
+    """Append a comment with the origin of the value to each line of a recipe's TOML text."""
     tree, lines = tomllib.loads(text), text.splitlines()
     for number, key in _iter_toml_keys(text):
         if key not in version_entry():
@@ -268,9 +274,9 @@ def _add_origin_comments(text: str, recipe: Recipe) -> str:
 
 
 def _iter_toml_keys(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the index and the dotted key of each line that sets a value.
+    """Yield the line index and the dotted key of each value in TOML text.
 
-    A key in a list of tables contains the index, such as `mix[0].objective.kind`.
+    A key in a list of tables contains the index of the table, such as `mix[0].objective.kind`.
     """
     section, counts = "", Counter[str]()
     for number, line in enumerate(text.splitlines()):
@@ -285,9 +291,10 @@ def _iter_toml_keys(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _find_origin(recipe: Recipe, key: str, tree: Any) -> str:
-    """Return the origin of the value of a dotted key in a recipe's tree.
+    """Return the origin of the value of a dotted key, for a comment in `recipe.toml`.
 
-    The origin is a layer, "default", or a choice for this run.
+    The origin is the one recorded in `recipe`, "default" if the value in `tree` is the default, or
+    else "chosen for this model and data".
     """
     if origin := recipe.origin_of(key):
         return origin
@@ -300,21 +307,22 @@ def _find_origin(recipe: Recipe, key: str, tree: Any) -> str:
 
 
 def _to_toml_value(default: Any) -> Any:
-    """Return a default value in the form that TOML returns: tuples as lists."""
+    """Convert a tuple to a list, as TOML returns it. Other values are returned unchanged."""
     return list(default) if isinstance(default, tuple) else default
 
 
 def read_origins(text: str) -> dict[str, str]:
-    """Return the origins of values by dotted key, parsed from the comments of a `recipe.toml`."""
+    """Parse the origin of each value from the comments of a `recipe.toml`, by dotted key."""
     lines = text.splitlines()
     found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _iter_toml_keys(text))
     return {key: comment[1] for key, comment in found if comment}
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
-    """Build a recipe from a tree, with changes applied and all open kinds chosen.
+    """Build a recipe from a nested dict: apply overrides, then fill in defaults.
 
-    `where` names the recipe in error messages. Raises RecipeError if the recipe is not valid.
+    `where` is the name of the recipe in error messages. Raises RecipeError if the recipe is not
+    valid.
     """
     tree = copy.deepcopy(tree)
     check_tables(tree, where)
@@ -324,7 +332,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     of_mix = origins.pop("mix", "")
     for number, source in enumerate(tree.get("mix") or ()):
         origins |= dict.fromkeys(flatten_keys(source, f"mix[{number}]."), of_mix)
-    _name_sources(tree.get("mix") or ())
+    _name_unnamed_sources(tree.get("mix") or ())
     try:
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
@@ -333,14 +341,14 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     spec = model.build_spec()
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
-    fill_layers(tree, spec, origins)
+    fill_in_defaults(tree, spec, origins)
     recipe = Recipe.from_tree(tree, where=where)
     recipe._origins = origins
     return recipe
 
 
 def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raise RecipeError if a recipe sets a tokenizer and the model or the shards have their own."""
+    """Raise RecipeError if a recipe sets a tokenizer, but its model or shards have their own."""
     keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
     tables = tree.get("mix") or [tree.get("data") or {}]
     paths = [as_list(table.get("paths")) for table in tables]
@@ -354,8 +362,8 @@ def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> Non
         )
 
 
-def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
-    """Name the unnamed sources of a mix after their first path, in place."""
+def _name_unnamed_sources(tables: Sequence[dict[str, Any]]) -> None:
+    """Name each unnamed data source of a mix after its first path, in place."""
     names = {"loss", *(str(table.get("name")) for table in tables)}
     for table in tables:
         paths = as_list(table.get("paths"))

@@ -1,7 +1,7 @@
-"""The loader of policy-gradient runs: it draws responses to the prompts of each step.
+"""The loader of policy-gradient runs: it samples responses to the prompts of each step.
 
-Prompts are prepared one step ahead. Responses are drawn when their step begins, with the current
-weights. They are a function of (weights, seed, step), so that a resumed run draws the same
+Prompts are prepared one step ahead. Responses are sampled when their step begins, with the current
+weights. They are a function of (weights, seed, step), so that a resumed run samples the same
 responses and nothing needs to be saved.
 """
 
@@ -24,12 +24,12 @@ from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 @dataclass(kw_only=True)
 class RolloutLoader(Loader):
-    """A loader whose batches contain the model's own responses, if the objective needs them.
+    """A loader whose batches contain responses sampled from the model, if the objective needs them.
 
     Args:
-        lm: the model that draws responses; every process has the whole model.
-        module: the trained module.
-        precision: the precision of activations.
+        lm: the model that samples responses; every process has the whole model.
+        module: the module to train.
+        precision: the dtype of activations.
     """
 
     lm: LanguageModel
@@ -37,23 +37,23 @@ class RolloutLoader(Loader):
     precision: torch.dtype = torch.float32
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
-    def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """Yield batches as `Loader.steps_from` does, with responses drawn at each step."""
-        for step, batch in enumerate(super().steps_from(number), start=number):
-            yield self._rolled_out(batch, step)
+    def steps_from(self, first_step: int) -> Iterator[GlobalBatch]:
+        """Yield the batches of all steps from `first_step` on, with sampled responses."""
+        for step, batch in enumerate(super().steps_from(first_step), start=first_step):
+            yield self._add_responses(batch, step)
 
-    def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """Halve the micro-batches as `Loader.halve_micro_batches` does.
+    def halve_micro_batches(self, step: int) -> GlobalBatch:
+        """Halve the micro-batch size from now on. Returns the batch of a step in the new size.
 
-        The responses of the current step stay the same.
+        The responses that were already sampled for this step are reused.
         """
-        return self._rolled_out(super().halve_micro_batches(number), number)
+        return self._add_responses(super().halve_micro_batches(step), step)
 
-    def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """Return a batch of prompts with the responses drawn for a step.
+    def _add_responses(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+        """Sample responses to a batch of prompts. Returns the batch with the responses.
 
-        A batch of another objective is returned unchanged. The responses of the last step are
-        reused if the step is the same.
+        If responses were already sampled for the same step, they are reused. If the objective is
+        not a policy gradient, the batch is returned unchanged.
         """
         objective, module = batch.stream.objective, self.module
         if not isinstance(objective, PolicyGradient):

@@ -23,7 +23,7 @@ _TEMPORARY = ".*.tmp"
 
 
 Resume = bool | Literal["auto"]
-"""Whether to resume a run; "auto": resume it if it has begun, else start it."""
+"""Whether to resume a run. "auto" resumes the run if it reached its first step, else starts it."""
 
 
 class RunFolder:
@@ -32,7 +32,7 @@ class RunFolder:
     - `recipe.toml`, complete, and the files of a model folder
     - `shards/`, or `shards/NAME/` with several sources, and `texts/` (with `data.keep_text`)
     - `examples/`: encoded labelled examples
-    - `data/`: data that was given from Python
+    - `data/`: data that was passed from Python
     - `metrics.jsonl`, `run.json` (metadata for the report) and `report.html`
     - `checkpoints/step-{n:08}/`
     - `evaluation.json` and `predictions.jsonl` (fine-tuning)
@@ -58,60 +58,61 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
         self.training = False
-        """Whether the run has reached its first step, so that it is kept if it fails."""
+        """Whether the run has reached its first step. Its files are then kept if it fails."""
         self.kept = True
-        """Whether the files of the run are kept; False after a failed start removed them."""
+        """Whether the files of the run still exist; False after the cleanup of a failed start."""
 
     def is_resumed(self, resume: Resume) -> bool:
-        """Return whether this start resumes the run in the folder.
+        """Return whether to resume the run in this folder instead of starting a new one.
 
         Processes that `torchrun` restarts also resume their run. `torchrun` restarts them after a
-        worker died and, with --rdzv-id, if machines join or leave.
-
-        Raises RecipeError if there is no run to resume.
+        worker died and, with --rdzv-id, if machines join or leave. Raises RecipeError if `resume`
+        is True and there is no run to resume.
         """
         if resume is True and not self.recipe.is_file():
             raise RecipeError(
                 f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
                 f"{self._describe_replaced_run()}{files.did_you_mean_folder(self.path)}"
             )
-        return resume is True or (resume == "auto" and self.begun) or self._is_restarted
+        return resume is True or (resume == "auto" and self.has_begun) or self._is_restarted
 
     @property
     def _is_restarted(self) -> bool:
-        """Whether this is a restart: by `torchrun`, or of a launch with the same --rdzv-id."""
+        """Whether `torchrun` restarted this process or launched the run again (same --rdzv-id)."""
         lock = self.path / _LOCK
         if not self.recipe.is_file() or not lock.is_file():
             return False
         begun_by = lock.read_text(encoding="utf-8").splitlines()[1:]
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return restarts > 0 or (_torchrun_id() != "" and begun_by == [_torchrun_id()])
+        return restarts > 0 or (_get_rendezvous_id() != "" and begun_by == [_get_rendezvous_id()])
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether the folder contains a run that reached its first step."""
         return self.recipe.is_file() and (self.metadata_file.is_file() or self.checkpoints.is_dir())
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether the folder contains a checkpoint or a finished model."""
         checkpoint = next(model_folder.checkpoints(self.checkpoints), None)
         return checkpoint is not None or self.weights.is_file()
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-        """Lock the folder for the duration of the block. Only the main process of a run calls this.
+        """Context manager that locks the folder. Only the main process of a run uses it.
 
-        Nothing is removed or written before the folder is locked. A run that is to be replaced is
-        set aside, and deleted when the new run has a checkpoint. If the new run ends without a
+        Nothing is deleted or written before the folder is locked. With `overwrite`, the old run is
+        moved aside, and deleted once the new run has a checkpoint. If the new run ends without a
         checkpoint, or is killed, the old run is restored. A start that fails before its first step
         leaves no files, except for encoded text and its tokenizer, which the next start reuses.
 
         Raises:
-            RecipeError: another process trains here, or the folder contains a run or other files
-                that may not be replaced.
+            RecipeError: another process trains in this folder, or the folder contains a run or
+                other files that may not be replaced.
         """
-        if self._replaced_folder.is_dir() and not self.resumable and not (resume and self.begun):
+        if self._replaced_folder.is_dir() and not (
+            self.is_resumable or (resume and self.has_begun)
+        ):
             with self._acquire_lock() as lock:
                 if overwrite or lock.read() != "":  # else the user made the folder
                     self.remove_preparation()
@@ -128,58 +129,58 @@ class RunFolder:
                 shutil.rmtree(self._replaced_folder, ignore_errors=True)
                 self.path.rename(self._replaced_folder)
         with self._acquire_lock() as lock:
-            known = lock.read() != ""  # a run has used this folder
+            was_used = lock.read() != ""  # a run has used this folder
             try:
                 if not resume:
-                    self._check_unused(known=known)
+                    self._check_unused(was_used=was_used)
                 lock.truncate(0)
-                lock.write(f"{os.getpid()}\n{_torchrun_id()}")
+                lock.write(f"{os.getpid()}\n{_get_rendezvous_id()}")
                 lock.flush()
                 for left in [*self.path.rglob(_TEMPORARY)]:  # left by killed processes
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-                with nullcontext() if resume else self._remove_failed_start():
+                with nullcontext() if resume else self._clean_up_failed_start():
                     yield self
             finally:
                 with handle_signals(_ignore_signal):
-                    if resume and not known:
+                    if resume and not was_used:
                         lock.truncate(0)  # the user made the folder: no later start may use it
-                    self._release_replaced_run()
+                    self._delete_or_restore_replaced_run()
 
     @contextmanager
-    def _remove_failed_start(self) -> Iterator[None]:
-        """Remove the files of a start if the block fails before the first step.
+    def _clean_up_failed_start(self) -> Iterator[None]:
+        """Context manager that deletes the run's files if the block fails before the first step.
 
-        The files are kept if text is encoded. A start that replaces another run is removed if it
-        fails before its first checkpoint.
+        The files are kept if the text has already been encoded. If the run replaces another run,
+        its files are deleted if it fails before its first checkpoint.
         """
         try:
             yield
         except BaseException:
             is_encoded = any(self.path.glob("shards*"))
             replaces = self._replaced_folder.is_dir()
-            if not (self.resumable if replaces else self.training or is_encoded):
+            if not (self.is_resumable if replaces else self.training or is_encoded):
                 self.kept = False
                 with handle_signals(_ignore_signal):
                     self.remove_preparation()
             raise
 
     def remove_preparation(self) -> None:
-        """Remove the files that a start creates before its first checkpoint, and no other files."""
+        """Delete the files that a start writes before its first checkpoint, and no other files."""
         stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
         logs = self.metrics_file, self.metadata_file, self.path / "tensorboard"
-        others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))
+        others = (self.path / "vocab.txt", *(() if self.is_resumable else (self.checkpoints,)))
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
-    def best(self, step: int) -> Path:
-        """Return the file of the best weights, which were evaluated after step `step`."""
+    def best_weights_path(self, step: int) -> Path:
+        """Return the path of the best weights that were saved after a step."""
         return self.checkpoints / f"best-{step:08}.safetensors"
 
-    def keep_best(self, *steps: int) -> None:
-        """Delete the files of the best weights, except for those of the given steps."""
-        kept = {self.best(step) for step in steps}
+    def delete_other_best_weights(self, *steps: int) -> None:
+        """Delete all saved best weights, except for those of the given steps."""
+        kept = {self.best_weights_path(step) for step in steps}
         for file in self.checkpoints.glob("best*.safetensors"):
             if file not in kept:
                 file.unlink(missing_ok=True)
@@ -189,10 +190,13 @@ class RunFolder:
         files.write_json(self.metadata_file, metadata)
 
     def read_metadata(self) -> dict[str, Any]:
-        """Return the metadata of the run from `run.json`; {} before training begins."""
+        """Read the metadata of the run from `run.json`. Returns {} before training begins.
+
+        Raises CheckpointError if the file does not contain a JSON object.
+        """
         metadata = files.read_json(self.metadata_file) if self.metadata_file.is_file() else {}
         if not isinstance(metadata, dict):
-            raise CheckpointError(f"{self.metadata_file} is no object of facts: delete it.")
+            raise CheckpointError(f"{self.metadata_file} is not a JSON object: delete it.")
         return metadata
 
     def append_metrics(self, record: dict[str, Any]) -> None:
@@ -201,21 +205,21 @@ class RunFolder:
             file.write(_format_record(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the records of `metrics.jsonl`, up to the first damaged record."""
+        """Return the records of `metrics.jsonl`, up to the first invalid record."""
         records = files.read_json_lines(self.metrics_file)
         return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
     def rewind_metrics(self, step: int) -> None:
-        """Remove the records after `step`, since a resumed run writes them again."""
+        """Delete the records after `step` from `metrics.jsonl`: a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         files.write_file(self.metrics_file, "".join(map(_format_record, kept)))
 
     @contextmanager
     def _acquire_lock(self) -> Iterator[TextIO]:
-        """Acquire the lock of the folder for the duration of the block. Yields the lock file.
+        """Context manager that acquires the lock of the folder. Yields the lock file.
 
-        The file contains the id of the process that trains here. Raises RecipeError if another
-        process has the lock.
+        The lock file contains the id of the process that trains in this folder. Raises RecipeError
+        if another process has the lock.
         """
         file = self.path / _LOCK
         with ExitStack() as stack:
@@ -230,13 +234,14 @@ class RunFolder:
             lock.seek(0)
             yield lock
 
-    def _check_unused(self, *, known: bool) -> None:
+    def _check_unused(self, *, was_used: bool) -> None:
         """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
-        A run that stopped before its first step may be overwritten. `known` is whether a run has
-        used this folder.
+        A run that stopped before its first step may be overwritten. `was_used` is whether the lock
+        file shows that a run was started in this folder. If it is false, a recipe in the folder
+        counts as a run.
         """
-        if self.begun or (self.recipe.is_file() and not known):
+        if self.has_begun or (self.recipe.is_file() and not was_used):
             raise RecipeError(
                 f"{self.path} already holds a run: continue it (--resume), choose another --out, "
                 "or replace it (--overwrite)."
@@ -249,11 +254,11 @@ class RunFolder:
 
     @property
     def _replaced_folder(self) -> Path:
-        """The folder of the old run until the run that replaces it has a checkpoint."""
+        """The folder that stores the old run until the run that replaces it has a checkpoint."""
         return self.path.with_name(f".{self.path.name}.replaced")
 
     def _describe_replaced_run(self) -> str:
-        """Return a sentence for error messages on where the replaced run is, or ""."""
+        """Return a sentence that states where the replaced run is; "" if there is none."""
         if not self._replaced_folder.is_dir():
             return ""
         return (
@@ -261,15 +266,18 @@ class RunFolder:
             f"{self._replaced_folder}: rename it to {self.path}."
         )
 
-    def _release_replaced_run(self) -> None:
-        """Delete the replaced run, or restore it if the new run left nothing."""
-        if self.resumable:
+    def _delete_or_restore_replaced_run(self) -> None:
+        """Delete the replaced run if the new run has a checkpoint, or restore it.
+
+        The replaced run is restored only if the new run left no recipe.
+        """
+        if self.is_resumable:
             shutil.rmtree(self._replaced_folder, ignore_errors=True)
         elif not self.recipe.is_file():
             self._restore_replaced_run()
 
     def _restore_replaced_run(self) -> None:
-        """Restore the replaced run: rename its folder back, if the new folder is empty."""
+        """Restore the replaced run by renaming its folder back, if the new folder is empty."""
         (self.path / _LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or another process begins
             self.path.rmdir()
@@ -277,16 +285,16 @@ class RunFolder:
 
 
 def _ignore_signal(signum: int, frame: Any) -> None:
-    """Ignore a second signal, so that the cleanup can finish."""
+    """Signal handler that does nothing, so that the cleanup can finish."""
 
 
 def _format_record(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON, without values that are not finite."""
+    """Format a metrics record as one line of JSON, without values that are not finite."""
     known = {name: value for name, value in files.nan_to_none(record).items() if value is not None}
     return json.dumps(known, allow_nan=False) + "\n"
 
 
-def _torchrun_id() -> str:
-    """Return the --rdzv-id of `torchrun`, or "" if there is none."""
+def _get_rendezvous_id() -> str:
+    """Return the --rdzv-id of `torchrun`, or "" if it is not set."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return "" if name == "none" else name

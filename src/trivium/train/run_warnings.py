@@ -1,8 +1,8 @@
-"""Warnings about a run that goes wrong: one table of conditions, and the callback that uses it.
+"""Warnings about runs that go wrong: a table of conditions, and the callback that checks them.
 
-After every log line, the conditions of `WARNINGS` read the history of the run. A condition returns
-the values of its message in `[warning]` of the message catalogue, or None. Each warning is given
-once.
+After every log record, each condition in `WARNINGS` checks the history of the run. If a condition
+is met, it returns the values for its message in `[warning]` of the message catalogue; otherwise, it
+returns None. Each warning is logged only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trivium.train.run_folder import RunFolder
 # A run is stuck while its loss is not this many nats below the unigram baseline. Steps with fewer
 # tokens than those of the smallest presets count as a fraction of a step.
 _MARGIN, _STEP_TOKENS = 0.25, 1024
-# A run diverges if this many log lines in a row are this many nats above the lowest loss. The
+# A run diverges if this many consecutive log records are this many nats above the lowest loss. The
 # losses of healthy runs rose by a third of that (`benchmarks/loss_bands.py`).
 _LINES, _RISE = 3, 1.0
 # Preferences, in nats: the first loss is too high; the loss does not move until this step; the
@@ -35,39 +35,40 @@ _ABOVE, _UNMOVED, _UNMOVED_STEPS, _FALLEN = 0.05, 1e-3, 50, 1.0
 # Policies: the largest fraction of groups with equal rewards, nats per text from the reference, the
 # smallest fraction of terminated responses, and fractions of the maximum length.
 _EQUAL, _FAR, _TERMINATED, _SHORT, _LONG = 0.8, 20.0, 0.5, 0.6, 0.9
-# The reward falls if the mean of this many log lines is this many standard errors below the first.
+# The reward falls if the mean of this many last log records is this many standard errors below the
+# mean of the first ones.
 _REWARDS, _ERRORS = 5, 4.0
 
 
 @dataclass
 class RunHistory:
-    """What the conditions know about a run: its objective, and a summary of its log lines.
+    """The history of a run that warning conditions check: its objective and a summary of its log.
 
     Args:
         objective: the first objective of the run.
-        unigram_loss: the unigram baseline in nats per token; None if the loss is not compared.
-        patience: the number of steps after the warm-up until a loss near the baseline is a bad
-            sign.
+        unigram_loss: the unigram baseline in nats per token; None to skip the comparison with it.
+        patience: the number of steps after the warm-up before a loss near the baseline triggers a
+            warning.
     """
 
     objective: Objective
     unigram_loss: float | None = None
     patience: float = math.inf
     given: set[str] = field(default_factory=set)
-    """The warnings that have been given."""
+    """The names of the warnings that have been logged."""
     first: Mapping[str, Any] = field(default_factory=dict)
-    """The first log line."""
+    """The first log record."""
     last: Mapping[str, Any] = field(default_factory=dict)
-    """The last log line."""
+    """The last log record."""
     lowest_loss: float = math.inf
     lines_above: int = 0
-    """The number of last log lines in a row that are `_RISE` above the lowest loss."""
+    """The number of consecutive last log records that are `_RISE` above the lowest loss."""
     steps_after_warmup: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    """The rewards of the first and of the last `_REWARDS` log lines of a policy."""
+    """The rewards in the first and in the last `_REWARDS` log records of a policy."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add a log line, a record with a `train_loss`."""
+    def _add_log_record(self, record: Mapping[str, Any]) -> None:
+        """Update the summary of the log with a log record that contains a `train_loss`."""
         before = self.last or {"step": 0, "tokens": 0, "lr": 0.0}
         self.first, self.last = self.first or record, record
         loss = record["train_loss"]
@@ -81,11 +82,11 @@ class RunHistory:
             if len(self.rewards) > 2 * _REWARDS:
                 del self.rewards[_REWARDS]
 
-    def warning(self, record: Mapping[str, Any]) -> str | None:
-        """Add a record of `metrics.jsonl`. Returns the first new warning about it, or None."""
+    def find_warning(self, record: Mapping[str, Any]) -> str | None:
+        """Add a record of `metrics.jsonl` to the history. Returns the first new warning or None."""
         if "train_loss" not in record:
             return None
-        self.add(record)
+        self._add_log_record(record)
         for name, condition in WARNINGS.items():
             if name not in self.given and (values := condition(self)) is not None:
                 self.given.add(name)
@@ -94,16 +95,18 @@ class RunHistory:
 
 
 Values = dict[str, Any] | None
-"""The values of a message, or None if its condition is not met."""
+"""The values of a warning message, or None if the condition of the warning is not met."""
 
 
 def _loss_diverges(run: RunHistory) -> Values:
+    """Check whether the last log records are all far above the lowest loss."""
     if run.unigram_loss is None or run.lines_above < _LINES:
         return None
     return {"now": run.last["train_loss"], "lowest": run.lowest_loss}
 
 
 def _loss_is_stuck(run: RunHistory) -> Values:
+    """Check whether the loss stays near the unigram baseline long after the warm-up."""
     loss, unigram = run.last["train_loss"], run.unigram_loss
     if unigram is None or "diverges" in run.given or run.steps_after_warmup < run.patience:
         return None
@@ -114,7 +117,15 @@ def _loss_is_stuck(run: RunHistory) -> Values:
 
 @dataclass(frozen=True)
 class _PreferenceRun:
-    """The metrics of a run on preferences: the loss, its first value, the preferred responses."""
+    """The metrics that preference-training warnings check: the loss and its initial value.
+
+    Args:
+        loss: the current loss.
+        start_name: the name of the initial value in messages, such as "ln 2".
+        start: the loss of a model that equals the reference model.
+        preferred: the name of the preferred responses: "chosen" or "desirable".
+        weight: the recipe key that raises the probability of preferred responses.
+    """
 
     loss: float
     start_name: str
@@ -123,8 +134,11 @@ class _PreferenceRun:
     weight: str
 
 
-def _preference_run(run: RunHistory) -> _PreferenceRun | None:
-    """Return the metrics of DPO, or of KTO with equal weights; None for other runs."""
+def _get_preference_metrics(run: RunHistory) -> _PreferenceRun | None:
+    """Return the preference metrics of a DPO run, or of a KTO run with equal weights.
+
+    Returns None for other runs, and if the last log record has no preference loss.
+    """
     objective, last = run.objective, run.last
     if isinstance(objective, KTO) and "train_kto" in last:
         equal = objective.desirable_weight == objective.undesirable_weight == 1
@@ -138,66 +152,78 @@ def _preference_run(run: RunHistory) -> _PreferenceRun | None:
 
 
 def _first_loss_differs_from_reference(run: RunHistory) -> Values:
-    pairs = _preference_run(run)
+    """Check whether the first loss shows that the model differs from the reference model."""
+    pairs = _get_preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
     return {"loss": pairs.loss, "name": pairs.start_name, "start": pairs.start}
 
 
 def _preference_loss_does_not_move(run: RunHistory) -> Values:
-    pairs, step = _preference_run(run), run.last["step"]
+    """Check whether the preference loss is still at its initial value after many steps."""
+    pairs, step = _get_preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
     return {"name": pairs.start_name, "steps": step}
 
 
 def _preferred_become_rarer(run: RunHistory) -> Values:
-    """DPO's loss falls, too, if both responses become less probable."""
-    pairs = _preference_run(run)
+    """Check whether the preferred responses become less probable.
+
+    DPO's loss can fall even if both responses become less probable.
+    """
+    pairs = _get_preference_metrics(run)
     gain = run.last.get(f"train_{pairs.preferred}", 0.0) if pairs else 0.0
     if pairs is None or gain >= -_FALLEN:
         return None
     return {"preferred": pairs.preferred, "gain": gain, "weight": pairs.weight}
 
 
-def _policy(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
-    """Return a metric of a policy in the first and in the last log line."""
+def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
+    """Return a policy metric in the first and in the last log record, or the default twice."""
     if not isinstance(run.objective, PolicyGradient):
         return default, default
     return run.first.get(f"train_{name}", default), run.last.get(f"train_{name}", default)
 
 
 def _rewards_are_equal(run: RunHistory) -> Values:
-    _, fraction = _policy(run, "frac_reward_zero_std")
-    _, reward = _policy(run, "reward")
+    """Check whether most groups of responses have equal rewards, so that nothing is learned."""
+    _, fraction = _first_and_last(run, "frac_reward_zero_std")
+    _, reward = _first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
 def _policy_is_far_from_reference(run: RunHistory) -> Values:
-    _, distance = _policy(run, "kl")
+    """Check whether the policy's KL divergence from the reference model is large."""
+    _, distance = _first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _responses_repeat(run: RunHistory) -> Values:
-    first, last = _policy(run, "distinct_2")
+    """Check whether the fraction of distinct bigrams in the responses has halved."""
+    first, last = _first_and_last(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
 
 
 def _responses_grow(run: RunHistory) -> Values:
-    (first, last), (reward_before, reward) = _policy(run, "length"), _policy(run, "reward")
+    """Check whether responses grow toward the maximum length while the reward rises."""
+    first, last = _first_and_last(run, "length")
+    reward_before, reward = _first_and_last(run, "reward")
     longest = getattr(run.objective, "max_new_tokens", math.inf)
     grows = first < _SHORT * longest and last > _LONG * longest
     return {"first": first, "now": last} if grows and reward > reward_before else None
 
 
 def _responses_are_truncated(run: RunHistory) -> Values:
-    first, last = _policy(run, "terminated", 1.0)
+    """Check whether most responses reached the maximum length in the first log record."""
+    first, last = _first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
     return {"share": last, "size": run.objective.max_new_tokens}
 
 
 def _reward_falls(run: RunHistory) -> Values:
+    """Check whether the mean reward fell significantly since the start of the run."""
     before, after = run.rewards[:_REWARDS], run.rewards[_REWARDS:]
     if len(after) < _REWARDS:
         return None
@@ -226,17 +252,17 @@ WARNINGS: Mapping[str, Callable[[RunHistory], Values]] = {
 
 @dataclass
 class RunWarnings(Callback):
-    """Adds a `warning` to the records of a run, for the callbacks after this one."""
+    """A callback that adds a `warning` to log records, for the callbacks after it."""
 
     run: RunFolder
     history: RunHistory
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Read the records of a resumed run, whose warnings are not repeated."""
+        """Read the records of a resumed run, so that its earlier warnings are not repeated."""
         for record in self.run.read_metrics():
-            self.history.warning(record)
+            self.history.find_warning(record)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Add the `warning` of a log line, if there is one."""
-        if warning := self.history.warning(record):
+        """Add a `warning` to the log record, if a new warning is due."""
+        if warning := self.history.find_warning(record):
             record["warning"] = warning

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as configuration classes: pure functions of step and progress."""
+"""Learning rate schedules as configuration classes: pure functions of step and progress."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Schedule(Choice, Config, ABC):
         "fine-tuning 0.1)",
     )
 
-    def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
-        """Return the factor of the peak learning rate for one step.
+    def factor(self, step: int, progress: float, step_fraction: float = 0.0) -> float:
+        """Return the learning rate of one step as a factor of the peak learning rate.
 
         Args:
             step: the step, counted from 0.
             progress: the fraction of the budget used before this step, 0 to 1.
-            step_share: the fraction of the budget that this step uses, if it is known. During a
+            step_fraction: the fraction of the budget that this step uses, if it is known. During a
                 warm-up that is a fraction of the budget, a step uses the learning rate for the end
                 of the step, as in a warm-up given in steps.
 
@@ -45,13 +45,17 @@ class Schedule(Choice, Config, ABC):
             if progress < warmup:
                 # With a budget in minutes, the fraction of the first step is unknown. Its learning
                 # rate must not be 0.
-                return min(max(progress + step_share, 1e-3) / warmup, 1.0)
+                return min(max(progress + step_fraction, 1e-3) / warmup, 1.0)
             end = warmup
         return self.decay_factor(progress, end)
 
     @abstractmethod
     def decay_factor(self, progress: float, warmup_end: float) -> float:
-        """Return the factor after the warm-up, which ended at progress `warmup_end`."""
+        """Return the factor after the warm-up.
+
+        `progress` is the fraction of the budget used before this step, and `warmup_end` the
+        fraction of the budget that the warm-up used.
+        """
 
 
 class Constant(Schedule):
@@ -60,7 +64,7 @@ class Constant(Schedule):
     kind: Literal["constant"] = "constant"
 
     def decay_factor(self, progress: float, warmup_end: float) -> float:
-        """Return 1: the learning rate stays at its peak."""
+        """Return 1, since the learning rate stays at its peak."""
         return 1.0
 
 
@@ -73,7 +77,7 @@ class Linear(Schedule):
     def decay_factor(self, progress: float, warmup_end: float) -> float:
         """Return the factor of a linear decay, final + (1 - final) (1 - p).
 
-        p is the progress since the warm-up, 0 to 1.
+        p is the progress since the end of the warm-up, 0 to 1.
         """
         return self.final + (1.0 - self.final) * (1.0 - _decay_progress(progress, warmup_end))
 
@@ -87,7 +91,7 @@ class Cosine(Schedule):
     def decay_factor(self, progress: float, warmup_end: float) -> float:
         """Return the factor of a cosine decay, final + (1 - final) (1 + cos(pi p)) / 2.
 
-        p is the progress since the warm-up, 0 to 1.
+        p is the progress since the end of the warm-up, 0 to 1.
         """
         p = _decay_progress(progress, warmup_end)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * p))
@@ -106,16 +110,16 @@ class SlantedTriangle(Schedule):
     )
     ratio: float = Field(32.0, gt=1, description="the peak divided by the lowest rate")
 
-    def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
+    def factor(self, step: int, progress: float, step_fraction: float = 0.0) -> float:
         """Return the factor (1 + p (ratio - 1)) / ratio.
 
-        p is the factor of a linear warm-up to 1 and a linear decay to 0.
+        p rises linearly from 0 to 1 during the warm-up, and then falls linearly to 0.
         """
-        p = super().factor(step, progress, step_share)
+        p = super().factor(step, progress, step_fraction)
         return (1.0 + p * (self.ratio - 1.0)) / self.ratio
 
     def decay_factor(self, progress: float, warmup_end: float) -> float:
-        """Return the factor p of a linear decay from 1 to 0."""
+        """Return the factor of a linear decay from 1 to 0."""
         return 1.0 - _decay_progress(progress, warmup_end)
 
 
@@ -138,7 +142,7 @@ class InverseSqrt(Schedule):
 class StableDecay(Schedule):
     """Warmup-stable-decay (WSD): 1, then a linear decay to `final` at the end of the run.
 
-    `decay` is the fraction of the run in which the rate decays. Source: Hu et al. 2024.
+    `decay` is the fraction of the run in which the learning rate decays. Source: Hu et al. 2024.
     """
 
     kind: Literal["stable-decay"] = "stable-decay"
@@ -146,7 +150,7 @@ class StableDecay(Schedule):
     final: Fraction = Field(0.05, description="last factor, a fraction of the peak")
 
     def decay_factor(self, progress: float, warmup_end: float) -> float:
-        """Return 1 until the final decay, then a linear decay to `final`.
+        """Return 1 until the final decay, then the factor of a linear decay to `final`.
 
         The factor is final + (1 - final) min(1, (1 - progress) / decay).
         """
@@ -156,5 +160,5 @@ class StableDecay(Schedule):
 
 
 def _decay_progress(progress: float, warmup_end: float) -> float:
-    """Return the fraction of the run after the warm-up that is complete, 0 to 1."""
+    """Return the progress since the end of the warm-up, 0 to 1."""
     return (progress - warmup_end) / (1.0 - warmup_end) if warmup_end < 1.0 else 1.0

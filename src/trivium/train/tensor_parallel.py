@@ -2,12 +2,13 @@
 
 Each process computes some attention heads, some hidden units of the feed-forward network and some
 rows of the vocabulary. All parameters become `DTensor`s. Between modules there are plain tensors,
-replicated on all processes. With sequence parallelism, each process instead has some positions of
-the residual stream (Korthikanti et al. 2022).
+replicated on all processes. With sequence parallelism, the residual stream between modules is
+instead sharded along the positions (Korthikanti et al. 2022).
 
 The processes must have the same random seed, so that dropout of replicated tensors is the same on
 all of them. Dropout of attention weights uses the same mask for the heads of every process; with
-sequence parallelism, the masks differ. Neither reproduces the masks of a single process.
+sequence parallelism, the masks differ. In both cases, the masks differ from those of a single
+process.
 
 Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
 """
@@ -80,7 +81,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool =
 
 
 def _redistribute_gradient(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
-    """Return a gradient with the placements of its parameter.
+    """Convert a gradient to the placements of its parameter.
 
     Gradients of norms that saw only some positions are summed, and gradients of embeddings are
     sharded.
@@ -126,7 +127,7 @@ def _check_sizes(model: Transformer, num_processes: int, *, sequence_parallel: b
 
 
 def _parallelize_stack(stack: TransformerStack, mesh: DeviceMesh, placement: Placement) -> None:
-    """Shard the attention heads and the hidden units of a stack.
+    """Shard the attention heads and the hidden units of a stack among the processes.
 
     `placement` is the placement of the residual stream between the blocks.
     """
@@ -159,7 +160,10 @@ def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> 
 
 
 def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Activations) -> None:
-    """Shard the linear layers that `PartModule.parallel` names, and wrap the sublayer's norms."""
+    """Shard the linear layers of a sublayer that `PartModule.parallel` names, and wrap its norms.
+
+    `stream` is the placement of the residual stream.
+    """
     plan: dict[str, ParallelStyle] = {}
     for name, side in sublayer.parallel.items():
         if getattr(sublayer, name) is not None:  # some layers are optional, such as the gate
@@ -169,21 +173,21 @@ def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Act
     sublayer.register_forward_pre_hook(stream.gather_input)
     for part in sublayer.modules():
         if isinstance(part, PositionsModule):
-            part.heads = _local_slice(part.attention.num_heads, stream.mesh)
+            part.heads = _get_local_slice(part.attention.num_heads, stream.mesh)
     for norm in (residual.pre_norm, residual.post_sublayer_norm, residual.post_norm):
         _distribute_module(norm, stream, Replicate())
 
 
-def _local_slice(size: int, mesh: DeviceMesh) -> slice:
+def _get_local_slice(size: int, mesh: DeviceMesh) -> slice:
     """Return the slice of `size` items that belongs to this process."""
     part = size // mesh.size()
     return slice(mesh.get_local_rank() * part, (mesh.get_local_rank() + 1) * part)
 
 
 class _Activations:
-    """The placement of tensors between modules, with hooks that convert them.
+    """The placement of activations between modules, with hooks that convert activations.
 
-    They are replicated, or [B, T, D] sharded along T (sequence parallelism).
+    Activations are replicated, or [B, T, D] sharded along T (sequence parallelism).
     """
 
     def __init__(self, mesh: DeviceMesh, placement: Placement | None = None) -> None:
@@ -191,7 +195,10 @@ class _Activations:
         self.length = self.seed = 0
 
     def shard_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
-        """Shard a module's output [B, T, D] along T. Dropout then differs between the processes."""
+        """Forward hook that shards a module's output [B, T, D] along T.
+
+        Dropout then differs between the processes.
+        """
         self.length = x.shape[1]
         if module.training:
             self.seed = int(torch.randint(2**62, ()))
@@ -200,7 +207,7 @@ class _Activations:
         return whole.redistribute(placements=[self.placement]).to_local()
 
     def to_dtensor(self, x: Tensor) -> DTensor:
-        """Return the DTensor with `x` as the local shard.
+        """Return the DTensor that has `x` as its local shard.
 
         The last process may have fewer positions than the others, or none.
         """
@@ -217,15 +224,18 @@ class _Activations:
         )
 
     def gather(self, x: Tensor) -> DTensor:
-        """Return `x`, gathered and replicated on every process."""
+        """Gather a sharded activation on every process. Returns a replicated DTensor."""
         return self.to_dtensor(x).redistribute(placements=[Replicate()])
 
     def gather_input(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Gather the first input of a module."""
+        """Forward pre-hook that gathers the first input of a module."""
         return self.gather(inputs[0]), *inputs[1:]
 
     def gather_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
-        """Gather the output of a module. Dropout is the same on every process from here on."""
+        """Forward hook that gathers the output of a module.
+
+        Dropout is the same on every process from here on.
+        """
         if module.training:
             torch.manual_seed(self.seed)
         return self.gather(x).to_local()
@@ -238,21 +248,21 @@ def _distribute_module(
     *,
     outputs: Placement | None = None,
 ) -> None:
-    """Run a module on DTensors. Its first input and its output stay plain tensors.
+    """Make a module compute with DTensors, while its first input and its output stay plain tensors.
 
     Args:
-        module: the module.
-        inputs: the placement of the input.
+        module: the module, which is changed in place.
+        inputs: the placement of the first input.
         parameters: the placement of the parameters.
         outputs: the placement of the output; None for the placement of the input.
     """
 
     def to_dtensor(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert the first input of the module to a DTensor."""
+        """Forward pre-hook that converts the first input of the module to a DTensor."""
         return inputs.to_dtensor(args[0]), *args[1:]
 
     def to_local(_: nn.Module, args: object, output: DTensor) -> Tensor:
-        """Convert the output of the module to a plain tensor."""
+        """Forward hook that converts the output of the module to a plain tensor."""
         return output.redistribute(placements=[outputs or inputs.placement]).to_local()
 
     if not isinstance(module, nn.Identity):
@@ -274,7 +284,7 @@ def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Place
 def vocabulary_parallel_cross_entropy(
     features: Tensor, weight: DTensor, bias: DTensor | None, targets: Tensor, **options: Any
 ) -> Tensor:
-    """Return `linear_cross_entropy` with the vocabulary sharded among the processes.
+    """Compute `linear_cross_entropy` with the vocabulary sharded among the processes.
 
     For each row of logits, the processes exchange three numbers, but no logits (Shoeybi et al.
     2019, section 3).
@@ -291,7 +301,7 @@ def vocabulary_parallel_cross_entropy(
     whole = DTensor.from_local(features, mesh, [Replicate()], run_check=False)
 
     def gather(x: Tensor) -> Tensor:
-        """Return the tensors of all processes, stacked along a new first axis."""
+        """Gather the tensors of all processes, stacked along a new first axis."""
         parts = [torch.empty_like(x) for _ in range(mesh.size())]
         dist.all_gather(parts, x, mesh.get_group())
         return torch.stack(parts)

@@ -1,8 +1,9 @@
 """The log of a run in the terminal: a progress line and a table of evaluations.
 
-On a terminal the table has a row per evaluation, and the progress line below the table is rewritten
-in place. In a log file nothing can be rewritten, and progress is printed as rows of the same table.
-The first evaluation of a task names the task's main metric, for which the table then gets a column.
+On a terminal, the table has a row per evaluation, and the progress line below the table is
+rewritten in place. In a log file nothing can be rewritten, and progress is printed as rows of the
+same table. The first evaluation of a task determines the task's main metric, for which the table
+then gets a column.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from trivium.train.train_config import TrainConfig
 
 @dataclass
 class TerminalLog(Callback):
-    """Prints the progress and the records of a run.
+    """A callback that prints the progress and the metrics of a run.
 
     Args:
         log: the progress line.
         config: the settings of logging and evaluation.
-        metadata: the metadata in `run.json`: the unigram baseline, FLOPs per token and of the
-            device.
+        metadata: the metadata in `run.json`, such as the unigram baseline, the FLOPs per token and
+            the peak FLOP/s of the device.
         metric: a function that returns the name of the task's main metric. The name is "" until the
             first evaluation, and None if the run has no such metric.
         shows_heading: whether the heading of the table is printed before the first step.
@@ -42,7 +43,7 @@ class TerminalLog(Callback):
     shows_heading: bool = True
     _progress: deque[tuple[int, float]] = field(
         default_factory=lambda: deque(maxlen=2), init=False
-    )  # of the last step and the one before, whose record may be read after the next step
+    )  # of the last two steps, since a log record may be read after the next step
     _train_loss: float | None = field(default=None, init=False)
     _heading: str = field(default="", init=False)
     _measured: list[str] = field(default_factory=list, init=False)
@@ -51,7 +52,7 @@ class TerminalLog(Callback):
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
         """Print the heading of the table, since the first row may take a while."""
         if self.shows_heading and self.metric() != "":
-            self.show_heading()
+            self.print_heading()
 
     def on_step(self, step: int, progress: float) -> None:
         """Update the progress line."""
@@ -59,35 +60,39 @@ class TerminalLog(Callback):
         self.show_progress(step, progress)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Update the progress line with a log line, and print its warning."""
-        self._show_step(record, dict(self._progress)[record["step"]])
-        self._warn(record)
+        """Show a log record in the progress line, and print its warning."""
+        self._update_progress_line(record, dict(self._progress)[record["step"]])
+        self._print_warning(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Print the row of an evaluation, and its warning."""
-        self._show_row(record)
-        self._warn(record)
+        """Print the results of an evaluation as a table row, and its warning."""
+        self._print_row(record)
+        self._print_warning(record)
 
     def show_progress(self, step: int, progress: float) -> str:
-        """Rewrite the progress line and return the progress as text.
+        """Rewrite the progress line. Returns the fraction done and the time left as text.
 
         The most important values come first, since a narrow terminal truncates the line. The
         estimate of the remaining time excludes the first step, which may include compilation.
         """
-        left = self._seconds_left(progress)
+        left = self._estimate_seconds_left(progress)
         done = translated("progress.done", share=progress)
         if left is not None:
             done += translated("progress.time_left", time=format_duration(left))
-        self.log.update("  ".join((_step(step), done, *self._measured)))
+        self.log.update("  ".join((_step_label(step), done, *self._measured)))
         return done
 
-    def _warn(self, record: Mapping[str, Any]) -> None:
-        """Print the warning of a record, if the record has one."""
+    def _print_warning(self, record: Mapping[str, Any]) -> None:
+        """Print the warning in a record, if the record has one."""
         if "warning" in record:
-            self.log.warn(f"{_step(record['step'])}: {record['warning']}")
+            self.log.warn(f"{_step_label(record['step'])}: {record['warning']}")
 
-    def _show_step(self, record: dict[str, Any], progress: float) -> None:
-        """Update the progress line with a log line; print a row if a log file is due for one."""
+    def _update_progress_line(self, record: dict[str, Any], progress: float) -> None:
+        """Update the progress line with the loss and throughput of a log record.
+
+        In a log file, also print the record as a table row, every 20 seconds or if
+        `train.log_every` is set.
+        """
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
         self._measured = [translated("progress.loss", loss=record["train_loss"])]
@@ -102,14 +107,14 @@ class TerminalLog(Callback):
         every = self.config.log_every is not None and not self.log.console.is_terminal
         if (self.log.log_is_due or every) and not evaluated:
             if self.metric() == "":  # the table begins when its columns are known
-                self.log.print_line("  ".join((_step(record["step"]), done, *self._measured)))
+                self.log.print_line("  ".join((_step_label(record["step"]), done, *self._measured)))
             else:
-                self._show_row(record, done)
+                self._print_row(record, done)
 
-    def show_heading(self) -> list[str]:
+    def print_heading(self) -> list[str]:
         """Print the heading of the table, unless the last printed heading is the same.
 
-        Returns the headings of the columns after the column of steps.
+        Returns the column headings, except for that of the step column.
         """
         columns = [translated("report.training_loss"), translated("report.validation_loss")]
         columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
@@ -124,17 +129,17 @@ class TerminalLog(Callback):
             self.log.print_line(heading)
         return columns
 
-    def _show_row(self, record: dict[str, Any], note: str = "") -> None:
-        """Print a row of the table: the losses and the main metric of a record, then `note`."""
+    def _print_row(self, record: dict[str, Any], note: str = "") -> None:
+        """Print a table row with the losses and the main metric of a record, followed by `note`."""
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric()}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
-        row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
+        row = (cell.rjust(display_width(name)) for name, cell in zip(self.print_heading(), cells))
         self.log.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
-    def _seconds_left(self, progress: float) -> float | None:
-        """Return the estimated seconds to the end of the budget; None at the first step.
+    def _estimate_seconds_left(self, progress: float) -> float | None:
+        """Estimate the seconds to the end of the budget from the speed since the first step.
 
-        The estimate uses the speed since the first step.
+        Returns None at the first step.
         """
         if self._start is None:
             self._start = time.monotonic(), progress
@@ -143,6 +148,6 @@ class TerminalLog(Callback):
         return (time.monotonic() - start) / done * (1.0 - progress) if done > 0 else None
 
 
-def _step(step: int) -> str:
-    """Return the translated label of a step."""
+def _step_label(step: int) -> str:
+    """Return the translated label of a step, such as "step 10"."""
     return translated("progress.step", step=step)

@@ -13,31 +13,35 @@ from trivium.train.callback import Callback
 from trivium.train.loader import GlobalBatch
 from trivium.train.run_folder import RunFolder
 
-_COUNTS = ("step", "tokens", "seconds")  # entries of every record that are no measurements
+_COUNTS = ("step", "tokens", "seconds")  # entries of every record that are not metrics
 
 
 @dataclass
 class MetricsFile(Callback):
-    """Appends every record to `metrics.jsonl` in the folder of the run."""
+    """A callback that appends every record to `metrics.jsonl` in the run folder."""
 
     run: RunFolder
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Append a log line to the file."""
+        """Append a log record to the file."""
         self.run.append_metrics(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Append the record of an evaluation to the file."""
+        """Append an evaluation record to the file."""
         self.run.append_metrics(record)
 
     def on_save(self, folder: Path) -> None:
-        """Flush the file to disk, so that a checkpoint has all records before it."""
+        """Flush the file to disk, so that it contains all records before the checkpoint."""
         sync(self.run.metrics_file)
 
 
 @dataclass
 class TensorBoard(Callback):
-    """Writes the numeric entries of every record to a folder of TensorBoard events."""
+    """A callback that writes the metrics of every record as TensorBoard events.
+
+    Args:
+        folder: the folder for the event files.
+    """
 
     folder: Path
     _events: Any = field(default=None, init=False)
@@ -49,12 +53,12 @@ class TensorBoard(Callback):
         self._events = SummaryWriter(self.folder)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Write the numeric entries of a log line."""
-        for name, value in measurements(record).items():
+        """Write the metrics of a log record."""
+        for name, value in numeric_metrics(record).items():
             self._events.add_scalar(name, value, record["step"])
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Write the numeric entries of the record of an evaluation."""
+        """Write the metrics of an evaluation record."""
         self.on_log(record)
 
     def on_end(self, error: BaseException | None) -> None:
@@ -63,8 +67,8 @@ class TensorBoard(Callback):
             self._events.close()
 
 
-def measurements(record: dict[str, Any]) -> dict[str, float]:
-    """Return the numeric entries of a record, except `step`, `tokens` and `seconds`."""
+def numeric_metrics(record: dict[str, Any]) -> dict[str, float]:
+    """Return the numeric entries of a record, except for `step`, `tokens` and `seconds`."""
     return {
         name: value
         for name, value in record.items()

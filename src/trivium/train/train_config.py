@@ -128,23 +128,23 @@ class TrainConfig(Config):
 
     @property
     def budget(self) -> tuple[str, float] | None:
-        """The budget as (name, size); None if it is not set yet."""
+        """The budget as a key and a value, such as ("steps", 1000); None if no budget is set."""
         sizes = ((name, getattr(self, name)) for name in BUDGETS)
         return next(((name, size) for name, size in sizes if size is not None), None)
 
     @property
     def most_checkpoints(self) -> int:
-        """The maximum number of checkpoints that are kept."""
+        """The maximum number of checkpoints to keep."""
         return sys.maxsize if self.keep_checkpoints == "all" else self.keep_checkpoints
 
     def compiles(self, device: torch.device) -> bool:
-        """Return whether the blocks are compiled on this device."""
+        """Return whether `torch.compile` is applied to the blocks on this device."""
         return device.type == "cuda" if self.compile is None else self.compile
 
     def uses_flex(self, device: torch.device) -> bool:
         """Return whether FlexAttention is used.
 
-        Raises RecipeError if `device` does not support it.
+        Raises RecipeError if the recipe requests it and `device` does not support it.
         """
         if self.attention == "flex" and not (device.type == "cuda" and self.compiles(device)):
             raise RecipeError('train.attention = "flex" needs a GPU, and train.compile = true.')
@@ -160,7 +160,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        """Raise ValueError for several budgets, or for patience without the best weights."""
+        """Raise ValueError for several budgets, or for early stopping without the best weights."""
         if len(names := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
             one = f"set exactly one budget of {', '.join(BUDGETS)}"
             raise ValueError(f"{one}, not {' and '.join(names)}")
@@ -170,7 +170,7 @@ class TrainConfig(Config):
 
 
 class ParallelConfig(Config):
-    """The parallelism of the processes that `torchrun` starts; a single process ignores `data`."""
+    """The parallelism of the processes that `torchrun` starts. A single process ignores `data`."""
 
     data: DataParallelism | None = Field(
         None,

@@ -1,9 +1,9 @@
 """The training loop: one visible `for`, for every model and every objective.
 
 The rows and the noise of a step are functions of (seed, step), so that no state of a data loader or
-random generator is saved. Losses are sums and counts. The division of a batch into micro-batches
-therefore changes only rounding errors and dropout, which is drawn per micro-batch. The size of
-micro-batches is part of the recipe of a run.
+random generator is saved. Losses are sums and counts. Splitting a batch into micro-batches
+therefore changes only rounding errors and dropout, which is drawn per micro-batch. The micro-batch
+size is part of the recipe of a run.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from trivium.progress import handle_signals
 from trivium.train.callback import Callback
 from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.defaults import decays_over_epochs
-from trivium.train.distributed import SINGLE_PROCESS, Parallel, reducing
+from trivium.train.distributed import SINGLE_PROCESS, Parallel, gradient_sync
 from trivium.train.gradient_spikes import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, micro_batch_slices
-from trivium.train.loss_meter import LossMeter, widened
+from trivium.train.loss_meter import LossMeter, to_float64
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers import (
     Optimizers,
     change_weight_decay,
+    fit_weight_decay_to_epoch,
     set_learning_rate,
-    set_weight_decay,
 )
-from trivium.train.optimizers.muon import full_tensor
+from trivium.train.optimizers.muon import gather_full_tensor
 from trivium.train.phases import phase_borders
 from trivium.train.recipe import Recipe
 from trivium.train.unfreezing import GradualUnfreezing
 
-# Steps between log lines.
+# Steps between log records.
 _LOG_EVERY = 10
-# Seconds after which a checkpoint is also saved, the first one after a quarter of them; or after 20
-# times the duration of the last save, if that is longer.
+# Seconds after which a checkpoint is also saved. The first checkpoint is saved after a quarter of
+# this time. If saving is slow, the interval is 20 times the duration of the last save.
 _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted by Ctrl-C or SIGTERM. `step` is the last saved step, or 0."""
+    """Raised when Ctrl-C or SIGTERM stops a run. `step` is the last saved step, or 0."""
 
     def __init__(self, step: int, message: str = "") -> None:
         super().__init__(message or f"interrupted after step {step}, and saved")
@@ -69,13 +69,13 @@ class TrainState:
         tokens: the number of tokens so far.
         seconds: the duration of the run so far.
         preparation_seconds: the part of `seconds` before the first step.
-        last_losses: the losses of the last steps, so that a resumed run writes the same log line as
-            an uninterrupted run.
+        last_losses: the losses of the last steps, so that a resumed run writes the same log record
+            as an uninterrupted run.
         best: the score of the best evaluation, if the best weights are kept.
         best_step: the step of the best evaluation, or 0.
         evaluated_step: the step of the last evaluation.
-        evals_since_best: the number of evaluations since the best one.
-        last_norms: the last gradient norms, if spikes are skipped.
+        evals_since_best: the number of evaluations since the best one, for early stopping.
+        last_norms: the recent gradient norms, if spikes are skipped.
         skipped_steps: the number of steps skipped for a spike or, in float16, for an overflow.
         loss_scale: the loss scale in float16.
         borders: the steps at which phases end, as far as they are known.
@@ -104,7 +104,7 @@ class TrainStep(nn.Module):
         self.model = model
 
     def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
-        """Return the terms of the loss, summed over a micro-batch."""
+        """Return the loss terms, summed over a micro-batch."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
 
@@ -113,21 +113,22 @@ class Trainer:
     """Trains a model in place.
 
     Args:
-        recipe: the recipe with every value decided.
+        recipe: the recipe of the run, in which all values are set.
         train_step: a `TrainStep` with float32 weights on `device`, or the result of
             `parallelize_step`.
-        loader: the batches.
+        loader: the loader of the training batches.
         optimizers: the optimizers of the model's parameters, set to the peak learning rates.
         device: the device of the model.
-        precision: the precision of activations.
+        precision: the dtype of activations.
         started: the value of `time.monotonic` when the command began.
         parallel: the processes of the run.
         callbacks: the logs, the checkpoints, and the user's own callbacks. Each method of
             `Callback` is called on them in this order.
-        carried: the state that the model carries from row to row, if the objective carries state.
-        unfreezing: the layers that each step trains; None if every step trains all layers.
-        measure: a function that returns the validation losses and metrics of an evaluation and
-            updates the best score in the state; None if there is no validation data.
+        carried: the model state carried from row to row, if the objective carries state.
+        unfreezing: gradual unfreezing, which freezes some layers in each step; None to train all
+            layers.
+        measure: a function that evaluates the model, updates the best score in the state, and
+            returns the validation losses and metrics; None if there is no validation data.
         lm: the model that callbacks receive.
         checkpoints: the folder of the checkpoints.
     """
@@ -147,7 +148,7 @@ class Trainer:
     lm: Any = None
     checkpoints: Path = Path("checkpoints")
     loss_scale: LossScale | None = field(default=None, init=False)
-    """The factor of the loss in float16, which is part of the state."""
+    """The loss scale in float16, which is part of the state."""
     _halved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -156,12 +157,12 @@ class Trainer:
         self.loader.borders = self.planned_borders()[:-1]
 
     def train(self, state: TrainState) -> TrainState:
-        """Train until the budget is used up or an evaluation ends the run.
+        """Train until the budget is used up or early stopping ends the run.
 
         Raises:
-            TrainingError: the loss is not finite, or every gradient in float16 overflows. Nothing
-                after the last checkpoint is kept.
-            Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
+            TrainingError: the loss is not finite, or all gradients in float16 overflow. Progress
+                since the last checkpoint is lost.
+            Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was saved.
         """
         state.borders = self.loader.borders = state.borders or self.loader.borders
         try:
@@ -171,22 +172,22 @@ class Trainer:
                     callback.on_start(batch, self.lm)
             self._train(state)
         except BaseException as error:
-            self._end(error)
+            self._call_on_end(error)
             raise
-        self._end(None)
+        self._call_on_end(None)
         return state
 
     def _train(self, state: TrainState) -> None:
-        """Run the training loop of `train`."""
+        """Run the training loop: step, log, evaluate and save until the run ends."""
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
-            self._evaluate_end(state)
+            self._evaluate_finished_run(state)
             return
         seconds_before = state.seconds
 
-        def clock() -> float:
+        def elapsed_seconds() -> float:
             return seconds_before + time.monotonic() - self.started
 
-        [state.seconds] = self.parallel.all_reduce_max(clock())
+        [state.seconds] = self.parallel.all_reduce_max(elapsed_seconds())
         if state.preparation_seconds is None:
             state.preparation_seconds = state.seconds
         elif self.recipe.train.minutes is not None:
@@ -200,38 +201,38 @@ class Trainer:
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
-                lr = self._set_rates(batch, state)
-                numbers = StepNumbers(*self._take_step(batch, state))
+                lr = self._set_lr_and_weight_decay(batch, state)
+                metrics = StepMetrics(*self._take_step(batch, state))
                 state.step += 1
                 state.tokens += batch.num_tokens
                 state.seconds, eval_seconds, save, stop = self.parallel.all_reduce_max(
-                    clock(), timer.eval_seconds, self._save_is_due(timer), stopped()
+                    elapsed_seconds(), timer.eval_seconds, self._is_save_due(timer), stopped()
                 )
                 self._end_phases(state)
-                # The last evaluation, about as long as the one before, belongs to the budget.
+                # The budget includes the last evaluation, assumed to be as long as the one before.
                 last = self.progress(state, eval_seconds) >= 1.0
-                due = self._due(state, save=bool(save), last=last, stop=bool(stop))
+                due = self._decide_actions(state, save=bool(save), last=last, stop=bool(stop))
                 for callback in self.callbacks:
                     callback.on_step(state.step, 1.0 if last else self.progress(state))
-                record, skipped = progress_record(state), self._skipped_record(state)
-                unread.append(UnreadStep(batch, numbers, lr, record, skipped, due.log))
+                record, skipped = make_progress_record(state), self._make_skip_record(state)
+                unread.append(UnreadStep(batch, metrics, lr, record, skipped, due.log))
                 waits = due.evaluate or due.save or batch.stream.objective.rolls_out
-                while len(unread) > (1 if self._reads_late and not waits else 0):
-                    self._read_step(unread.popleft(), meter, timer)
+                while len(unread) > (1 if self._reads_losses_late and not waits else 0):
+                    self._log_step(unread.popleft(), meter, timer)
                 if due.evaluate:
-                    due = self._evaluate(state, due, timer, clock, stopped)
+                    due = self._evaluate(state, due, timer, elapsed_seconds, stopped)
                 if due.save:
                     state.last_losses = meter.to_list()
-                    with timer.paused():
-                        self._save(state)
+                    with timer.exclude_from_timing():
+                        self._call_on_save(state)
                     timer.saved, timer.save_seconds = time.monotonic(), timer.pause
                 if due.end:
                     break
                 if due.stop:
                     raise Interrupted(state.step)
 
-    def _set_rates(self, batch: GlobalBatch, state: TrainState) -> float:
-        """Set the learning rate and weight decay of the next step. Returns the learning rate."""
+    def _set_lr_and_weight_decay(self, batch: GlobalBatch, state: TrainState) -> float:
+        """Set the learning rate and weight decay for the next step. Returns the learning rate."""
         peak = self.recipe.optimizer.lr
         assert peak is not None
         optimizer = self._phase_recipe(state.step).optimizer
@@ -242,30 +243,37 @@ class Trainer:
         if self.recipe.phases:
             change_weight_decay(self.optimizers, optimizer.initial_weight_decay)
         if decays_over_epochs(self.recipe) and self.repeats_data(state.step):
-            set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
+            fit_weight_decay_to_epoch(self.optimizers, self.loader.steps_per_epoch())
         return peak * factor
 
     @property
     def _log_every(self) -> int:
-        """The number of steps between log lines. A log line has the mean losses of these steps."""
+        """The number of steps between log records. A record has the mean losses of these steps."""
         return self.recipe.train.log_every or _LOG_EVERY
 
-    def _save_is_due(self, timer: StepTimer) -> bool:
+    def _is_save_due(self, timer: StepTimer) -> bool:
         """Return whether a checkpoint is due because the last one is minutes old.
 
-        If all checkpoints are kept, or weights are averaged over checkpoints, their steps must not
-        depend on the clock, and the result is False.
+        Returns False if all checkpoints are kept, or if weights are averaged over checkpoints: the
+        steps of these checkpoints must not depend on the clock.
         """
         train = self.recipe.train
         by_steps = train.keep_checkpoints == "all" or train.average > 1
-        return not by_steps and timer.save_is_due()
+        return not by_steps and timer.is_save_due()
 
-    def _due(self, state: TrainState, *, save: bool, last: bool, stop: bool) -> Due:
-        """Return which actions are due after the step that was just taken."""
+    def _decide_actions(self, state: TrainState, *, save: bool, last: bool, stop: bool) -> Actions:
+        """Decide which actions follow the step that has just ended, such as an evaluation.
+
+        Args:
+            state: the state of the run.
+            save: whether a checkpoint is due by time.
+            last: whether this is the last step of the budget.
+            stop: whether a signal asked the run to stop.
+        """
         train, step = self.recipe.train, state.step
         assert train.eval_every is not None
         assert train.save_every is not None
-        return Due(
+        return Actions(
             log=step % self._log_every == 0 or last,
             evaluate=step % train.eval_every == 0 or last,
             save=step % train.save_every == 0 or save or last or stop,
@@ -276,34 +284,34 @@ class Trainer:
     def _evaluate(
         self,
         state: TrainState,
-        due: Due,
+        due: Actions,
         timer: StepTimer,
-        clock: Callable[[], float],
+        elapsed_seconds: Callable[[], float],
         stopped: Callable[[], bool],
-    ) -> Due:
-        """Evaluate the model. Returns the actions due afterwards: an evaluation can end the run."""
-        with timer.paused():
-            measured = self.measure(self, state) if self.measure else {}
+    ) -> Actions:
+        """Evaluate the model. Returns the updated actions: early stopping can end the run."""
+        with timer.exclude_from_timing():
+            metrics = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
-        # The first process knows the best evaluation.
+        # Rank 0 knows the best evaluation.
         patience = self.recipe.train.patience or math.inf
         stop_early = self.parallel.is_main and state.evals_since_best >= patience
         state.seconds, stop_early, stop = self.parallel.all_reduce_max(
-            clock(), stop_early, stopped()
+            elapsed_seconds(), stop_early, stopped()
         )
-        self._print_evaluation(state, measured)
+        self._call_on_evaluate(state, metrics)
         self.train_step.train()
         end = due.end or bool(stop_early) or self.progress(state) >= 1.0
         return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
 
     def repeats_data(self, step: int) -> bool:
-        """Return whether a step, counted from 0, repeats rows of earlier steps."""
+        """Return whether a step, counted from 0, uses rows that earlier steps have used."""
         return self.loader.epochs_at(step) >= 1.0
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
-        """Return the fraction of the budget that is used, 0 to 1.
+        """Return the fraction of the budget that has been used, 0 to 1.
 
-        `more_seconds` is added to the time used so far.
+        `more_seconds` is added to the time used so far, for a budget in minutes.
         """
         train = self.recipe.train
         if train.minutes is not None:
@@ -318,7 +326,7 @@ class Trainer:
     def _step_fraction(self, state: TrainState, num_tokens: int) -> float:
         """Return the fraction of the budget that the next step uses.
 
-        If the budget is in minutes, the next step is expected to take as long as the mean step so
+        If the budget is in minutes, the next step is assumed to take as long as the average step so
         far.
         """
         train = self.recipe.train
@@ -362,7 +370,7 @@ class Trainer:
         )
 
     def _end_phases(self, state: TrainState) -> None:
-        """In a budget in minutes, end the phases whose fraction of the budget is used up."""
+        """Record the end of phases that have used up their fraction of a budget in minutes."""
         untils = [phase.until for phase in self.recipe.phases]
         while len(state.borders) < len(untils) and (
             self.progress(state) >= untils[len(state.borders)]
@@ -370,61 +378,64 @@ class Trainer:
             state.borders.append(state.step)
 
     def _phase_recipe(self, step: int) -> Recipe:
-        """Return the recipe of the phase to which a step belongs."""
-        return self._phase_recipes[self.loader.phase_of(step)]
+        """Return the recipe with the overrides of the phase that contains a step."""
+        return self._phase_recipes[self.loader.phase_index(step)]
 
-    def _evaluate_end(self, state: TrainState) -> None:
-        """Evaluate and save a resumed run whose budget was used up before it was interrupted.
+    def _evaluate_finished_run(self, state: TrainState) -> None:
+        """Evaluate and save a resumed run that was interrupted at the end of its budget.
 
-        Does nothing if the last step has been evaluated.
+        Does nothing if the last step has already been evaluated.
         """
         if state.evaluated_step == state.step:
             return
-        measured = self.measure(self, state) if self.measure else {}
+        metrics = self.measure(self, state) if self.measure else {}
         state.evaluated_step = state.step
-        self._print_evaluation(state, measured)
-        self._save(state)
+        self._call_on_evaluate(state, metrics)
+        self._call_on_save(state)
 
-    def _print_evaluation(self, state: TrainState, measured: dict[str, Any]) -> None:
-        """Call `on_evaluate` of every callback with the results, if anything was measured."""
-        record = progress_record(state) | measured
-        for callback in self.callbacks if measured else ():
+    def _call_on_evaluate(self, state: TrainState, metrics: dict[str, Any]) -> None:
+        """Call `on_evaluate` of every callback with the results, unless there are none."""
+        record = make_progress_record(state) | metrics
+        for callback in self.callbacks if metrics else ():
             callback.on_evaluate(record, self.lm)
 
-    def _save(self, state: TrainState) -> None:
+    def _call_on_save(self, state: TrainState) -> None:
         """Call `on_save` of every callback with the folder of the new checkpoint."""
         for callback in self.callbacks:
             callback.on_save(self.checkpoints / f"step-{state.step:08}")
 
-    def _end(self, error: BaseException | None) -> None:
+    def _call_on_end(self, error: BaseException | None) -> None:
         """Call `on_end` of every callback, even if that of another callback raises an error."""
         with ExitStack() as stack:
             for callback in reversed(self.callbacks):
                 stack.callback(callback.on_end, error)
 
     @property
-    def _reads_late(self) -> bool:
+    def _reads_losses_late(self) -> bool:
         """Whether the host reads the losses of a step while the device computes the next step."""
         return self.device.type == "cuda"
 
-    def _read_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
-        """Wait for the losses of a step, check them, and log the step if a log line is due."""
-        losses, norm = step.numbers.read()
+    def _log_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
+        """Wait for the losses of a step and check them. Calls `on_log` if a log record is due.
+
+        Raises TrainingError if the loss or the gradient norm is not finite.
+        """
+        losses, norm = step.metrics.read()
         overflows = self.loss_scale is not None and not math.isfinite(norm)
         if losses:
             total = sum(map(float, losses.values()))
             _check_finite(total, 0.0 if overflows else norm, step.record["step"], step.lr)
             meter.add(step.batch.stream.name, losses, step.batch.label_counts)
         if step.is_logged:
-            record = step.record | meter.means("train", self.loader.streams)
+            record = step.record | meter.compute_means("train", self.loader.streams)
             record |= {"lr": step.lr, "grad_norm": norm}
-            record["tokens_per_second"] = round(timer.rate(step.record["tokens"]), 1)
+            record["tokens_per_second"] = round(timer.measure_throughput(step.record["tokens"]), 1)
             record |= step.skipped
             for callback in self.callbacks:
                 callback.on_log(record)
 
-    def _skipped_record(self, state: TrainState) -> dict[str, Any]:
-        """Return the entries of a log line about skipped steps and the loss scale."""
+    def _make_skip_record(self, state: TrainState) -> dict[str, Any]:
+        """Return the entries of a log record about skipped steps and the loss scale."""
         record: dict[str, Any] = {}
         if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
             record["skipped_steps"] = state.skipped_steps
@@ -433,25 +444,25 @@ class Trainer:
         return record
 
     def _take_step(self, batch: GlobalBatch, state: TrainState) -> tuple[LossTerms, Tensor]:
-        """Update the weights from a batch.
+        """Update the weights from a batch. A batch may have several updates (`num_iterations`).
 
-        A batch may have several updates (`num_iterations`). Returns the losses and the gradient
-        norm of the last update. The losses are empty if the update was skipped as a spike.
+        Returns the losses and the gradient norm of the last update. The losses are empty if the
+        update was skipped because of a gradient spike.
 
         Raises:
             TrainingError: gradients in float16 overflow at every loss scale.
         """
         losses, norm = {}, torch.zeros(())
         for _ in range(batch.num_iterations):
-            batch, losses = self._gradients(batch, state.step)
+            batch, losses = self._compute_gradients(batch, state.step)
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.train_step.parameters())
             if self.unfreezing is not None:
                 self.unfreezing.drop_gradients(self.progress(state))
             clip = self._phase_recipe(state.step).train.clip or math.inf  # 0: no limit
-            norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
-            overflows = self._overflows(state, norm)
-            if not overflows and self._is_spike(state, norm):
+            norm = gather_full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
+            overflows = self._check_overflow(state, norm)
+            if not overflows and self._check_spike(state, norm):
                 losses = {}
             for optimizer in self.optimizers:
                 if losses and not overflows:
@@ -459,28 +470,31 @@ class Trainer:
                 optimizer.zero_grad(set_to_none=True)
         return losses, norm
 
-    def _gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
+    def _compute_gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
         """Compute the gradients of a batch, in smaller micro-batches if memory runs out.
 
-        Returns the batch, with the micro-batches that were used, and its losses.
+        Returns the batch, with the micro-batches that were used, and its summed losses.
         """
         losses = None
         while losses is None:
             with suppress(torch.cuda.OutOfMemoryError):
                 losses = forward_backward(self, batch, step)
-            if losses is None:  # what the failed pass held is free here
-                batch = self._halved_micro_batches(batch, step)
+            if losses is None:  # the memory of the failed pass is free here
+                batch = self._halve_micro_batches(batch, step)
         return batch, losses
 
-    def _overflows(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether the gradients overflow float16, and update the loss scale."""
+    def _check_overflow(self, state: TrainState, norm: Tensor) -> bool:
+        """Return whether the gradients overflow float16. Also updates the loss scale.
+
+        Raises TrainingError if gradients overflow even at the smallest loss scale.
+        """
         scale = self.loss_scale
         if scale is None:
             return False
         overflows = not math.isfinite(float(norm))
         scale.update(overflowed=overflows)
         state.skipped_steps += overflows
-        if scale.is_lost:
+        if scale.is_too_small:
             raise TrainingError(
                 f"gradients overflow float16 at step {state.step + 1}, however small the factor of "
                 "the loss. The run stops at its last good checkpoint: resume it with "
@@ -488,8 +502,11 @@ class Trainer:
             )
         return overflows
 
-    def _is_spike(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether the gradient norm is a spike to skip. Updates the norms in the state."""
+    def _check_spike(self, state: TrainState, norm: Tensor) -> bool:
+        """Return whether to skip a step because of a gradient spike.
+
+        Also updates the recent gradient norms and the number of skipped steps in the state.
+        """
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
             return False
@@ -498,15 +515,14 @@ class Trainer:
         state.skipped_steps += skipped
         return skipped
 
-    def _halved_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """Return the batch of a step in micro-batches of half the size.
+    def _halve_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+        """Halve the micro-batch size after running out of memory. Returns the new batch.
 
-        All later steps have the smaller size, too.
-
-        Raises TrainingError at the second call, and if there are several processes.
+        All later steps use the smaller size, too. Raises TrainingError at the second call, and if
+        there are several processes.
         """
         tokens = f"{batch.micro_batch_tokens:,}"
-        if self.parallel.size > 1:  # the others wait for this one inside the step
+        if self.parallel.size > 1:  # the other processes wait inside the step
             raise TrainingError(
                 f"out of GPU memory at step {step + 1}: set train.micro_batch_tokens to less than "
                 f'{tokens}, parallel.data = "fsdp" or parallel.activation_checkpointing = true.'
@@ -525,16 +541,16 @@ class Trainer:
 
 
 def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
-    """Compute the gradients of a step's mean loss. Returns the summed terms of the loss.
+    """Compute the gradients of a step's mean loss. Returns the summed loss terms.
 
     The loss of every micro-batch is divided by the label counts of the whole step, so that the sum
-    of their gradients is the gradient of the full batch. Dropout is keyed by (seed, step,
-    micro-batch). If there are several processes, each computes its micro-batches; gradients and
-    sums are then added up over all processes. In float16 the gradients are multiplied by the loss
-    scale (`LossScale`).
+    of the gradients is the gradient of the full batch. Dropout is seeded by (seed, step,
+    micro-batch). If there are several processes, each computes its own micro-batches; gradients and
+    losses are then summed over all processes. In float16, the gradients are multiplied by the loss
+    scale.
     """
     if trainer.carried is not None:
-        trainer.carried.begin(step, is_prefill=batch.is_prefill)
+        trainer.carried.begin_step(step, is_prefill=batch.is_prefill)
     objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
@@ -542,8 +558,8 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     factor = 1.0 if trainer.loss_scale is None else trainer.loss_scale.factor
     for place, (number, weight) in enumerate(batch.micro_batch_weights, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
-        tensors = _on_device(trainer, batch, place - 1, trainer.carried)
-        with reducing(train_step, is_last=place == len(batch.micro_batch_weights)):
+        tensors = _copy_to_device(trainer, batch, place - 1, trainer.carried)
+        with gradient_sync(train_step, is_last=place == len(batch.micro_batch_weights)):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
             mean = sum(
@@ -563,7 +579,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 def validation_losses(
     trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
 ) -> dict[str, float]:
-    """Return the mean validation losses, by the names under which they are logged.
+    """Compute the mean validation losses, by the names under which they are logged.
 
     Every call uses the same rows or examples with the same noise: about `train.eval_tokens` tokens,
     and at most `limit` examples of a labelled source. The model is left in evaluation mode.
@@ -571,7 +587,7 @@ def validation_losses(
     Args:
         trainer: the trainer of the model.
         streams: the streams of the sources that have validation data.
-        limit: the maximum number of examples of a labelled source; None: no maximum.
+        limit: the maximum number of examples of a labelled source; None for no maximum.
     """
     if not streams:
         return {}
@@ -591,37 +607,37 @@ def validation_losses(
         for batch in stream.validation_batches(tokens, most, parallel):
             counts.update(batch.label_counts)
             for place, (_, weight) in enumerate(batch.micro_batch_weights):
-                tensors = _on_device(trainer, batch, place, carried)
+                tensors = _copy_to_device(trainer, batch, place, carried)
                 with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                     losses = train_step(stream.objective, tensors)
                 for term, loss in losses.items():
-                    sums[term] = sums.get(term, 0.0) + weight * widened(loss)
+                    sums[term] = sums.get(term, 0.0) + weight * to_float64(loss)
         totals = dict(zip(counts, parallel.all_reduce_sum(*counts.values()), strict=True))
         meter.add(stream.name, parallel.all_reduce(sums), totals)
-    return meter.means("valid", streams, probabilities)
+    return meter.compute_means("valid", streams, probabilities)
 
 
-def _on_device(
-    trainer: Trainer, batch: GlobalBatch, place: int, carried: CarriedState | None
+def _copy_to_device(
+    trainer: Trainer, batch: GlobalBatch, index: int, carried: CarriedState | None
 ) -> TensorBatch:
-    """Copy a micro-batch to the device.
+    """Copy a micro-batch of a batch to the device; `index` is its position in the batch.
 
-    If the objective carries state, the micro-batch continues its text streams, unless it is a
-    repeated micro-batch with weight 0.
+    If the objective carries state, the rows of the micro-batch then continue their text streams,
+    except in a repeated micro-batch with weight 0.
     """
-    tensors = to_device(batch.micro_batches[place], trainer.device)
+    tensors = to_device(batch.micro_batches[index], trainer.device)
     if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
-        slices = micro_batch_slices(batch.micro_batches[place], batch.micro_batch_tokens, parallel)
+        slices = micro_batch_slices(batch.micro_batches[index], batch.micro_batch_tokens, parallel)
         group = None if parallel.data is None else parallel.data.get_group()
         return replace(tensors, slices=slices, group=group)
-    _, weight = batch.micro_batch_weights[place]
+    _, weight = batch.micro_batch_weights[index]
     if carried is None or not weight:
         return tensors
-    return carried.continued(tensors, batch.text_streams[place])
+    return carried.attach_state(tensors, batch.text_streams[index])
 
 
-class StepNumbers:
+class StepMetrics:
     """The losses and the gradient norm of a step.
 
     On CUDA they are copied to the host while training continues; `read` waits for the copy.
@@ -629,7 +645,7 @@ class StepNumbers:
 
     def __init__(self, losses: LossTerms, norm: Tensor) -> None:
         self.terms = list(losses)
-        numbers = torch.stack([widened(one.detach()) for one in (*losses.values(), norm)])
+        numbers = torch.stack([to_float64(one.detach()) for one in (*losses.values(), norm)])
         is_cuda = numbers.device.type == "cuda"
         self.numbers = numbers.to("cpu", non_blocking=is_cuda)
         self.copied = torch.cuda.Event() if is_cuda else None
@@ -637,7 +653,7 @@ class StepNumbers:
             self.copied.record()
 
     def read(self) -> tuple[LossTerms, float]:
-        """Wait until the step is computed. Returns its losses and its gradient norm."""
+        """Wait until the step has been computed. Returns its losses and its gradient norm."""
         if self.copied is not None:
             self.copied.synchronize()
         *losses, norm = self.numbers
@@ -646,19 +662,19 @@ class StepNumbers:
 
 @dataclass
 class UnreadStep:
-    """A step whose losses the host has not read yet; a GPU may still compute the step.
+    """A step whose losses have not been copied to the host yet; the GPU may still be computing it.
 
     Args:
         batch: the batch of the step.
-        numbers: the losses and the gradient norm.
+        metrics: the losses and the gradient norm.
         lr: the learning rate.
-        record: the first entries of the log line (`progress_record`).
-        skipped: the entries of the log line about skipped steps.
-        is_logged: whether the step has a log line.
+        record: the first entries of the log record: step, tokens and seconds.
+        skipped: the entries of the log record about skipped steps.
+        is_logged: whether the step has a log record.
     """
 
     batch: GlobalBatch
-    numbers: StepNumbers
+    metrics: StepMetrics
     lr: float
     record: dict[str, Any]
     skipped: dict[str, Any]
@@ -666,15 +682,15 @@ class UnreadStep:
 
 
 @dataclass(frozen=True)
-class Due:
+class Actions:
     """The actions that are due after a step. All processes have the same values.
 
     Args:
-        log: a log line.
-        evaluate: an evaluation.
-        save: a checkpoint.
-        end: the end of the run, by its budget or its patience.
-        stop: the end of the run by a signal.
+        log: whether to write a log record.
+        evaluate: whether to evaluate the model.
+        save: whether to save a checkpoint.
+        end: whether the run ends because its budget is used up or because of early stopping.
+        stop: whether the run ends because of a signal.
     """
 
     log: bool
@@ -685,7 +701,7 @@ class Due:
 
 
 class StepTimer:
-    """Measures tokens per second, without the time of evaluations and checkpoints."""
+    """Measures the throughput in tokens per second, excluding evaluations and checkpoints."""
 
     def __init__(self, tokens: int = 0) -> None:
         self.tokens, self.start = tokens, time.monotonic()
@@ -693,14 +709,14 @@ class StepTimer:
         self.pause = self.eval_seconds = self.save_seconds = 0.0
         """The duration in seconds of the last pause, evaluation and checkpoint."""
 
-    def save_is_due(self) -> bool:
-        """Return whether the last checkpoint is so old that a crash would lose minutes."""
+    def is_save_due(self) -> bool:
+        """Return whether the last checkpoint is so old that a crash would lose minutes of work."""
         age = time.monotonic() - self.saved
         seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
-    def rate(self, tokens: int) -> float:
-        """Return the tokens per second since the last call.
+    def measure_throughput(self, tokens: int) -> float:
+        """Return the throughput since the last call, in tokens per second.
 
         `tokens` is the number of tokens since the beginning of the run.
         """
@@ -710,16 +726,16 @@ class StepTimer:
         return rate
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time inside the `with` block from the measurement."""
+    def exclude_from_timing(self) -> Iterator[None]:
+        """Context manager that excludes the time inside the block from the throughput."""
         begin = time.monotonic()
         yield
         self.pause = time.monotonic() - begin
         self.start += self.pause
 
 
-def progress_record(state: TrainState) -> dict[str, Any]:
-    """Return the step, tokens and seconds: the first entries of every record of a run."""
+def make_progress_record(state: TrainState) -> dict[str, Any]:
+    """Return the step, tokens and seconds, which are the first entries of every metrics record."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 
@@ -737,27 +753,27 @@ def _check_finite(loss: float, norm: float, step: int, lr: float) -> None:
 
 @contextmanager
 def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM was received.
+    """Context manager that handles SIGINT and SIGTERM, so that the run stops after a step.
 
-    The run stops after the current step. A second Ctrl-C stops the run at once, except under
-    `torchrun`, which forwards a Ctrl-C to processes that have already received it from the
-    terminal.
+    Yields a function that returns whether a signal was received. A second Ctrl-C stops the run at
+    once, except under `torchrun`, which forwards a Ctrl-C to processes that have already received
+    it from the terminal.
     """
     received = False
 
-    def note(number: int, frame: Any) -> None:
+    def on_signal(signum: int, frame: Any) -> None:
         nonlocal received
-        if received and number == signal.SIGINT and parallel.size == 1:
+        if received and signum == signal.SIGINT and parallel.size == 1:
             raise KeyboardInterrupt
         received = True
         if not parallel.is_main:
             return
         message = b"stopping after this step"
-        if parallel.size == 1 and number == signal.SIGINT:
+        if parallel.size == 1 and signum == signal.SIGINT:
             message += b"; Ctrl-C again stops at once, without saving"
-        # A handler may interrupt another write, for which Python's own streams are not made.
+        # Python's own streams do not allow a handler to interrupt another write.
         with suppress(OSError):
             os.write(2, b"\n" + message + b"\n")
 
-    with handle_signals(note):
+    with handle_signals(on_signal):
         yield lambda: received

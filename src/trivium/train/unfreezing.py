@@ -12,18 +12,17 @@ from trivium.train.optimizers import trained_parameters
 class GradualUnfreezing:
     """Gradual unfreezing of a model's layers, from the last to the first.
 
-    Heads and the last layer are trained from the start. Then one more layer is unfrozen after each
-    of several equal parts of the run, and finally the embeddings. The fraction of the budget that
-    is used determines which layers are frozen. Gradients of frozen weights are dropped before
-    clipping: an optimizer skips weights without a gradient, so they do not change and get no
-    moments. All processes still compute and reduce all gradients, so that this works with every
-    parallel layout.
+    Heads and the last layer are trained from the start. Then one more layer is unfrozen at regular
+    intervals, and finally the embeddings. Which layers are frozen depends on the fraction of the
+    budget that has been used. Gradients of frozen weights are dropped before clipping: an optimizer
+    skips weights without a gradient, so they do not change and get no moments. All processes still
+    compute and reduce all gradients, so that this works with every parallel layout.
 
-    Source: Howard and Ruder 2018, section 3.3, where a part is an epoch.
+    Source: Howard and Ruder 2018, section 3.3, where the interval is an epoch.
 
     Args:
-        model: the trained model; weights with `requires_grad` False stay frozen.
-        fraction: the fraction of the budget in which layers are unfrozen.
+        model: the model to train; weights with `requires_grad` False stay frozen.
+        fraction: the fraction of the budget after which all layers are unfrozen.
     """
 
     def __init__(self, model: nn.Module, fraction: float) -> None:
@@ -32,7 +31,7 @@ class GradualUnfreezing:
         stages = sorted({max(1, depths[weight]) for weight in weights})
         self.fraction = fraction
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
-        """The weights of each stage, in the order in which they are unfrozen."""
+        """Groups of weights, in the order in which they are unfrozen."""
 
     def drop_gradients(self, progress: float) -> None:
         """Drop the gradients of all weights that are still frozen at this progress (0 to 1)."""

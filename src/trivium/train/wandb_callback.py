@@ -8,13 +8,13 @@ from trivium.errors import require_extra
 from trivium.language_model import LanguageModel
 from trivium.train.callback import Callback
 from trivium.train.loader import GlobalBatch
-from trivium.train.trackers import measurements
+from trivium.train.trackers import numeric_metrics
 
 
 class WandbCallback(Callback):
     """Sends the metrics of a run to Weights & Biases.
 
-    The callback needs the extra `wandb`. It sends numbers only: neither texts nor weights.
+    The callback needs the extra `wandb`. It sends numbers only, no texts or weights.
 
     Args:
         options: the arguments of `wandb.init`, such as `project`, `name` and `mode="offline"`. Set
@@ -30,18 +30,18 @@ class WandbCallback(Callback):
         self._wandb, self._options, self._run = wandb, options, None
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Start a W&B run whose configuration is the spec of the model."""
+        """Start a W&B run with the model's spec as its configuration."""
         self._run = self._wandb.init(**{"config": {"spec": lm.spec.to_dict()}, **self._options})
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Send the numeric entries of a log line."""
-        self._wandb.log(measurements(record), step=record["step"])
+        """Send the metrics of a log record."""
+        self._wandb.log(numeric_metrics(record), step=record["step"])
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Send the numeric entries of the record of an evaluation."""
+        """Send the metrics of an evaluation record."""
         self.on_log(record)
 
     def on_end(self, error: BaseException | None) -> None:
-        """End the W&B run; mark it as failed if an error or an interruption ended training."""
+        """End the W&B run, as failed if an error or an interruption ended training."""
         if self._run is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)

@@ -1,4 +1,4 @@
-"""Access to the whole model of a run, even if each process has only a shard of it."""
+"""Access to the whole model of a run, even if each process has only a shard of the weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.train import hardware
 from trivium.train.distributed import Parallel
-from trivium.train.optimizers.muon import full_tensor
+from trivium.train.optimizers.muon import gather_full_tensor
 
 
 @dataclass
 class WholeModel:
-    """The part of the model that this process trains, and the whole model for metrics and saving.
+    """The module that this process trains, and the whole model for metrics and saving.
 
     Args:
-        module: the trained module; for ELECTRA, it contains both models.
+        module: the module to train; for ELECTRA, it contains both models.
         lm: the model that is saved; its module is a part of `module`.
         models: returns the models that a run saves, by folder, given the trained module. The folder
             of `lm` is "".
@@ -58,7 +58,7 @@ class WholeModel:
             return
         weights = {}
         for name, weight in self.module.state_dict().items():
-            weight = full_tensor(weight)
+            weight = gather_full_tensor(weight)
             if self.parallel.is_main:
                 weights[name] = weight.cpu()
         torch.cuda.empty_cache()
@@ -69,6 +69,6 @@ class WholeModel:
                 self.whole.to(device)
 
     def release(self) -> None:
-        """Move a gathered model to the host, since training needs the memory of the GPU."""
+        """Move a gathered model from the GPU to the host, since training needs the memory."""
         if self.is_sharded:
             self.whole.cpu()

@@ -20,7 +20,7 @@ Optimizers = list[torch.optim.Optimizer]
 
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
 _WEIGHT_DECAY = 0.01
-# The minimum averaging window of weights in steps, for `set_weight_decay`.
+# The minimum averaging window of weights in steps, for `fit_weight_decay_to_epoch`.
 _FEWEST_STEPS = 100
 
 
@@ -59,18 +59,18 @@ class Optimizer(Choice, Config, ABC):
     eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
 
     fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
-    """The fields with another default on labelled examples, and that default."""
+    """The fields with another default for labelled examples -> that default."""
 
     supports_sharding: ClassVar[bool] = True
     """Whether the optimizer supports sharded weights (FSDP, tensor parallelism)."""
 
     def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
-        """Build the optimizers that together train every parameter with `requires_grad`.
+        """Build the PyTorch optimizers that together train every parameter with `requires_grad`.
 
         `precision` is the dtype of matmuls during a step. With a `layer_decay` below 1, the
         learning rate of a layer is that of the layer above times `layer_decay`. This is
         discriminative fine-tuning (Howard and Ruder 2018, section 3.1, with 1 / 2.6) or layer-wise
-        decay (Clark et al. 2020, table 7).
+        learning rate decay (Clark et al. 2020, table 7).
         """
         optimizers = self._build(model, precision)
         if self.layer_decay < 1.0:
@@ -90,34 +90,34 @@ class Optimizer(Choice, Config, ABC):
 
     @abstractmethod
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Build the optimizers without `layer_decay`, as described in `build`."""
+        """Build the PyTorch optimizers, without layer-wise learning rate decay."""
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer with a value for every learning rate.
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
+        """Return the optimizer with default values for the learning rates that are not set.
 
         Args:
-            adamw_rate: the default peak learning rate of AdamW for this model.
-            embedding_scale: the factor for the learning rate of token embeddings, by the model's
-                width.
+            adamw_lr: the default peak learning rate of AdamW for this model.
+            embedding_lr_scale: the factor for the learning rate of token embeddings, which depends
+                on the width of the model.
         """
         if self.lr is not None:
             return self
-        return self.replace(lr=float(f"{adamw_rate:.3g}"))
+        return self.replace(lr=float(f"{adamw_lr:.3g}"))
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the optimizer state.
+        """Return the number of elements in the optimizer state.
 
-        AdamW stores two moments of each trained weight.
+        By default, this is two moments per trained weight, as in AdamW.
         """
         return 2 * sum(weight.numel() for weight in trained_parameters(model).values())
 
-    def _parameter_groups(
-        self, parameters: Mapping[str, nn.Parameter], non_matrices: set[int]
+    def _make_parameter_groups(
+        self, parameters: Mapping[str, nn.Parameter], vector_ids: set[int]
     ) -> list[dict[str, Any]]:
-        """Return the parameter groups of a PyTorch optimizer.
+        """Split parameters into the parameter groups of a PyTorch optimizer.
 
-        Matrices have weight decay; vectors and the parameters with the ids `non_matrices` have
-        none. Token embeddings form a group of their own if `embedding_lr` is set.
+        Weight decay applies to matrices, but not to vectors and to the parameters with the ids
+        `non_matrices`. Token embeddings form a separate group if `embedding_lr` is set.
         """
         tokens: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
@@ -128,9 +128,9 @@ class Optimizer(Choice, Config, ABC):
             (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.initial_weight_decay}
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in others if p.ndim > 1 and id(p) not in non_matrices], **decayed},
+            {"params": [p for p in others if p.ndim > 1 and id(p) not in vector_ids], **decayed},
             {
-                "params": [p for p in others if p.ndim <= 1 or id(p) in non_matrices],
+                "params": [p for p in others if p.ndim <= 1 or id(p) in vector_ids],
                 "weight_decay": 0.0,
             },
         ]
@@ -138,13 +138,13 @@ class Optimizer(Choice, Config, ABC):
             groups.append({"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
-    def adamw(
+    def build_adamw(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter]
     ) -> torch.optim.Optimizer:
-        """Return a fused AdamW for these parameters of the model."""
+        """Build a fused AdamW for these parameters of the model."""
         assert self.lr is not None
         return torch.optim.AdamW(
-            self._parameter_groups(parameters, _non_matrix_ids(model)),
+            self._make_parameter_groups(parameters, _get_non_matrix_ids(model)),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -155,9 +155,10 @@ class Optimizer(Choice, Config, ABC):
 def _split_group_by_layer(
     group: dict[str, Any], depths: Mapping[nn.Parameter, int], decay: float
 ) -> list[dict[str, Any]]:
-    """Split a parameter group into one group per layer, with the learning rate lr decay^depth.
+    """Split a parameter group into one group per layer, for layer-wise learning rate decay.
 
-    `depths` contains the depth of each parameter's layer, counted from the top.
+    The learning rate of a layer is `lr * decay**depth`. `depths` maps each parameter to the depth
+    of its layer, counted from the top.
     """
     layers: dict[int, list[nn.Parameter]] = defaultdict(list)
     for weight in group["params"]:
@@ -178,32 +179,32 @@ def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
-def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
-    """Set the weight decay so that weights average over the last `steps` steps, about one epoch.
+def fit_weight_decay_to_epoch(optimizers: Optimizers, steps_per_epoch: float) -> None:
+    """Raise the weight decay so that weights average over about one epoch.
 
     With decoupled decay, weights are a moving average of the last 1 / (learning rate * decay)
-    steps. The best window is a number of epochs that does not depend on the size of the model or of
-    the data (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and
-    dataset size"). We use one epoch. The decay of a group is never reduced, and groups without
-    decay are skipped.
+    steps. The best averaging window is a number of epochs that does not depend on the size of the
+    model or of the data (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale
+    model and dataset size"). We use one epoch. The decay of a group is never reduced, and groups
+    without decay are skipped.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if decay := group["weight_decay"]:
-                forgetting = 1.0 / (group["peak_lr"] * max(steps, _FEWEST_STEPS))
+                forgetting = 1.0 / (group["peak_lr"] * max(steps_per_epoch, _FEWEST_STEPS))
                 group["weight_decay"] = max(decay, forgetting)
 
 
 def change_weight_decay(optimizers: Optimizers, decay: float) -> None:
-    """Set the weight decay of every parameter group that has one."""
+    """Set the weight decay of every parameter group that uses weight decay."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group["weight_decay"]:
                 group["weight_decay"] = decay
 
 
-def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
-    """Return every tensor of the optimizers' state by name, `parameter/entry`."""
+def get_state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors in the state of all optimizers by name, such as `PARAMETER/exp_avg`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{entry}": value
@@ -217,9 +218,9 @@ def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]
 def load_state_tensors(
     optimizers: Optimizers, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Load the tensors that `state_tensors` returned into the optimizers.
+    """Load tensors that `get_state_tensors` returned into the state of the optimizers.
 
-    Raises KeyError if an entry belongs to no parameter.
+    Raises KeyError if a tensor belongs to no parameter.
     """
     owner = {
         parameter: optimizer
@@ -242,14 +243,14 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trained matrices of the blocks by name."""
+    """Return the trained matrices inside the blocks of a model, by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
-    blocks -= _non_matrix_ids(model)
+    blocks -= _get_non_matrix_ids(model)
     return {n: p for n, p in trained_parameters(model).items() if id(p) in blocks and p.ndim == 2}
 
 
-def _non_matrix_ids(model: nn.Module) -> set[int]:
-    """Return the ids of parameters that are stored as matrices but count as vectors.
+def _get_non_matrix_ids(model: nn.Module) -> set[int]:
+    """Return the Python ids of parameters that are stored as matrices but are treated as vectors.
 
     Modules name these parameters in `PartModule.non_matrices`.
     """

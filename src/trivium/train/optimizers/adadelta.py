@@ -1,4 +1,4 @@
-"""Adadelta."""
+"""The Adadelta optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adadelta(Optimizer):
-    """Adadelta (Zeiler 2012, algorithm 1), PyTorch's `torch.optim.Adadelta`.
+    """Adadelta (Zeiler 2012, algorithm 1), using PyTorch's `torch.optim.Adadelta`.
 
     The update of a weight with gradient g is lr RMS(earlier updates) / RMS(gradients) g, where RMS
     is the root of a moving average of squares. The default learning rate is that of the paper, 1.
@@ -26,15 +26,15 @@ class Adadelta(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, by default 0. It is added to the gradient (L2)."""
+        """The weight decay, by default 0. It is added to the gradient (L2 regularization)."""
         return self.weight_decay or 0.0
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer with the learning rate of the paper, unless another one is set."""
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
+        """Return the optimizer with the learning rate of the paper unless another one is set."""
         return self if self.lr is not None else self.replace(lr=1.0)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adadelta optimizer for all parameters."""
+        """Build one Adadelta optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._parameter_groups(trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adadelta(groups, lr=self.lr, rho=self.rho, eps=self.eps)]

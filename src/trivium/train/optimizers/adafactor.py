@@ -1,4 +1,4 @@
-"""Adafactor, whose second moments need little memory."""
+"""The Adafactor optimizer, which needs little memory for second moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATE = 0.01
 
 
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer and Stern 2018), PyTorch's `torch.optim.Adafactor`.
+    """Adafactor (Shazeer and Stern 2018), using PyTorch's `torch.optim.Adafactor`.
 
     The second moment of a matrix is the outer product of a vector for rows and a vector for
     columns. There is no first moment. An update is lr max(1e-3, RMS(weight)) u / max(1, RMS(u)),
@@ -36,18 +36,24 @@ class Adafactor(Optimizer):
         """The weight decay, by default 0. It is decoupled from the gradient."""
         return self.weight_decay or 0.0
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer with a default learning rate, relative to the RMS of each weight."""
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
+        """Return the optimizer with its default learning rate, unless another one is set.
+
+        The learning rate is relative to the RMS of each parameter.
+        """
         return self if self.lr is not None else self.replace(lr=_RATE)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adafactor optimizer for all parameters."""
+        """Build one Adafactor optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._parameter_groups(trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the second moments: for matrices, rows plus columns."""
+        """Return the number of elements in the second moments.
+
+        A matrix has one element per row and per column, and a vector has one per element.
+        """
         shapes = [weight.shape for weight in trained_parameters(model).values()]
         return sum(
             shape.numel() // shape[-1] + shape.numel() // shape[-2]

@@ -1,4 +1,4 @@
-"""Adagrad."""
+"""The Adagrad optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011), PyTorch's `torch.optim.Adagrad`.
+    """Adagrad (Duchi et al. 2011), using PyTorch's `torch.optim.Adagrad`.
 
     The update of a weight with gradient g is lr g / (sqrt(s) + eps), where s is the sum of all its
     squared gradients.
@@ -25,18 +25,18 @@ class Adagrad(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, by default 0. It is added to the gradient (L2)."""
+        """The weight decay, by default 0. It is added to the gradient (L2 regularization)."""
         return self.weight_decay or 0.0
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one Adagrad optimizer for all parameters."""
+        """Build one Adagrad optimizer for all trained parameters."""
         assert self.lr is not None
-        groups = self._parameter_groups(trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         first = self.initial_sum
         return [
             torch.optim.Adagrad(groups, lr=self.lr, eps=self.eps, initial_accumulator_value=first)
         ]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the sums of squares."""
+        """Return the number of elements in the sums of squares: one per trained weight."""
         return sum(weight.numel() for weight in trained_parameters(model).values())

@@ -1,4 +1,4 @@
-"""AdamW."""
+"""The AdamW optimizer."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class AdamW(Optimizer):
     kind: Literal["adamw"] = "adamw"
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one AdamW optimizer for all parameters."""
-        return [self.adamw(model, trained_parameters(model))]
+        """Build one AdamW optimizer for all trained parameters."""
+        return [self.build_adamw(model, trained_parameters(model))]

@@ -1,4 +1,4 @@
-"""LAMB, an optimizer for large batches."""
+"""The LAMB optimizer, for large batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 
 
 class LAMB(Optimizer):
-    """LAMB (You et al. 2019, algorithm 2), the `Lamb` of the library `pytorch_optimizer`.
+    """LAMB (You et al. 2019, algorithm 2), using `Lamb` from the library `pytorch_optimizer`.
 
-    The update of a weight w is lr min(|w|, 10) / |u| u. Here u is Adam's update without bias
+    The update of a weight tensor w is lr min(|w|, 10) / |u| u. Here u is Adam's update without bias
     correction, plus the weight decay times w.
     """
 
@@ -22,7 +22,7 @@ class LAMB(Optimizer):
     supports_sharding: ClassVar[bool] = False
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return one LAMB optimizer for all parameters."""
+        """Build one LAMB optimizer for all trained parameters."""
         assert self.lr is not None
         with require_extra("optimizer.kind = lamb", "optimizers"):
             from pytorch_optimizer import Lamb
@@ -30,9 +30,9 @@ class LAMB(Optimizer):
         # With adam_debias, the library does not correct the bias. It would count the steps for this
         # outside of the state.
         options |= {"adam_debias": True, "weight_decouple": False, "foreach": False}
-        groups = self._parameter_groups(trained_parameters(model), set())
+        groups = self._make_parameter_groups(trained_parameters(model), set())
         return [Lamb(groups, lr=self.lr, **options)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of two moments, plus three numbers per parameter tensor."""
+        """Return the number of elements in the state: two moments and three scalars per tensor."""
         return super().state_size(model) + 3 * len(trained_parameters(model))

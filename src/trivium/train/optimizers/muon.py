@@ -1,4 +1,4 @@
-"""Muon for matrices: momentum with orthogonalized updates (Jordan et al. 2024)."""
+"""The Muon optimizer for matrices: momentum with orthogonalized updates (Jordan et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trivium.nn.mixers.attention import AttentionModule
 from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained_parameters
 
 # With Muon, the learning rate of token embeddings is AdamW's rate times this factor and
-# `embedding_scale`.
+# `embedding_lr_scale`.
 _EMBEDDING_RATE = 16.0
 # The coefficients of an odd polynomial of degree 5, and the number of iterations in which it maps
 # singular values in (0, 1] close to 1.
@@ -35,24 +35,24 @@ class Muon(Optimizer):
         False, description="torch.compile the updates of matrices; its speed is not measured yet"
     )
 
-    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
-        """Return the optimizer with a value for every learning rate.
+    def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
+        """Return the optimizer with default values for the learning rates that are not set.
 
         Token embeddings, which AdamW trains, get a higher learning rate than other parameters.
         """
-        new = super().complete(adamw_rate, embedding_scale)
+        new = super().with_default_learning_rates(adamw_lr, embedding_lr_scale)
         assert new.lr is not None
-        rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_scale:.3g}")
+        rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_lr_scale:.3g}")
         return new.replace(embedding_lr=new.embedding_lr or rate)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
-        """Return Muon and AdamW; only AdamW if no matrix of a block is trained."""
+        """Build Muon and AdamW, or only AdamW if no matrix inside a block is trained."""
         parameters = trained_parameters(model)
         matrices = block_matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
-            return [self.adamw(model, rest)]
-        scales = _query_rate_factors(model)
+            return [self.build_adamw(model, rest)]
+        scales = _get_query_lr_factors(model)
         by_scale: dict[float, list[nn.Parameter]] = {}
         for name, weight in matrices.items():
             by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
@@ -65,10 +65,10 @@ class Muon(Optimizer):
             precision=precision,
             compiled=self.compile,
         )
-        return [muon, self.adamw(model, rest)]
+        return [muon, self.build_adamw(model, rest)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements of the optimizer state; matrices have only a momentum."""
+        """Return the number of elements in the optimizer state; matrices have only a momentum."""
         return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
 
 
@@ -76,20 +76,20 @@ class MatrixMuon(torch.optim.Optimizer):
     """Muon for a list of matrices: the update is the orthogonalized Nesterov momentum.
 
     One learning rate suits every width. Inputs x whose elements are of size 1 have the norm
-    sqrt(width), and outputs the norm sqrt(height). For outputs to change by the same fraction at
-    every width, an update needs the spectral norm lr * sqrt(height / width) (Yang, Simon and
+    sqrt(width), and outputs have the norm sqrt(height). For outputs to change by the same fraction
+    at every width, an update needs the spectral norm lr * sqrt(height / width) (Yang, Simon and
     Bernstein 2023, "A spectral condition for feature learning"). Orthogonal updates have the norm 1
     and are multiplied by this factor. Like Jordan, we use the factor 1 for wide matrices: it is the
     same at all widths as long as d_ff and the heads grow with them. AdamW's learning rate would
     have to fall with the width. Without sharding, the updates are those of `torch.optim.Muon`.
 
-    For a step, a sharded matrix is gathered on every process, and one process orthogonalizes the
-    update: the matrices are distributed among the processes. Matrices of equal shape are updated
-    together.
+    With sharding, the momentum of a matrix is gathered on every process, and one process
+    orthogonalizes it and broadcasts the update. The matrices are distributed among the processes.
+    Matrices of equal shape are updated together.
 
     Args:
-        groups: the parameter groups of matrices, which may have their own learning rates.
-        lr: the learning rate of groups without their own.
+        groups: the parameter groups of matrices. A group may have its own learning rate.
+        lr: the learning rate of groups that have none.
         momentum: the decay of the momentum.
         weight_decay: the decoupled weight decay, which is multiplied by the learning rate.
         precision: the dtype of the matmuls that orthogonalize an update.
@@ -122,18 +122,18 @@ class MatrixMuon(torch.optim.Optimizer):
                 if weight.grad is not None:
                     by_shape[tuple(weight.shape)].append((weight, group))
         for shape, weights in by_shape.items():
-            most = max(1, _STACKED // (shape[0] * shape[1])) * _rank_and_world_size()[1]
+            most = max(1, _STACKED // (shape[0] * shape[1])) * _get_rank_and_world_size()[1]
             count = -(-len(weights) // -(-len(weights) // most))  # stacks of nearly equal size
             for first in range(0, len(weights), count):
                 self._update_matrices(weights[first : first + count])
 
     def _update_matrices(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
         """Update matrices of the same shape, given as pairs of a weight and its parameter group."""
-        rank, size = _rank_and_world_size()
+        rank, size = _get_rank_and_world_size()
         own: list[Tensor] = []
         updates = self._update_momenta([weight for weight, _ in weights])
         for number, ((weight, _), update) in enumerate(zip(weights, updates, strict=True)):
-            whole = _gather_tensor(weight, update)  # a collective: all processes call it
+            whole = _gather_like(weight, update)  # a collective: all processes call it
             if number % size == rank:
                 own.append(whole)
         steps = iter(self._orthogonalize_momenta(torch.stack(own)) if own else ())
@@ -151,16 +151,16 @@ class MatrixMuon(torch.optim.Optimizer):
             weight.add_(_shard_like(weight, step), alpha=-rate)
 
     def _orthogonalize_momenta(self, momenta: Tensor) -> Tensor:
-        """Return orthogonalized updates [n, height, width], in the dtype of matmuls."""
+        """Orthogonalize momenta [n, height, width] in the dtype of matmuls. Returns the updates."""
         if self.precision is torch.float16:  # gradients would underflow
             momenta = momenta / momenta.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
         return self.orthogonalize(momenta.to(self.precision))
 
     def _update_momenta(self, weights: list[Tensor]) -> list[Tensor]:
-        """Update the momentum of the weights. Returns their Nesterov momenta.
+        """Update the momentum buffers from the gradients. Returns the Nesterov momenta.
 
         The Nesterov momentum of a weight is its gradient, interpolated with the updated momentum.
-        For a sharded weight, it is the shard of this process.
+        For a sharded weight, only the shard of this process is returned.
         """
         for weight in weights:
             if "momentum_buffer" not in self.state[weight]:
@@ -188,45 +188,51 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-def _rank_and_world_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
+def _get_rank_and_world_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes; (0, 1) if there is only one."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor as a whole, on every process; other tensors unchanged."""
+def gather_full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor on every process. Other tensors are returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _to_local(tensor: Tensor) -> Tensor:
-    """Return the local shard of a tensor; tensors that are not sharded are returned unchanged."""
+    """Return this process's shard of a sharded tensor. Other tensors are returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _gather_tensor(weight: Tensor, part: Tensor) -> Tensor:
-    """Gather a tensor that is sharded like `weight`; `part` is the local shard."""
+def _gather_like(weight: Tensor, shard: Tensor) -> Tensor:
+    """Gather a tensor on every process, given this process's shard.
+
+    The tensor is sharded like `weight`. If `weight` is not sharded, `shard` is returned unchanged.
+    """
     if not isinstance(weight, DTensor):
-        return part
+        return shard
     mesh, shape = weight.device_mesh, weight.shape
     return DTensor.from_local(
-        part, mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
+        shard, mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
     ).full_tensor()
 
 
-def _shard_like(weight: Tensor, whole: Tensor) -> Tensor:
-    """Return the shard of a replicated tensor, with the placements of `weight`."""
+def _shard_like(weight: Tensor, tensor: Tensor) -> Tensor:
+    """Shard a replicated tensor with the placements of `weight`. Returns a DTensor.
+
+    If `weight` is not sharded, the tensor is returned unchanged.
+    """
     if not isinstance(weight, DTensor):
-        return whole
+        return tensor
     mesh = weight.device_mesh
-    copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    copies = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return copies.redistribute(placements=weight.placements)
 
 
-def _query_rate_factors(model: nn.Module) -> dict[str, float]:
+def _get_query_lr_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
-    They are below 1 if attention scores are not divided by sqrt(head_dim) (T5): Muon's updates have
-    the same size for every matrix, but these query weights are smaller by this factor.
+    A factor is below 1 if attention scores are not divided by sqrt(head_dim) (T5). Muon's updates
+    have the same size for every matrix, but these query weights are smaller by this factor.
     """
     return {
         f"{name}.query.weight": module.head_dim**-0.5 / module.scale
