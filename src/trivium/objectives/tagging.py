@@ -28,14 +28,14 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.labelled import column_key
-from trivium.objectives.task_heads import SingleStackTask, tagger_head
+from trivium.objectives.task_heads import SingleStackTask, build_tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     class_metrics,
+    extract_label_scores,
     first_prediction,
     label_id,
-    label_scores,
     unknown_labels,
 )
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
@@ -87,7 +87,7 @@ class TaggedSentence:
         """The words as one text. The validation split keeps equal sentences together."""
         return " ".join(self.words)
 
-    def where_word(self, index: int) -> str:
+    def locate_word(self, index: int) -> str:
         """Return the file and line of the word at position `index`, for messages."""
         if not self.lines:
             return f"{self.where}, word {index + 1}"
@@ -181,17 +181,17 @@ class Tagging(SingleStackTask):
         return [word.tag for word in answer], min(word.score for word in answer)
 
     def _repair_tags(
-        self, examples: Sequence[TaggedSentence], names: Iterable[str]
+        self, examples: Sequence[TaggedSentence], known_tags: Iterable[str]
     ) -> Sequence[TaggedSentence]:
-        """Return the examples with tags in IOB2 (or BIOES, ...), if all `names` are chunk tags.
+        """Return the examples with tags in IOB2 (or BIOES, ...), if all `known_tags` are chunk tags.
 
-        `names` are the labels of the model, or all tags of the data, because the tags of a single
+        `known_tags` are the labels of the model, or all tags of the data, because the tags of a single
         sentence may be ambiguous. The examples are unchanged if `repair_iob` is not set.
         """
-        names = set(names)
-        if not (self.repair_iob and are_chunk_tags(names)):
+        known_tags = set(known_tags)
+        if not (self.repair_iob and are_chunk_tags(known_tags)):
             return examples
-        single = "W" if any(name.startswith("W") for name in names) else "S"
+        single = "W" if any(name.startswith("W") for name in known_tags) else "S"
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
     def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
@@ -204,7 +204,7 @@ class Tagging(SingleStackTask):
         A header, numbered words and the columns of words and tags are detected. Raises DataError if
         the file has no sentence, or a word or a tag is missing.
         """
-        sentences = list(read_columns(path, options))
+        sentences = list(read_column_file(path, options))
         if not sentences:
             raise DataError(f"{path} contains no sentence.")
         head = sentences[0][0][1]
@@ -248,40 +248,40 @@ class Tagging(SingleStackTask):
                     )
 
     def _choose_columns(
-        self, path: str, width: int, usual: tuple[int, int], conllu: bool
+        self, path: str, num_columns: int, default_columns: tuple[int, int], is_conllu: bool
     ) -> tuple[int, int]:
         """Return the indices of the word column and the tag column, from 0.
 
         Args:
             path: the file, for messages.
-            width: the number of columns.
-            usual: the default word column and tag column.
-            conllu: whether the file is in CoNLL-U.
+            num_columns: the number of columns.
+            default_columns: the default word column and tag column.
+            is_conllu: whether the file is in CoNLL-U.
 
         Raises:
             DataError: a column does not exist, or both columns are the same.
         """
-        word = usual[0] if self.word_column is None else self.word_column
+        word = default_columns[0] if self.word_column is None else self.word_column
         tag = self.column
         if tag is None:
-            tag = "upos" if conllu else usual[1]
+            tag = "upos" if is_conllu else default_columns[1]
         if isinstance(tag, str):
-            if tag not in CONLLU or not conllu:
+            if tag not in CONLLU or not is_conllu:
                 raise DataError(
-                    f'{path} has no column "{tag}"; it has {width} columns: give the number of one '
-                    f"(--set objective.column=N). Columns of CoNLL-U are {', '.join(CONLLU)}."
+                    f'{path} has no column "{tag}"; it has {num_columns} columns: give the number of '
+                    f"one (--set objective.column=N). Columns of CoNLL-U are {', '.join(CONLLU)}."
                     f"{did_you_mean(tag, CONLLU)}"
                 )
             tag = CONLLU.index(tag)
-        inside = -width <= word < width and -width <= tag < width
-        if not inside or word % width == tag % width:
+        inside = -num_columns <= word < num_columns and -num_columns <= tag < num_columns
+        if not inside or word % num_columns == tag % num_columns:
             raise DataError(
-                f"{path} has {width} columns, 0 to {width - 1}: the word cannot be in column "
-                f"{word} and its tag in column {tag}. A line is a word and its tag, separated by a "
-                "tab or a space; choose others with --set objective.column=N "
+                f"{path} has {num_columns} columns, 0 to {num_columns - 1}: the word cannot be in "
+                f"column {word} and its tag in column {tag}. A line is a word and its tag, "
+                "separated by a tab or a space; choose others with --set objective.column=N "
                 "objective.word_column=N."
             )
-        return word % width, tag % width
+        return word % num_columns, tag % num_columns
 
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """Return all tags of the examples, "O" first.
@@ -304,7 +304,7 @@ class Tagging(SingleStackTask):
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """Return the token classification head. Raises RecipeError if the model does not fit."""
         self.require_fit(spec)
-        return (tagger_head(spec, len(labels)),)
+        return (build_tagger_head(spec, len(labels)),)
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
         """Encode sentences with labels at the first token of every word.
@@ -314,7 +314,7 @@ class Tagging(SingleStackTask):
         examples = self._repair_tags(examples, lm.settings.labels)
         known = {name: i for i, name in enumerate(lm.settings.labels)}
         ids = [
-            [label_id(tag, known, one.where_word(i)) for i, tag in enumerate(one.tags)]
+            [label_id(tag, known, one.locate_word(i)) for i, tag in enumerate(one.tags)]
             for one in examples
         ]
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
@@ -366,14 +366,14 @@ class Tagging(SingleStackTask):
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
         if chunks:
-            metrics = chunk_metrics(gold, predicted)
+            metrics = compute_chunk_metrics(gold, predicted)
         else:
             right, answered = (
                 [names.index(tag) for tags in each for tag in tags] for each in (gold, predicted)
             )
             metrics = class_metrics(right, answered, names)
         mistakes = (
-            Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
+            Mistake(one.locate_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
             for i, (word, tag, answer) in enumerate(zip(one.words, one.tags, sentence))
             if tag != answer.tag
@@ -390,7 +390,7 @@ class Tagging(SingleStackTask):
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 
-def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
+def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
     """Yield the sentences of a column file, each as pairs (line number, cells).
 
     Cells are separated by tabs if the first row contains a tab, otherwise by spaces. A blank line
@@ -402,7 +402,9 @@ def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, 
     separator, width, first = "", 0, 0
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         numbered = enumerate((line.removesuffix("\n") for line in file), start=1)
-        for is_boundary, lines in itertools.groupby(numbered, lambda row: _is_boundary(row[1])):
+        for is_boundary, lines in itertools.groupby(
+            numbered, lambda row: _is_sentence_boundary(row[1])
+        ):
             if is_boundary:
                 continue
             with options.skipping():
@@ -431,7 +433,7 @@ def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, 
                     yield rows
 
 
-def _is_boundary(line: str) -> bool:
+def _is_sentence_boundary(line: str) -> bool:
     """Return whether a line of a column file separates sentences."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
@@ -469,7 +471,9 @@ def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
     return tuple(repaired)
 
 
-def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
+def compute_chunk_metrics(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> Metrics:
     """Return precision, recall and F1 of chunks, computed by seqeval as in conlleval.
 
     `gold` and `predicted` contain the chunk tags of every sentence.
@@ -491,7 +495,7 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         "macro_f1": float(macro["f1-score"]),
         "accuracy": float(seqeval.accuracy_score(right, answers)),
     }
-    return Metrics(values, by_label=label_scores(report, types))
+    return Metrics(values, by_label=extract_label_scores(report, types))
 
 
 def _to_bioes(tag: str) -> str:
@@ -535,10 +539,10 @@ def _read_spans(record: Record) -> TaggedSentence:
     return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)
 
 
-def _parse_span(value: Any, where: str) -> tuple[int, int, str]:
+def _parse_span(value: Any, location: str) -> tuple[int, int, str]:
     """Return start, end and label of a span, given as a list in this order or as an object.
 
-    Raises DataError, with the location `where`, for another format.
+    Raises DataError, with the location `location`, for another format.
     """
     parts: list[Any] = value if isinstance(value, list) else []
     if isinstance(value, dict):
@@ -550,8 +554,8 @@ def _parse_span(value: Any, where: str) -> tuple[int, int, str]:
     types = [type(part) for part in parts]
     if types not in ([int, int, str], [int, int, int]) or not str(parts[2]).strip():
         raise DataError(
-            f"{where}: {shorten(repr(value), 80)} is not a span. A span is [start, end, label], or "
-            'an object such as {"start": 0, "end": 4, "label": "PER"}.'
+            f"{location}: {shorten(repr(value), 80)} is not a span. A span is [start, end, label], "
+            'or an object such as {"start": 0, "end": 4, "label": "PER"}.'
         )
     return parts[0], parts[1], str(parts[2]).strip()
 
@@ -566,15 +570,15 @@ def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
     return counts == [str(number) for number in range(first, first + len(counts))]
 
 
-def _read_strings(record: Record, name: str) -> tuple[str, ...]:
+def _read_strings(record: Record, column: str) -> tuple[str, ...]:
     """Return a column that contains a list of strings. Integers are converted to strings.
 
     Raises DataError for any other value.
     """
-    values = record.named(name)
+    values = record.named(column)
     if not isinstance(values, list):
-        raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list.')
+        raise DataError(f'"{column}" of {record.where} is {json_type(values)}, not a list.')
     for number, value in enumerate(values, start=1):
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            raise DataError(f'item {number} of "{name}" of {record.where} is {json_type(value)}.')
+            raise DataError(f'item {number} of "{column}" of {record.where} is {json_type(value)}.')
     return tuple(map(str, values))

@@ -47,39 +47,41 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
     if pooling == "last":
         last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
-        return _choose_published(spec, [last, summary])
+        return _choose_supported_head(spec, [last, summary])
     # Mean pooling needs no dense layer. The first position was trained for another purpose.
-    dense = [None] if pooling == "mean" else [*_candidate_dense_layers(spec), None]
+    dense = [None] if pooling == "mean" else [*_list_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
-    return _choose_published(spec, forms)
+    return _choose_supported_head(spec, forms)
 
 
-def tagger_head(spec: Spec, num_labels: int) -> Head:
+def build_tagger_head(spec: Spec, num_labels: int) -> Head:
     """Return a head that classifies every token. An existing tagger head determines its form."""
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
-    dense = [None, *_candidate_dense_layers(spec)]
-    return _choose_published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
-
-
-def span_head(spec: Spec) -> Head:
-    """Return the head that predicts the first and the last token of an answer."""
-    return _choose_published(
-        spec, [SpanHead(dense=one) for one in (None, *_candidate_dense_layers(spec))]
+    dense = [None, *_list_dense_layers(spec)]
+    return _choose_supported_head(
+        spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense]
     )
 
 
-def _choose_published(spec: Spec, forms: Sequence[Head]) -> Head:
+def build_span_head(spec: Spec) -> Head:
+    """Return the head that predicts the first and the last token of an answer."""
+    return _choose_supported_head(
+        spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))]
+    )
+
+
+def _choose_supported_head(spec: Spec, candidates: Sequence[Head]) -> Head:
     """Return the first of several heads that `transformers` supports for such a model.
 
     If it supports none of them, return the first head.
     """
-    published = (one for one in forms if is_expressible(spec.replace(heads=(one,))))
-    return next(published, forms[0])
+    published = (one for one in candidates if is_expressible(spec.replace(heads=(one,))))
+    return next(published, candidates[0])
 
 
-def _candidate_dense_layers(spec: Spec) -> list[Dense]:
+def _list_dense_layers(spec: Spec) -> list[Dense]:
     """Return the dense layers that published heads use before their output layer."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [

@@ -237,7 +237,7 @@ def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
 
 
 def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
-    """Return precision, recall, F1 and support of every label (see `label_scores`)."""
+    """Return precision, recall, F1 and support of every label (see `extract_label_scores`)."""
     report = _import_sklearn_metrics().classification_report(
         gold,
         predicted,
@@ -246,7 +246,7 @@ def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence
         output_dict=True,
         zero_division=0,
     )
-    return label_scores(report, names)
+    return extract_label_scores(report, names)
 
 
 def _import_sklearn_metrics() -> Any:
@@ -256,7 +256,9 @@ def _import_sklearn_metrics() -> Any:
     return metrics
 
 
-def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
+def extract_label_scores(
+    report: dict[str, Any], names: Iterable[str]
+) -> tuple[dict[str, Any], ...]:
     """Return precision, recall, F1 and support of every label, as one dictionary per label.
 
     `report` is a classification report of scikit-learn or seqeval with `output_dict=True`.

@@ -89,7 +89,7 @@ class TextPairs(LabelledObjective):
         """
         for source in list_sources(paths, (".txt", *RECORD_SUFFIXES)).sources:
             if source.kind == "file" and file_format(source.name) not in RECORD_SUFFIXES:
-                yield from _read_lines(source.name, options)
+                yield from _read_plain_text(source.name, options)
             else:
                 squad = QuestionAnswering.from_tree({})
                 yield from squad.records([source.name], options)
@@ -135,7 +135,7 @@ class TextPairs(LabelledObjective):
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
         """Return the metrics of retrieval by embeddings, by BM25, and by both (rank fusion)."""
-        return self.compute_metrics(self.predict(lm, examples), examples, lm, lexical=True)
+        return self.compute_metrics(self.predict(lm, examples), examples, lm, with_bm25=True)
 
     def compute_metrics(
         self,
@@ -143,16 +143,16 @@ class TextPairs(LabelledObjective):
         examples: Sequence[TextPair],
         lm: LanguageModel,
         *,
-        lexical: bool = False,
+        with_bm25: bool = False,
     ) -> Metrics:
         """Return MRR and recall of retrieval among the passages of all examples.
 
         For texts without a pair, the query is the first half and the passage is the second half.
-        `lexical` adds the metrics of BM25 and of both methods together.
+        `with_bm25` adds the metrics of BM25 and of both methods together.
         """
         pairs = [split_query_and_passage(one) for one in examples]
         queries, passages = map(np.stack, zip(*answers))
-        found = retrieve(pairs, queries, passages, lexical=lexical)
+        found = retrieve(pairs, queries, passages, with_bm25=with_bm25)
         rows = [
             {"text": query, "pair": passage, "predicted": best, "rank": rank}
             for (query, passage), best, rank in zip(pairs, found.best, found.ranks.tolist())
@@ -176,7 +176,7 @@ class TextPairs(LabelledObjective):
         return f"embed {run} {shown} --similarities"
 
 
-def _read_lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
+def _read_plain_text(path: str, options: RecordOptions) -> Iterator[TextPair]:
     """Yield each line of a text file that has at least eight words, as a text without a pair."""
     with open_text(path, errors=options.errors, encoding=options.encoding) as lines:
         for number, line in enumerate(lines, start=1):

@@ -67,11 +67,11 @@ class TSDAE(TextPairs):
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the encoder and of the decoder."""
-        return spec, self._add_decoder(spec).replace(encoder=None)
+        return spec, self._build_autoencoder_spec(spec).replace(encoder=None)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
         """Return the encoder together with a decoder, both with random weights."""
-        return build(self._add_decoder(spec), seed=seed, device=device)
+        return build(self._build_autoencoder_spec(spec), seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
         """Return only the encoder, which shares its weights with `module`."""
@@ -133,7 +133,7 @@ class TSDAE(TextPairs):
         hidden, _ = model.decoder(model.tokens(shifted), context)
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
-    def _add_decoder(self, spec: Spec) -> TransformerSpec:
+    def _build_autoencoder_spec(self, spec: Spec) -> TransformerSpec:
         """Return the spec of an encoder with a decoder of the same layers and an LM head.
 
         Raises RecipeError if the model is not a Transformer encoder, or cannot have a decoder.

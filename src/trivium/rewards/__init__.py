@@ -65,15 +65,15 @@ class RewardFunction(Choice, Config, ABC):
         Raises RecipeError or another TriviumError if they are missing or unsuitable.
         """
 
-    def check(self, record: Record) -> None:
+    def check_record(self, record: Record) -> None:
         """Raise DataError, with file and line, if the record lacks data that the reward needs."""
 
     @abstractmethod
-    def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> Sequence[float]:
         """Return the reward of every sample."""
 
 
-def reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
+def build_reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
     """Return the names of rewards in metrics: the kind, such as "exact".
 
     The second reward of a kind has the suffix "_2", the third one "_3".
@@ -95,7 +95,7 @@ def compute_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample])
     """
     columns = []
     for reward in rewards:
-        values = list(reward.scores(samples))
+        values = list(reward.compute_rewards(samples))
         if len(values) != len(samples):
             raise RecipeError(
                 f'the reward of kind "{reward.kind}" has {len(values)} values for {len(samples)} '

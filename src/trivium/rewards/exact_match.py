@@ -21,12 +21,12 @@ class ExactMatch(RewardFunction):
     kind: Literal["exact"] = "exact"
     column: str = Field("answer", description="column of the correct answer, a text or a number")
 
-    def check(self, record: Record) -> None:
+    def check_record(self, record: Record) -> None:
         """Raise DataError if the record has no correct answer."""
         if not self._read_answer(record):
             raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return 1.0 or 0.0 for every sample."""
         return [
             float(one.ended and one.response == self._read_answer(one.record)) for one in samples

@@ -27,9 +27,9 @@ class ClassifierReward(RewardFunction):
 
     def open(self) -> None:
         """Load the classifier, and check its labels. Raises RecipeError if it is unsuitable."""
-        self.load()
+        self._load_classifier()
 
-    def load(self) -> LanguageModel:
+    def _load_classifier(self) -> LanguageModel:
         """Return the classifier. The first call loads it and checks its labels."""
         if self._lm is None:
             lm = load(self.model)
@@ -66,10 +66,10 @@ class LabelProbability(ClassifierReward):
                 f"{did_you_mean(self.label, labels)}"
             )
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return a probability between 0 and 1 for every sample."""
         texts = [one.text if self.prepend_prompt else one.response for one in samples]
-        answers = iter(self.load().classify([text for text in texts if text.strip()]))
+        answers = iter(self._load_classifier().classify([text for text in texts if text.strip()]))
         return [next(answers).scores[self.label] if text.strip() else 0.0 for text in texts]
 
 
@@ -92,9 +92,9 @@ class LearnedReward(ClassifierReward):
                 '"label", which is the probability of a label.'
             )
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return the score of every sample, an unbounded number."""
-        lm = self.load()
+        lm = self._load_classifier()
         template = lm.settings.chat_template or PLAIN_TEMPLATE
         render = ChatTemplate.of(template, lm.text_tokenizer).render
         texts = [render(one.messages) if one.messages else one.text for one in samples]

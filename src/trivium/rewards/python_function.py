@@ -59,7 +59,7 @@ class PythonFunction(RewardFunction):
             raise RecipeError(f"{file} has no function {name}.")
         self._call = call
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return the numbers that the function returns.
 
         Raises RecipeError if the function fails. The message names the first response for which the

@@ -27,6 +27,6 @@ class RegexMatch(RewardFunction):
             raise ValueError(f"not a regular expression: {error}") from None
         return pattern
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return 1.0 or 0.0 for every sample."""
         return [float(re.search(self.pattern, one.response) is not None) for one in samples]

@@ -19,7 +19,7 @@ class TargetLength(RewardFunction):
     kind: Literal["length"] = "length"
     target: int = Field(gt=0, description="target length of a response in characters")
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return a number between 0 and 1 for every sample."""
         lengths = (len(one.response) for one in samples)
         return [max(0.0, 1.0 - abs(length - self.target) / self.target) for length in lengths]
