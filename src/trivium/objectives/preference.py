@@ -175,7 +175,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     )
 
     _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """Reference log-probabilities of both responses of every pair, by file and line, for metrics."""
+    """The reference log-probabilities of both responses of every pair, by file and line."""
 
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:

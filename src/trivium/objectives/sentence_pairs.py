@@ -115,8 +115,7 @@ class SentencePairs(TokenMasking):
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropies of masked tokens and of sentence pairs, and the pair
-        accuracy.
+        """Compute the cross-entropies of masked tokens and sentence pairs, and the pair accuracy.
 
         Each is a sum over the batch. The last layer computes only the masked tokens and the first
         token of every row.

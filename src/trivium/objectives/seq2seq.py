@@ -462,8 +462,8 @@ def _read_parallel_files(
     for number, (source, target) in enumerate(rows, start=1):
         if bool(source.strip()) != bool(target.strip()):
             problem = (
-                f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; line "
-                "by line they are source and target, but "
+                f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; "
+                "line by line they are source and target, but "
                 f"{target_path if source.strip() else source_path}, line {number} is blank or "
                 "missing. Fill it in, or remove the line from both."
             )

@@ -74,8 +74,7 @@ class SpanCorruption(EncoderDecoderObjective):
         return {"kind": "unigram", "special_tokens": special}
 
     def count_noise(self, length: int) -> tuple[int, int]:
-        """Return the number of noise tokens and the number of noise spans in a row of `length`
-        tokens.
+        """Return the numbers of noise tokens and of noise spans in a row of `length` tokens.
 
         Both are 0 if the row has fewer than two tokens.
         """

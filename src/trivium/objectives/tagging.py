@@ -1,4 +1,4 @@
-"""Token classification: a tag for every word, for example named entities or parts of speech."""
+"""Token classification: predicting a tag for every word, such as an entity or a part of speech."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ _TAG_HEADERS = {
 class TaggedSentence:
     """A sentence with one tag per word.
 
-    `where` is file and line of the sentence. `lines` are the lines of the words in a column file.
+    `where` is the file and line of the sentence. If it is from a column file, `lines` contains the
+    line number of each word.
     """
 
     words: tuple[str, ...]
@@ -84,7 +85,7 @@ class TaggedSentence:
 
     @property
     def group(self) -> str:
-        """The words as one text. The validation split keeps equal sentences together."""
+        """The words as one text. Equal sentences are put into the same split."""
         return " ".join(self.words)
 
     def locate_word(self, index: int) -> str:
@@ -155,9 +156,9 @@ class Tagging(SingleStackTask):
                 yield from read_records(source.name, options)
 
     def example(self, record: Record) -> TaggedSentence:
-        """Return the words of a record and their tags, without repair of IOB1 tags.
+        """Read the words of a sentence and their tags from a record.
 
-        Raises DataError if the numbers of words and tags differ.
+        IOB1 tags are not repaired yet. Raises DataError if the numbers of words and tags differ.
         """
         if "spans" in record.columns:
             return _read_spans(record)
@@ -170,23 +171,31 @@ class Tagging(SingleStackTask):
         return TaggedSentence(words, tags, record.where)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
-        """Return the words of a record, without tags. Raises DataError if there are no words."""
+        """Read the words of a sentence from a record, without tags.
+
+        Raises DataError if there are no words.
+        """
         words = _read_strings(record, record.columns["words"])
         if not words:
             raise DataError(f"{record.where} has no words. Fill them in, or remove the record.")
         return TaggedSentence(words, (), record.where)
 
     def predicted(self, answer: Sequence[TaggedWord], *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the tags of a sentence, and the lowest probability of a tag."""
+        """Return the predicted tags of a sentence, and the lowest of their probabilities."""
         return [word.tag for word in answer], min(word.score for word in answer)
 
     def _repair_tags(
         self, examples: Sequence[TaggedSentence], known_tags: Iterable[str]
     ) -> Sequence[TaggedSentence]:
-        """Return the examples with tags in IOB2 (or BIOES, ...), if all `known_tags` are chunk tags.
+        """Convert the tags of the examples to IOB2 (or BIOES, ...), if they mark chunks.
 
-        `known_tags` are the labels of the model, or all tags of the data, because the tags of a single
-        sentence may be ambiguous. The examples are unchanged if `repair_iob` is not set.
+        The examples are unchanged if `repair_iob` is false, or if not all known tags are chunk
+        tags.
+
+        Args:
+            examples: the sentences.
+            known_tags: all labels of the model or all tags of the data. The tags of a single
+                sentence would not be enough to detect the tagging scheme.
         """
         known_tags = set(known_tags)
         if not (self.repair_iob and are_chunk_tags(known_tags)):
@@ -195,14 +204,14 @@ class Tagging(SingleStackTask):
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
     def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
-        """Return the distinct tags of every sentence."""
+        """Return the distinct tags of every sentence, to stratify the validation split."""
         return [sorted({*one.tags}) for one in examples]
 
     def _read_sentences(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
         """Yield the sentences of a column file.
 
-        A header, numbered words and the columns of words and tags are detected. Raises DataError if
-        the file has no sentence, or a word or a tag is missing.
+        The function detects a header, numbered words, and the columns of words and tags. Raises
+        DataError if the file has no sentence, or if a word or a tag is missing.
         """
         sentences = list(read_column_file(path, options))
         if not sentences:
@@ -250,13 +259,13 @@ class Tagging(SingleStackTask):
     def _choose_columns(
         self, path: str, num_columns: int, default_columns: tuple[int, int], is_conllu: bool
     ) -> tuple[int, int]:
-        """Return the indices of the word column and the tag column, from 0.
+        """Choose the word column and the tag column of a column file. Returns their indices from 0.
 
         Args:
-            path: the file, for messages.
+            path: the path of the file, for messages.
             num_columns: the number of columns.
-            default_columns: the default word column and tag column.
-            is_conllu: whether the file is in CoNLL-U.
+            default_columns: the default word column and the default tag column.
+            is_conllu: whether the file is in CoNLL-U format.
 
         Raises:
             DataError: a column does not exist, or both columns are the same.
@@ -268,8 +277,8 @@ class Tagging(SingleStackTask):
         if isinstance(tag, str):
             if tag not in CONLLU or not is_conllu:
                 raise DataError(
-                    f'{path} has no column "{tag}"; it has {num_columns} columns: give the number of '
-                    f"one (--set objective.column=N). Columns of CoNLL-U are {', '.join(CONLLU)}."
+                    f'{path} has no column "{tag}"; it has {num_columns} columns: give the number '
+                    f"of one (--set objective.column=N). Columns of CoNLL-U: {', '.join(CONLLU)}."
                     f"{did_you_mean(tag, CONLLU)}"
                 )
             tag = CONLLU.index(tag)
@@ -286,7 +295,7 @@ class Tagging(SingleStackTask):
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """Return all tags of the examples, "O" first.
 
-        Chunk tags are complete: "I-X" is included if there is "B-X", even if no example has it.
+        For chunk tags, "I-X" is included if there is "B-X", even if no example contains "I-X".
         """
         tags = {tag for sentence in examples for tag in sentence.tags}
         names = {tag for sentence in self._repair_tags(examples, tags) for tag in sentence.tags}
@@ -296,20 +305,26 @@ class Tagging(SingleStackTask):
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
     def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
-        """Return settings with the tags, and whether Chinese words may have several characters."""
+        """Return the model settings with the tags and the flag `longer_words`.
+
+        The flag says that a Chinese or Japanese word may have several characters.
+        """
         longer = any(_LONGER_WORD.match(word) for one in examples for word in one.words)
         settings = settings.with_labels(self.label_names(examples))
         return settings.with_task("tagging", longer_words=longer)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the token classification head. Raises RecipeError if the model does not fit."""
+        """Return the token classification head.
+
+        Raises RecipeError if the objective does not support the model.
+        """
         self.require_fit(spec)
         return (build_tagger_head(spec, len(labels)),)
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
-        """Encode sentences with labels at the first token of every word.
+        """Encode sentences as token ids, with a label at the first token of every word.
 
-        A long sentence is divided into several rows.
+        A long sentence is split into several rows.
         """
         examples = self._repair_tags(examples, lm.settings.labels)
         known = {name: i for i, name in enumerate(lm.settings.labels)}
@@ -338,26 +353,26 @@ class Tagging(SingleStackTask):
         return EncodedExamples(sequences, truncations=truncations, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the summed cross-entropy of the tags of all words in nats."""
+        """Compute the cross-entropy of the tags of all words, summed, in nats."""
         hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
-        """Yield the sentences as running text."""
+        """Yield the sentences as running text, which the encoder reads."""
         return (join_words(one.words)[0] for one in examples)
 
     def predict(
         self, lm: LanguageModel, examples: Sequence[TaggedSentence]
     ) -> list[list[TaggedWord]]:
-        """Return the predicted tags of all words, as `lm.tag` returns them."""
+        """Predict the tags of all words with `lm.tag`."""
         return lm.tag([list(one.words) for one in examples])
 
     def compute_metrics(
         self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
-        """Return the F1 of chunks (seqeval) for chunk tags; otherwise accuracy and F1 of tags."""
+        """Return the F1 of chunks (seqeval) for chunk tags, otherwise accuracy and F1 of tags."""
         names = lm.settings.labels
         examples = self._repair_tags(examples, names)
         chunks = are_chunk_tags(names)
@@ -385,13 +400,13 @@ class Tagging(SingleStackTask):
         return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `tag` command with a validation sentence, its words separated by spaces."""
+        """Return a `tag` command with the words of a validation sentence."""
         words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 
 def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yield the sentences of a column file, each as pairs (line number, cells).
+    """Yield the sentences of a column file. A sentence is a list of rows (line number, cells).
 
     Cells are separated by tabs if the first row contains a tab, otherwise by spaces. A blank line
     ends a sentence. `-DOCSTART-` lines and comments ("# ...") are skipped.
@@ -434,12 +449,12 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
 
 
 def _is_sentence_boundary(line: str) -> bool:
-    """Return whether a line of a column file separates sentences."""
+    """Return whether a line of a column file is blank or starts a document."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
-    """Return whether tags mark chunks in the scheme IOB, BIOES, BILOU, BMES or BMEWO.
+    """Return whether all tags mark chunks in the scheme IOB, BIOES, BILOU, BMES or BMEWO.
 
     Every chunk tag is "O", or a prefix (B, I, M, E, L, S, U, W) with or without a type.
 
@@ -452,7 +467,7 @@ def are_chunk_tags(tags: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
-    """Return chunk tags in which every chunk starts with B (or S, U, W).
+    """Convert the chunk tags of a sentence so that every chunk starts with B (or S, U, W).
 
     An I after O or after another type becomes B. An E in the same place becomes `single`.
 
@@ -474,7 +489,7 @@ def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
 def compute_chunk_metrics(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> Metrics:
-    """Return precision, recall and F1 of chunks, computed by seqeval as in conlleval.
+    """Compute precision, recall and F1 of chunks with seqeval, as in conlleval.
 
     `gold` and `predicted` contain the chunk tags of every sentence.
     """
@@ -499,7 +514,7 @@ def compute_chunk_metrics(
 
 
 def _to_bioes(tag: str) -> str:
-    """Return a chunk tag in the BIOES scheme, with a hyphen before the type, for seqeval.
+    """Convert a chunk tag to the BIOES scheme, with a hyphen before the type, for seqeval.
 
     >>> [_to_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
     ['O', 'I', 'S-PER', 'B-DRUG_NAME']
@@ -508,10 +523,11 @@ def _to_bioes(tag: str) -> str:
 
 
 def _read_spans(record: Record) -> TaggedSentence:
-    """Return the words of a record's text, with IOB2 tags for spans given by character offsets.
+    """Read a text with labelled spans from a record, and convert the spans to IOB2 tags of words.
 
     A span that starts or ends inside a word is extended to the whole word. Spans outside the text,
-    and spans that overlap an earlier span, are skipped. The numbers of all these spans are printed.
+    and spans that overlap an earlier span, are skipped. The numbers of extended and skipped spans
+    are reported.
     """
     text, name = record.text(record.columns["text"]), record.columns["spans"]
     values = record.named(name) or []
@@ -540,9 +556,10 @@ def _read_spans(record: Record) -> TaggedSentence:
 
 
 def _parse_span(value: Any, location: str) -> tuple[int, int, str]:
-    """Return start, end and label of a span, given as a list in this order or as an object.
+    """Parse a span, given as a list [start, end, label] or as an object with such keys.
 
-    Raises DataError, with the location `location`, for another format.
+    Returns start and end as character offsets, and the label. Raises DataError for any other
+    format.
     """
     parts: list[Any] = value if isinstance(value, list) else []
     if isinstance(value, dict):
@@ -561,7 +578,7 @@ def _parse_span(value: Any, location: str) -> tuple[int, int, str]:
 
 
 def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
-    """Return whether the first column of a sentence contains word numbers, from 0 or 1.
+    """Return whether the first column of a sentence numbers the words, from 0 or 1.
 
     `rows` are pairs (line number, cells).
     """
@@ -571,7 +588,7 @@ def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
 
 
 def _read_strings(record: Record, column: str) -> tuple[str, ...]:
-    """Return a column that contains a list of strings. Integers are converted to strings.
+    """Read a list of strings from a column of a record. Integers are converted to strings.
 
     Raises DataError for any other value.
     """

@@ -1,4 +1,4 @@
-"""Heads for fine-tuning tasks, in the same form as in the model's Hugging Face family."""
+"""Heads for fine-tuning tasks, in a form that `transformers` supports for the model, if any."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 class SingleStackTask(LabelledObjective):
-    """A task for models with a single stack, whose hidden states its head or its loss reads."""
+    """Base class of tasks with a head for models with one stack (encoder-only or decoder-only)."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has a single stack whose hidden states a task head can read."""
+        """Return whether the model has a single stack that supports task heads."""
         return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 
 def default_pooling(spec: Spec) -> ClassifierPooling:
-    """Return the default pooling of a classifier.
+    """Choose how a classifier pools the hidden states of this model by default.
 
-    If the model has a classifier head, its pooling is used. Otherwise it is "mean" for ELMo, "last"
-    for decoders and XLNet, and "first" for other encoders.
+    If the model has a classifier head, its pooling is used. Otherwise the default is "mean" for
+    ELMo, "last" for decoders and XLNet, and "first" for other encoders.
     """
     for head in spec.heads:
         if isinstance(head, ClassifierHead):
@@ -37,9 +37,9 @@ def default_pooling(spec: Spec) -> ClassifierPooling:
 
 
 def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
-    """Return a classifier head for one vector per text.
+    """Build a head that classifies a text by its pooled hidden states.
 
-    If the model has a classifier head with this pooling, the new head has the same form.
+    If the model has a classifier head with this pooling, the new head has the same layers.
     """
     own = [head for head in spec.heads if isinstance(head, ClassifierHead)]
     if own and own[0].pooling == pooling:
@@ -55,7 +55,10 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
 
 
 def build_tagger_head(spec: Spec, num_labels: int) -> Head:
-    """Return a head that classifies every token. An existing tagger head determines its form."""
+    """Build a head that classifies every token.
+
+    If the model has such a head, the new head has the same layers.
+    """
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
@@ -66,23 +69,23 @@ def build_tagger_head(spec: Spec, num_labels: int) -> Head:
 
 
 def build_span_head(spec: Spec) -> Head:
-    """Return the head that predicts the first and the last token of an answer."""
+    """Build a head that predicts the first and the last token of an answer."""
     return _choose_supported_head(
         spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))]
     )
 
 
 def _choose_supported_head(spec: Spec, candidates: Sequence[Head]) -> Head:
-    """Return the first of several heads that `transformers` supports for such a model.
+    """Return the first of several candidate heads that `transformers` supports for this model.
 
-    If it supports none of them, return the first head.
+    If it supports none of the candidates, return the first one.
     """
     published = (one for one in candidates if is_expressible(spec.replace(heads=(one,))))
     return next(published, candidates[0])
 
 
 def _list_dense_layers(spec: Spec) -> list[Dense]:
-    """Return the dense layers that published heads use before their output layer."""
+    """Return the dense layers that published heads use before the output layer."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [
         Dense(activation=activation, bias=bias, norm=True)
