@@ -14,7 +14,7 @@ from trivium.models import build
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.question_answering import compute_squad_metrics
 from trivium.objectives.seq2seq import SourceTarget, Summarization, TextToText, Translation
-from trivium.objectives.tagging import compute_chunk_metrics
+from trivium.objectives.tagging import score_chunks
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -145,7 +145,7 @@ def test_shares_are_fractions_in_every_task():
             compute_squad_metrics([right, wrong], [[right], [right]]).values,
             {"f1": 0.5, "exact_match": 0.5},
         ),
-        (compute_chunk_metrics(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
+        (score_chunks(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
         (class_metrics([0, 0, 1, 1], [0, 0, 1, 0], ["a", "b"]).values, {"accuracy": 0.75}),
         (Translation().compare([right], [[right]])[0].values, {"bleu": 1.0, "chrf": 1.0}),
         (Summarization().compare([right, wrong], [[right]] * 2)[0].values, {"rouge_l": 0.5}),

@@ -14,7 +14,7 @@ from tokenizers import processors
 import trivium
 from trivium.evaluate.perplexity import perplexity
 from trivium.inference.text_model import prompt_ids
-from trivium.objectives.seq2seq import encode_pair_rows
+from trivium.objectives.seq2seq import pair_rows
 
 transformers = pytest.importorskip("transformers")
 
@@ -201,7 +201,7 @@ def test_an_encoder_decoder_reads_sources_with_the_tokens_of_its_template(name, 
     ids = tokenizer(source)["input_ids"]
     for one in (lm, trivium.load(tmp_path / "own")):
         assert prompt_ids(one, source) == ids
-        assert encode_pair_rows(one, [(source, target)])[0]["input_ids"] == [ids]
+        assert pair_rows(one, [(source, target)])[0]["input_ids"] == [ids]
     labels = tokenizer(target, add_special_tokens=False)["input_ids"]
     start = model.config.decoder_start_token_id
     with torch.no_grad():

@@ -282,7 +282,7 @@ def test_bm25_and_fusion_are_those_of_the_papers():
     pairs = [("q", "A"), ("q", "B"), ("r", "A"), ("s", "C")]
     vectors = {"A": (1.0, 0.0), "B": (0.0, 1.0), "C": (1.0, 0.0)}
     asked = np.array([(0.6, 0.8), (0.6, 0.8), (1.0, 0.0), (0.0, 1.0)])
-    found = retrieve(pairs, asked, np.array([vectors[p] for _, p in pairs]), with_bm25=False)
+    found = retrieve(pairs, asked, np.array([vectors[p] for _, p in pairs]), hybrid=False)
     assert found.ranks.tolist() == [1, 1, 2, 3]
     assert found.best == ["B", "B", "A", "B"]
     assert found.num_passages == 3

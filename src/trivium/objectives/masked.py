@@ -113,8 +113,8 @@ class MaskSelection(Objective):
     def _span_length_probabilities(self) -> Floats:
         """Return the probabilities of the span lengths 1 to `max_span`, [max_span].
 
-        - "harmonic": proportional to 1/n for length n (Lan et al. 2019, equation 1, with `max_span`
-          = 3).
+        - "harmonic": proportional to 1/n for length n (Lan et al. 2019, equation 1, where
+          `max_span` is 3).
         - "geometric": a span ends after each token with probability 0.2 (Joshi et al. 2019, section
           3.1, with `max_span` = 10).
         """

@@ -78,18 +78,13 @@ class Permutation(StatefulObjective, MaskSelection):
         unknown = chosen | (vocabulary.is_special[ids] & real)
         predicted, _ = left_pack(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
         labels, _ = left_pack(ids, chosen, IGNORE_INDEX)
-        more = (
-            (0, 0),
-            (
-                0,
-                -labels.shape[1] % PAD_TO_MULTIPLE_OF
-                or PAD_TO_MULTIPLE_OF * (labels.shape[1] == 0),
-            ),
-        )
+        num_targets = labels.shape[1]
+        num_padding = -num_targets % PAD_TO_MULTIPLE_OF or PAD_TO_MULTIPLE_OF * (num_targets == 0)
+        padding = ((0, 0), (0, num_padding))
         return Batch(
             input_ids=ids,
             order=np.where(unknown, rank + 1, 0),
-            predicted=np.pad(predicted, more),
-            labels=np.pad(labels, more, constant_values=IGNORE_INDEX),
+            predicted=np.pad(predicted, padding),
+            labels=np.pad(labels, padding, constant_values=IGNORE_INDEX),
             **attention_inputs(rows),
         )

@@ -139,8 +139,8 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     `loss_type` selects the first term of the loss. "simpo" and "orpo" use the reference only for
     the metrics, and their log p is the mean over the tokens of a response:
 
-        sigmoid  - (1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing hinge
-        max(0, 1 - beta h)
+        sigmoid  - (1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing
+        hinge    max(0, 1 - beta h)
         ipo      (h - 1 / (2 beta))^2
         simpo    as sigmoid, with beta h = beta (log p(y+) - log p(y-)) - gamma
         orpo     - beta log sigmoid(log odds(y+) - log odds(y-)), odds = p / (1 - p)
@@ -200,7 +200,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         Returns the token ids by field of `RowBatch`, and the number of truncated tokens of every
         pair (see `EncodedExamples`).
         """
-        rows, truncations = encode_responses(lm, self.pair_prompts_with_responses(examples))
+        rows, truncations = encode_responses(lm, self.list_turns(examples))
         return stack_pairs(rows), merge_truncations(truncations)
 
     def build_labels(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
@@ -272,24 +272,21 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
 
 
 def compute_preference_losses(
-    objective: PreferenceOptimization,
-    policy_logps: Tensor,
-    reference_logps: Tensor,
-    num_tokens: Tensor,
+    objective: PreferenceOptimization, logps: Tensor, ref_logps: Tensor, num_tokens: Tensor
 ) -> Tensor:
     """Return the loss of every preference pair, [B], without the SFT loss.
 
     Args:
         objective: the loss type and its parameters, with defaults filled in (`resolve`).
-        policy_logps: log-probabilities of the chosen and the rejected response under the model, [B,
+        logps: log-probabilities of the chosen and the rejected response under the model, [B,
             2].
-        reference_logps: the same log-probabilities under the reference model, [B, 2].
+        ref_logps: the same log-probabilities under the reference model, [B, 2].
         num_tokens: the number of tokens of both responses, [B, 2].
     """
     beta, kind = objective.beta, objective.loss_type
     assert beta is not None
-    ratios = policy_logps - reference_logps
-    means = policy_logps / num_tokens.clamp(min=1)
+    ratios = logps - ref_logps
+    means = logps / num_tokens.clamp(min=1)
     if kind == "ipo":
         return (ratios[:, 0] - ratios[:, 1] - 1 / (2 * beta)).square()
     if kind == "hinge":

@@ -33,7 +33,7 @@ from trivium.objectives.conversations import (
     read_turn,
 )
 from trivium.objectives.labelled import LabelledObjective, column_key
-from trivium.objectives.seq2seq import encode_pair_rows
+from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
 
 OPTIONAL_PROMPT = Fields("prompt? input?", *PROMPTS)
@@ -109,16 +109,13 @@ class GivenResponses(LabelledObjective):
         """Return the prompt and the responses of an example as texts, by the name of the field."""
         return {name: plain(getattr(example, name)) for name in ("prompt", *self.responses)}
 
-    def pair_prompts_with_responses(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
+    def list_turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
         """Return a pair (prompt, response) for every response of every example."""
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Yield the texts of the examples, each a prompt followed by one of its responses."""
-        return (
-            plain(prompt) + plain(response)
-            for prompt, response in self.pair_prompts_with_responses(examples)
-        )
+        return (plain(prompt) + plain(response) for prompt, response in self.list_turns(examples))
 
 
 class PreferencePairs(GivenResponses):
@@ -148,7 +145,7 @@ class PreferencePairs(GivenResponses):
             )
         prompt = read_prompt(record)
         if are_texts(record, prompt, chosen, rejected):
-            return _build_text_preference(record, prompt, chosen, rejected)  # type: ignore[arg-type]
+            return _build_text_pair(record, prompt, chosen, rejected)  # type: ignore[arg-type]
         one, other = (conversation(record, prompt, turn) for turn in (chosen, rejected))
         start = min(_count_common_prefix(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
@@ -160,9 +157,7 @@ class PreferencePairs(GivenResponses):
         return [Finding.of("chosen_longer", longer, len(examples), _MAX_LONGER, "add_shorter")]
 
 
-def _build_text_preference(
-    record: Record, prompt: str | None, chosen: str, rejected: str
-) -> Preference:
+def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
     """Build a preference pair from a prompt and two responses that are texts.
 
     If `prompt` is None, the common beginning of both responses becomes the prompt.
@@ -219,9 +214,7 @@ def encode_responses(
         row (see `EncodedExamples`).
     """
     if lm.spec.family == "encoder-decoder":
-        return encode_pair_rows(
-            lm, [(plain(prompt), plain(response)) for prompt, response in pairs]
-        )
+        return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
     return group_by_field([_encode_response(lm, prompt, response) for prompt, response in pairs])
 
 

@@ -384,9 +384,7 @@ def _parse_answers(answers: Any, answer_start: Any, location: str) -> list[tuple
         starts = _wrap_in_list(answers.get("answer_start", answers.get("start", [])))
         starts = starts or [None] * len(texts)
         if len(starts) != len(texts):
-            raise DataError(
-                f"the answers of {location} are {len(texts)} texts, {len(starts)} starts."
-            )
+            raise DataError(f"the answers of {location}: {len(texts)} texts, {len(starts)} starts.")
         return list(zip(texts, starts))
     return [
         (one.get("text"), one.get("answer_start", one.get("start")))

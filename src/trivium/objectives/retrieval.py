@@ -127,11 +127,7 @@ class RetrievalResult:
 
 
 def retrieve(
-    pairs: Sequence[tuple[str, str]],
-    query_embeddings: Scores,
-    passage_embeddings: Scores,
-    *,
-    with_bm25: bool,
+    pairs: Sequence[tuple[str, str]], query_vectors: Scores, passage_vectors: Scores, hybrid: bool
 ) -> RetrievalResult:
     """Retrieve the passage of each query among the distinct passages of all pairs.
 
@@ -140,9 +136,9 @@ def retrieve(
 
     Args:
         pairs: Q pairs (query, passage).
-        query_embeddings: the embeddings of the queries, with norm 1, [Q, D].
-        passage_embeddings: the embeddings of the passages, with norm 1, [Q, D].
-        with_bm25: whether to also retrieve with BM25, and with the hybrid of BM25 and embeddings.
+        query_vectors: the embeddings of the queries, with norm 1, [Q, D].
+        passage_vectors: the embeddings of the passages, with norm 1, [Q, D].
+        hybrid: whether to also retrieve with BM25, and with the hybrid of BM25 and embeddings.
     """
     index_of: dict[str, int] = {}
     relevant_indices: dict[str, list[int]] = {}
@@ -150,7 +146,7 @@ def retrieve(
         relevant_indices.setdefault(query, []).append(index_of.setdefault(passage, len(index_of)))
     texts = list(index_of)
     first = np.unique([index_of[passage] for _, passage in pairs], return_index=True)[1]
-    vectors, bm25 = passage_embeddings[first], BM25(texts) if with_bm25 else None
+    vectors, bm25 = passage_vectors[first], BM25(texts) if hybrid else None
     ranks: dict[str, list[Ints]] = {}
     best: list[str] = []
     for start in range(0, len(pairs), _QUERY_BATCH):
@@ -158,7 +154,7 @@ def retrieve(
         relevant = np.zeros((len(part), len(texts)), dtype=bool)
         for row, query in zip(relevant, part):
             row[relevant_indices[query]] = True
-        scores: dict[str, Scores] = {"": query_embeddings[start : start + _QUERY_BATCH] @ vectors.T}
+        scores: dict[str, Scores] = {"": query_vectors[start : start + _QUERY_BATCH] @ vectors.T}
         best += [texts[index] for index in scores[""].argmax(axis=1)]
         if bm25 is not None:
             scores["bm25_"] = bm25.score_passages(part)

@@ -197,7 +197,7 @@ class Reward(SingleStackTask, PreferencePairs):
 
     def _format_texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
         """Return the input texts of all pairs, two per pair: chosen, then rejected."""
-        return [_format_text(lm, *turns) for turns in self.pair_prompts_with_responses(examples)]
+        return [_format_text(lm, *turns) for turns in self.list_turns(examples)]
 
 
 def _format_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:

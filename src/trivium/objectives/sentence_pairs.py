@@ -219,32 +219,25 @@ def _draw_split_points(texts: Ints, lengths: Ints, rng: RowRandom, vocabulary: V
     return np.where(lengths < 2, lengths, cut + 1)
 
 
-def _draw_sentence_end(
-    ids: Ints, is_allowed: Bools, uniform: Floats, vocabulary: Vocabulary
-) -> Ints:
+def _draw_sentence_end(ids: Ints, allowed: Bools, uniform: Floats, vocabulary: Vocabulary) -> Ints:
     """Draw a random column of each row where a sentence ends, int64 [B].
 
     If no sentence ends at the allowed columns of a row, any allowed column is drawn.
 
     Args:
         ids: token ids, int64 [B, T].
-        is_allowed: the allowed columns, bool [B, T].
+        allowed: the allowed columns, bool [B, T].
         uniform: a uniform random number for each row, [B].
         vocabulary: determines which tokens end a sentence.
     """
-    ends = is_allowed & vocabulary.ends_sentence[ids]
-    is_allowed = np.where(ends.any(axis=1, keepdims=True), ends, is_allowed)
-    rank = (uniform * is_allowed.sum(axis=1)).astype(np.int64)
-    return (np.cumsum(is_allowed, axis=1) > rank[:, None]).argmax(axis=1)
+    ends = allowed & vocabulary.ends_sentence[ids]
+    allowed = np.where(ends.any(axis=1, keepdims=True), ends, allowed)
+    rank = (uniform * allowed.sum(axis=1)).astype(np.int64)
+    return (np.cumsum(allowed, axis=1) > rank[:, None]).argmax(axis=1)
 
 
 def _draw_negative_segments(
-    texts: Ints,
-    lengths: Ints,
-    documents: Ints,
-    max_lengths: Ints,
-    rng: RowRandom,
-    vocabulary: Vocabulary,
+    texts: Ints, lengths: Ints, documents: Ints, space: Ints, rng: RowRandom, vocabulary: Vocabulary
 ) -> tuple[Ints, Bools, Bools]:
     """Draw a random segment from another document for each row, to build negative pairs.
 
@@ -252,7 +245,7 @@ def _draw_negative_segments(
         texts: the texts of all rows of the step, int64 [B, T].
         lengths: the length of each text, int64 [B].
         documents: the index of each text's document, int64 [B].
-        max_lengths: the maximum length of each segment, int64 [B].
+        space: the maximum length of each segment, int64 [B].
         rng: the random numbers of the rows.
         vocabulary: determines which tokens end a sentence.
 
@@ -265,10 +258,10 @@ def _draw_negative_segments(
     row = np.take_along_axis(candidates, fits.argmax(axis=1)[:, None], axis=1)[:, 0]
     texts, lengths = texts[row], lengths[row]
     column = np.arange(texts.shape[1])
-    latest = np.maximum(lengths - max_lengths, 0)
+    latest = np.maximum(lengths - space, 0)
     inside = column < latest[:, None]
     start = 1 + _draw_sentence_end(texts, inside, rng.uniform(1, _START)[:, 0], vocabulary)
     start = np.where(latest == 0, 0, start)
-    stop = start + np.minimum(lengths - start, max_lengths)
+    stop = start + np.minimum(lengths - start, space)
     segment = (column >= start[:, None]) & (column < stop[:, None])
     return texts, segment, fits.any(axis=1)

@@ -138,7 +138,7 @@ class SourceToTarget(LabelledObjective):
                 ".tsv or .jsonl; or several [[mix]] sources."
             )
         if plain > 1:
-            yield from map(self._apply_direction, _read_parallel_files(*files, options=options))
+            yield from map(self._apply_direction, _read_parallel(*files, options=options))
             return
         for file in files:
             header = self._choose_column_names(file, options.encoding)
@@ -379,13 +379,11 @@ def choose_bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
     """Encode pairs (source, target) as training examples for an encoder-decoder."""
-    rows, truncations = encode_pair_rows(lm, pairs)
+    rows, truncations = pair_rows(lm, pairs)
     return EncodedExamples.with_targets(rows, truncations, pad_id=lm.text_tokenizer.pad_id)
 
 
-def encode_pair_rows(
-    lm: LanguageModel, pairs: Sequence[tuple[str, str]]
-) -> tuple[Sequences, Truncations]:
+def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Truncations]:
     """Encode pairs (source, target) as token ids and labels for an encoder-decoder.
 
     Sources get the special tokens of `lm.source_template`, and targets an end-of-text token. Texts
@@ -442,34 +440,28 @@ def _read_targets(record: Record, column: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _read_parallel_files(
-    source_path: str, target_path: str, *, options: RecordOptions
-) -> Iterator[SourceTarget]:
+def _read_parallel(src_path: str, tgt_path: str, options: RecordOptions) -> Iterator[SourceTarget]:
     """Yield a source-target pair for each line of two parallel text files.
 
     Lines that are blank in both files are skipped. Raises DataError if a line is blank or missing
     in only one of the files.
     """
-    sources, targets = (
-        _read_text_lines(source_path, options),
-        _read_text_lines(target_path, options),
-    )
+    sources, targets = (_read_text_lines(src_path, options), _read_text_lines(tgt_path, options))
     if options.report is not None:
         options.report.add_layout(
-            layout_line({"source": source_path, "target": target_path}, ()), source_path
+            layout_line({"source": src_path, "target": tgt_path}, ()), src_path
         )
     rows = itertools.zip_longest(sources, targets, fillvalue="")
     for number, (source, target) in enumerate(rows, start=1):
         if bool(source.strip()) != bool(target.strip()):
             problem = (
-                f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; "
-                "line by line they are source and target, but "
-                f"{target_path if source.strip() else source_path}, line {number} is blank or "
-                "missing. Fill it in, or remove the line from both."
+                f"{src_path} has {len(sources)} lines and {tgt_path} has {len(targets)}; line by "
+                f"line they are source and target, but {tgt_path if source.strip() else src_path}, "
+                f"line {number} is blank or missing. Fill it in, or remove the line from both."
             )
             options.refuse(DataError(problem))
         elif source.strip():
-            yield SourceTarget(source, (target,), f"{source_path}, line {number}")
+            yield SourceTarget(source, (target,), f"{src_path}, line {number}")
 
 
 def _read_text_lines(path: str, options: RecordOptions) -> list[str]:

@@ -124,7 +124,7 @@ class SpanCorruption(EncoderDecoderObjective):
             vocabulary: the sentinels, which limit the number of noise spans per row.
         """
         noise_draws, kept_draws = rng.uniform(max_length, _NOISE), rng.uniform(max_length, _KEPT)
-        is_noise = np.zeros((len(lengths), max_length), dtype=bool)
+        noise = np.zeros((len(lengths), max_length), dtype=bool)
         for row, length in enumerate(lengths.tolist()):
             size, spans = self.count_noise(length)
             if spans > len(vocabulary.sentinel_ids):
@@ -137,18 +137,16 @@ class SpanCorruption(EncoderDecoderObjective):
                 kept_sizes = _draw_partition(kept_draws[row], length - size, spans)
                 noise_sizes = _draw_partition(noise_draws[row], size, spans)
                 sizes = np.stack((kept_sizes, noise_sizes), axis=1).ravel()
-                is_noise[row, :length] = np.repeat(np.tile((False, True), spans), sizes)
-        return is_noise
+                noise[row, :length] = np.repeat(np.tile((False, True), spans), sizes)
+        return noise
 
 
-def _insert_sentinels(
-    ids: Ints, is_noise: Bools, is_token: Bools, vocabulary: Vocabulary
-) -> Padded:
+def _insert_sentinels(ids: Ints, noise: Bools, is_token: Bools, vocabulary: Vocabulary) -> Padded:
     """Replace every noise span by a sentinel, and append an end token to each row.
 
     Args:
         ids: token ids, int64 [B, T].
-        is_noise: which tokens belong to noise spans, bool [B, T].
+        noise: which tokens belong to noise spans, bool [B, T].
         is_token: the padding mask, bool [B, T], False for padding.
         vocabulary: the ids of sentinels, padding and end token.
 
@@ -156,12 +154,12 @@ def _insert_sentinels(
         The new rows, padded on the right, and their lengths, int64 [B].
     """
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
-    is_noise = is_noise & is_token
-    first = is_noise.copy()
-    first[:, 1:] &= ~is_noise[:, :-1]
+    noise = noise & is_token
+    first = noise.copy()
+    first[:, 1:] &= ~noise[:, :-1]
     index = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
     return pack_with_eos(
-        np.where(first, sentinels[index], ids), is_token & (first | ~is_noise), vocabulary
+        np.where(first, sentinels[index], ids), is_token & (first | ~noise), vocabulary
     )
 
 

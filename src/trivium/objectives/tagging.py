@@ -33,8 +33,8 @@ from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     class_metrics,
-    extract_label_scores,
     first_prediction,
+    get_label_scores,
     label_id,
     unknown_labels,
 )
@@ -381,7 +381,7 @@ class Tagging(SingleStackTask):
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
         if chunks:
-            metrics = compute_chunk_metrics(gold, predicted)
+            metrics = score_chunks(gold, predicted)
         else:
             right, answered = (
                 [names.index(tag) for tags in each for tag in tags] for each in (gold, predicted)
@@ -417,9 +417,7 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
     separator, width, first = "", 0, 0
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         numbered = enumerate((line.removesuffix("\n") for line in file), start=1)
-        for is_boundary, lines in itertools.groupby(
-            numbered, lambda row: _is_sentence_boundary(row[1])
-        ):
+        for is_boundary, lines in itertools.groupby(numbered, lambda row: _is_boundary(row[1])):
             if is_boundary:
                 continue
             with options.skipping():
@@ -448,7 +446,7 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
                     yield rows
 
 
-def _is_sentence_boundary(line: str) -> bool:
+def _is_boundary(line: str) -> bool:
     """Return whether a line of a column file is blank or starts a document."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
@@ -486,9 +484,7 @@ def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
     return tuple(repaired)
 
 
-def compute_chunk_metrics(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
-) -> Metrics:
+def score_chunks(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
     """Compute precision, recall and F1 of chunks with seqeval, as in conlleval.
 
     `gold` and `predicted` contain the chunk tags of every sentence.
@@ -510,7 +506,7 @@ def compute_chunk_metrics(
         "macro_f1": float(macro["f1-score"]),
         "accuracy": float(seqeval.accuracy_score(right, answers)),
     }
-    return Metrics(values, by_label=extract_label_scores(report, types))
+    return Metrics(values, by_label=get_label_scores(report, types))
 
 
 def _to_bioes(tag: str) -> str:

@@ -47,11 +47,11 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
     if pooling == "last":
         last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
-        return _choose_supported_head(spec, [last, summary])
+        return _choose_head(spec, [last, summary])
     # Mean pooling needs no dense layer. The first position was trained for another purpose.
     dense = [None] if pooling == "mean" else [*_list_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
-    return _choose_supported_head(spec, forms)
+    return _choose_head(spec, forms)
 
 
 def build_tagger_head(spec: Spec, num_labels: int) -> Head:
@@ -63,19 +63,15 @@ def build_tagger_head(spec: Spec, num_labels: int) -> Head:
     if own:
         return own[0].replace(num_labels=num_labels)
     dense = [None, *_list_dense_layers(spec)]
-    return _choose_supported_head(
-        spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense]
-    )
+    return _choose_head(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
 def build_span_head(spec: Spec) -> Head:
     """Build a head that predicts the first and the last token of an answer."""
-    return _choose_supported_head(
-        spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))]
-    )
+    return _choose_head(spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))])
 
 
-def _choose_supported_head(spec: Spec, candidates: Sequence[Head]) -> Head:
+def _choose_head(spec: Spec, candidates: Sequence[Head]) -> Head:
     """Return the first of several candidate heads that `transformers` supports for this model.
 
     If it supports none of the candidates, return the first one.

@@ -272,7 +272,7 @@ def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence
         output_dict=True,
         zero_division=0,
     )
-    return extract_label_scores(report, names)
+    return get_label_scores(report, names)
 
 
 def _import_sklearn_metrics() -> Any:
@@ -282,9 +282,7 @@ def _import_sklearn_metrics() -> Any:
     return metrics
 
 
-def extract_label_scores(
-    report: dict[str, Any], names: Iterable[str]
-) -> tuple[dict[str, Any], ...]:
+def get_label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
     """Extract precision, recall, F1 and support of every label from a classification report.
 
     Returns one dictionary per label.

@@ -138,7 +138,7 @@ class TextPairs(LabelledObjective):
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
         """Return the metrics of retrieval with embeddings, BM25, and the hybrid of both."""
-        return self.compute_metrics(self.predict(lm, examples), examples, lm, with_bm25=True)
+        return self.compute_metrics(self.predict(lm, examples), examples, lm, hybrid=True)
 
     def compute_metrics(
         self,
@@ -146,16 +146,16 @@ class TextPairs(LabelledObjective):
         examples: Sequence[TextPair],
         lm: LanguageModel,
         *,
-        with_bm25: bool = False,
+        hybrid: bool = False,
     ) -> Metrics:
         """Return MRR and recall of retrieval among the passages of all examples.
 
         For texts without a positive, the query is the first half and the passage is the second
-        half. `with_bm25` adds the metrics of BM25, and of the hybrid of BM25 and embeddings.
+        half. `hybrid` adds the metrics of BM25, and of the hybrid of BM25 and embeddings.
         """
         pairs = [split_query_and_passage(one) for one in examples]
         queries, passages = map(np.stack, zip(*answers))
-        found = retrieve(pairs, queries, passages, with_bm25=with_bm25)
+        found = retrieve(pairs, queries, passages, hybrid=hybrid)
         rows = [
             {"text": query, "pair": passage, "predicted": best, "rank": rank}
             for (query, passage), best, rank in zip(pairs, found.best, found.ranks.tolist())
