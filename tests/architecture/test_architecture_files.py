@@ -108,13 +108,20 @@ def test_direct_dependencies_are_pinned():
 
 
 def test_docstrings_name_arguments_that_exist():
-    """`Args:` of a function names its parameters; of a class, its fields or those of __init__."""
+    """`Args:` of a function names its parameters; of a class, its fields or those of `__init__`.
+
+    The fields of base classes in the same file count, too.
+    """
     wrong = []
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 described = described_arguments(ast.get_docstring(node) or "")
-                for name in described - parameters(node):
+                bases = [classes.get(ast.unparse(base)) for base in getattr(node, "bases", ())]
+                known = parameters(node).union(*(parameters(base) for base in bases if base))
+                for name in described - known:
                     wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} {node.name}: {name}")
     assert not wrong, wrong
 

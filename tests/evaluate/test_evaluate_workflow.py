@@ -19,8 +19,8 @@ from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     class_metrics,
-    listing,
     merge_metrics,
+    quote_names,
     write_metrics,
 )
 from trivium.presets import presets
@@ -133,7 +133,7 @@ def test_metrics_are_written_for_the_report(tmp_path):
     assert (tree["main"], tree["values"]) == ("f1", {"f1": 0.5, "loss": None})
     assert [one["where"] for one in tree["mistakes"]] == ["x, line 2", "x, line 1"]
     assert (tmp_path / "predictions.jsonl").read_text(encoding="utf-8") == '{"text": "\u4f60"}\n'
-    assert listing([f"n{i}" for i in range(40)]).endswith('"n29" and 10 more')
+    assert quote_names([f"n{i}" for i in range(40)]).endswith('"n29" and 10 more')
 
 
 def test_shares_are_fractions_in_every_task():

@@ -123,7 +123,7 @@ def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):
 def test_what_does_not_fit_or_takes_days_or_too_few_steps_is_warned_of(capsys):
     fine = Forecast(1000.0, 1e6, 99, 4096, 2**30, 2**31)
     assert fine.warning is None
-    assert "16m40s" in fine.log
+    assert "16m40s" in fine.line
     assert "are few to learn from" in str(replace(fine, minutes=16.7).warning)
     assert "days" in str(replace(fine, tokens_per_second=1.0).warning)
     assert "micro_batch_tokens" in str(replace(fine, memory_bytes=2**32).warning)

@@ -302,7 +302,7 @@ def test_attention_of_every_kind(functions, models):
     assert table.data.shape == (len(ids), len(ids) + 1)
     with pytest.raises(gr.Error, match="there are only 2 layers"):
         functions("look", "encoder", SENTENCE, "", "cross", 9, 0, ENGLISH)
-    with pytest.raises(gr.Error, match="fit a picture"):
+    with pytest.raises(gr.Error, match="fit in a figure"):
         functions("look", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)
 
 

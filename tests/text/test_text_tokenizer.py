@@ -414,7 +414,7 @@ def test_a_vocabulary_larger_than_the_text_allows_shrinks_with_one_line(kind):
 
 def test_that_a_vocabulary_shrinks_is_printed(capsys):
     Tokenizer.train("whitespace", texts=ENGLISH, vocab_size=5003)
-    assert "not 5,003" in capsys.readouterr().err
+    assert "instead of 5,003" in capsys.readouterr().err
 
 
 def test_a_whitespace_tokenizer_of_chinese_text_gets_a_hint():

@@ -47,9 +47,9 @@ class Log:
 def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     output = io.StringIO()
-    log = ProgressLine(Console(file=output, width=80))
+    line = ProgressLine(Console(file=output, width=80))
     run = RunFolder(tmp_path)
-    log = Log(log, TrainConfig(eval_every=10), FACTS, "accuracy")
+    log = Log(line, TrainConfig(eval_every=10), FACTS, "accuracy")
     evaluation = {"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75, "samples": ["text"]}
     log.write(STEP, 0.25)
     log.write(evaluation, 0.25)
@@ -72,21 +72,21 @@ def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
 def test_a_live_line_stays_one_line(monkeypatch):
     output = io.StringIO()
     console = Console(file=output, width=60, force_terminal=True)
-    log = ProgressLine(console)
-    log = Log(log, TrainConfig(eval_every=10), FACTS | {"peak_flops": 1})
-    with log.running():
+    line = ProgressLine(console)
+    log = Log(line, TrainConfig(eval_every=10), FACTS | {"peak_flops": 1})
+    with line.running():
         log.write(STEP, 0.2)
         log.write(STEP, 0.25)
-        log.print_line("stays")
+        line.print_line("stays")
     shown = output.getvalue()
     assert "stays" in shown
     assert "step 10  25% done, 0s left" in shown  # what matters most is first
     assert "\u2026" in shown  # the end is cut, not wrapped
     monkeypatch.setattr(progress, "_STANDING", -1.0)
     output.truncate(0)
-    with log.running():
-        log.update("saving")
-        log.print_line()
+    with line.running():
+        line.update("saving")
+        line.print_line()
     assert "saving  (0s)" in output.getvalue()
     assert format_duration(42) == "42s"
     assert format_duration(8000) == "2h13m"
@@ -95,11 +95,11 @@ def test_a_live_line_stays_one_line(monkeypatch):
 def test_progress_in_a_log_file_takes_rows_of_the_table(monkeypatch):
     monkeypatch.setattr(progress, "_LOG_EVERY", -1.0)
     output = io.StringIO()
-    log = ProgressLine(Console(file=output, width=80))
-    with log.running():
-        log = Log(log, TrainConfig(eval_every=20), {**FACTS, **EVALUATED}, metric="")
+    line = ProgressLine(Console(file=output, width=80))
+    with line.running():
+        log = Log(line, TrainConfig(eval_every=20), {**FACTS, **EVALUATED}, metric="")
         log.write(STEP, 0.25)
-        log.update("evaluating")
+        line.update("evaluating")
         log.metric = "accuracy"
         log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
         log.write(STEP, 0.5)

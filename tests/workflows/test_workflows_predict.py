@@ -321,8 +321,8 @@ def test_the_command_says_what_it_read_and_wrote(folder, tmp_path, capsys):
         told = capsys.readouterr()
         assert told.out == ""
         assert "text <- Body; ignored: id" in told.err
-        assert "rows written: 1" in told.err
-        assert "and so other: 1" in told.err
+        assert f"rows written to {out}: 1" in told.err
+        assert "labelled other: 1" in told.err
         (row,) = READERS[".csv"](out)
         assert [row["Body"], row["id"], row["prediction"]] == ["café", "01", "other"]
 

@@ -635,7 +635,7 @@ def find_label_problems(names: Sequence[str]) -> list[str]:
 def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
     """Sort names in natural order, so that "a9" precedes "a10". Duplicates are removed.
 
-    >>> sort_naturally(["a10", "b", "a9", "b"]), natural_order(["10", "9", "-1"])
+    >>> sort_naturally(["a10", "b", "a9", "b"]), sort_naturally(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 

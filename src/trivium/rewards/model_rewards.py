@@ -61,7 +61,7 @@ class LabelProbability(ClassifierReward):
 
     kind: Literal["label"] = "label"
     label: str = Field(description="name of the label")
-    prepend_prompt: bool = Field(False, description="whether the classifier reads the prompt, too")
+    with_prompt: bool = Field(False, description="whether the classifier reads the prompt, too")
 
     def check_labels(self, labels: Collection[str]) -> None:
         """Raise RecipeError if the classifier does not have the label."""
@@ -74,7 +74,7 @@ class LabelProbability(ClassifierReward):
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return the probability of the label, from 0 to 1, for every sample."""
-        texts = [one.text if self.prepend_prompt else one.response for one in samples]
+        texts = [one.text if self.with_prompt else one.response for one in samples]
         answers = iter(self._load_classifier().classify([text for text in texts if text.strip()]))
         return [next(answers).scores[self.label] if text.strip() else 0.0 for text in texts]
 
