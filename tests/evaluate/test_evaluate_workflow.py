@@ -147,8 +147,14 @@ def test_shares_are_fractions_in_every_task():
         ),
         (score_chunks(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
         (class_metrics([0, 0, 1, 1], [0, 0, 1, 0], ["a", "b"]).values, {"accuracy": 0.75}),
-        (Translation().compare([right], [[right]])[0].values, {"bleu": 1.0, "chrf": 1.0}),
-        (Summarization().compare([right, wrong], [[right]] * 2)[0].values, {"rouge_l": 0.5}),
+        (
+            Translation().compute_text_metrics([right], [[right]])[0].values,
+            {"bleu": 1.0, "chrf": 1.0},
+        ),
+        (
+            Summarization().compute_text_metrics([right, wrong], [[right]] * 2)[0].values,
+            {"rouge_l": 0.5},
+        ),
     ):
         assert {name: values[name] for name in expected} == pytest.approx(expected)
 
