@@ -77,7 +77,7 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
         scores({"kind": "regex", "pattern": "("})
     for record in ({"answer": " "}, {"answer": None}, {"b": "c"}):
         with pytest.raises(DataError, match="answer"):
-            kinds[0].check(Record(record, "a.jsonl, line 1"))
+            kinds[0].check_record(Record(record, "a.jsonl, line 1"))
 
 
 def test_what_a_model_says(tmp_path):
