@@ -41,7 +41,7 @@ from side_by_side import (
 from time_to_loss import Clock, falling
 
 import trivium
-from trivium.objectives.seq2seq import Translation, bleu_tokenizer
+from trivium.objectives.seq2seq import Translation, choose_bleu_tokenizer
 from trivium.text import Tokenizer
 from trivium.train.defaults import sample_bytes
 
@@ -156,7 +156,7 @@ def read_pairs(path: str) -> tuple[list[str], list[str]]:
 
 def scores(answers: list[str], references: list[str]) -> Figures:
     """From 0 to 100, as papers have them."""
-    tokenizer = bleu_tokenizer(references)
+    tokenizer = choose_bleu_tokenizer(references)
     bleu = sacrebleu.corpus_bleu(answers, [references], force=True, tokenize=tokenizer)
     return {"BLEU": bleu.score, "chrF": sacrebleu.corpus_chrf(answers, [references]).score}
 

@@ -12,9 +12,9 @@ from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives.classification import LabelledText, TextClassification
-from trivium.objectives.question_answering import squad_metrics
+from trivium.objectives.question_answering import compute_squad_metrics
 from trivium.objectives.seq2seq import SourceTarget, Summarization, TextToText, Translation
-from trivium.objectives.tagging import chunk_metrics
+from trivium.objectives.tagging import score_chunks
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -141,11 +141,20 @@ def test_shares_are_fractions_in_every_task():
     right, wrong = "the cat sat on the mat", "seven grey dogs ran over"
     tags = [["B-A", "O"], ["B-A", "O"]], [["B-A", "O"], ["O", "O"]]
     for values, expected in (
-        (squad_metrics([right, wrong], [[right], [right]]).values, {"f1": 0.5, "exact_match": 0.5}),
-        (chunk_metrics(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
+        (
+            compute_squad_metrics([right, wrong], [[right], [right]]).values,
+            {"f1": 0.5, "exact_match": 0.5},
+        ),
+        (score_chunks(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
         (class_metrics([0, 0, 1, 1], [0, 0, 1, 0], ["a", "b"]).values, {"accuracy": 0.75}),
-        (Translation().compare([right], [[right]])[0].values, {"bleu": 1.0, "chrf": 1.0}),
-        (Summarization().compare([right, wrong], [[right]] * 2)[0].values, {"rouge_l": 0.5}),
+        (
+            Translation().compute_text_metrics([right], [[right]])[0].values,
+            {"bleu": 1.0, "chrf": 1.0},
+        ),
+        (
+            Summarization().compute_text_metrics([right, wrong], [[right]] * 2)[0].values,
+            {"rouge_l": 0.5},
+        ),
     ):
         assert {name: values[name] for name in expected} == pytest.approx(expected)
 

@@ -272,7 +272,7 @@ def test_bm25_and_fusion_are_those_of_the_papers():
                 idf = math.log(1 + (4 - n + 0.5) / (n + 0.5))
                 norm = 1.2 * (0.25 + 0.75 * len(document) / mean)
                 expected[q, d] += idf * tf * 2.2 / (tf + norm)
-    scores = BM25(passages).scores(queries)
+    scores = BM25(passages).score_passages(queries)
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
     other = np.array([[0.1, 0.9, 0.5, 0.2]])
     fused = reciprocal_rank_fusion(np.array([[3.0, 2.0, 1.0, 0.0]]), other)
@@ -282,7 +282,7 @@ def test_bm25_and_fusion_are_those_of_the_papers():
     pairs = [("q", "A"), ("q", "B"), ("r", "A"), ("s", "C")]
     vectors = {"A": (1.0, 0.0), "B": (0.0, 1.0), "C": (1.0, 0.0)}
     asked = np.array([(0.6, 0.8), (0.6, 0.8), (1.0, 0.0), (0.0, 1.0)])
-    found = retrieve(pairs, asked, np.array([vectors[p] for _, p in pairs]), lexical=False)
+    found = retrieve(pairs, asked, np.array([vectors[p] for _, p in pairs]), hybrid=False)
     assert found.ranks.tolist() == [1, 1, 2, 3]
     assert found.best == ["B", "B", "A", "B"]
     assert found.num_passages == 3

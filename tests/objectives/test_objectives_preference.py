@@ -17,7 +17,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
 from trivium.objectives.kto import KTO, UnpairedPreference
 from trivium.objectives.policy import PolicyGradient
-from trivium.objectives.preference import PreferenceOptimization, preference_losses
+from trivium.objectives.preference import PreferenceOptimization, compute_preference_losses
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
 from trivium.presets import presets
@@ -108,7 +108,7 @@ def test_losses_are_those_of_the_papers():
             smoothed = kind in ("sigmoid", "simpo")
             keys = {"loss_type": kind, "beta": beta, "gamma": 0.3}
             objective = PreferenceOptimization(**keys, label_smoothing=e if smoothed else 0.0)
-            losses = preference_losses(objective, policy, reference, tokens)
+            losses = compute_preference_losses(objective, policy, reference, tokens)
             assert losses.tolist() == pytest.approx([one[kind] for one in expected], rel=1e-12)
     with pytest.raises(RecipeError, match="label_smoothing is not for"):
         PreferenceOptimization.from_tree({"loss_type": "ipo", "label_smoothing": 0.1})

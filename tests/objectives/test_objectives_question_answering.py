@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
-from trivium.objectives.question_answering import Question, QuestionAnswering, squad_score
+from trivium.objectives.question_answering import Question, QuestionAnswering, compute_squad_scores
 from trivium.presets import presets
 from trivium.spec import ScalarMix, SpanHead, TaggerHead
 from trivium.text import Tokenizer
@@ -201,7 +201,7 @@ def test_scores_are_those_of_the_official_script():
         ("\u5317\u4eac\u5e02", ["\u5317\u4eac"], (0.0, 4 / 5)),
         ("\u5317\u4eac\u3002", ["\u300a\u5317\u4eac\u300b"], (1.0, 1.0)),
     ):
-        assert squad_score(predicted, references) == pytest.approx(expected), (
+        assert compute_squad_scores(predicted, references) == pytest.approx(expected), (
             predicted,
             references,
         )

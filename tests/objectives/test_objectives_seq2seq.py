@@ -18,7 +18,7 @@ from trivium.objectives.seq2seq import (
     Summarization,
     TextToText,
     Translation,
-    bleu_tokenizer,
+    choose_bleu_tokenizer,
     encode_pairs,
 )
 from trivium.presets import presets
@@ -243,19 +243,19 @@ def test_metrics_are_those_of_the_libraries():
 
     predicted = ["the cat sat on the mat today", "a small dog"]
     references = [("the cat sat on a mat today", "the cat is here"), ("a small dog barks",)]
-    metrics, scores = Translation().compare(predicted, references)
+    metrics, scores = Translation().compute_text_metrics(predicted, references)
     streams = [[one[0] for one in references], [references[0][1], None]]
     assert metrics.values["bleu"] * 100 == pytest.approx(corpus_bleu(predicted, streams).score)
     assert metrics.values["chrf"] * 100 == pytest.approx(corpus_chrf(predicted, streams).score)
     assert "tok:13a" in metrics.notes[0]
     of_texts = [corpus_chrf([p], [[one] for one in r]).score for p, r in zip(predicted, references)]
     assert [100 * score for score in scores] == pytest.approx(of_texts)
-    metrics, _ = Summarization().compare(predicted, references)
+    metrics, _ = Summarization().compute_text_metrics(predicted, references)
     scorer = RougeScorer(["rougeL"])
     scores = [scorer.score_multi(r, p)["rougeL"].fmeasure for p, r in zip(predicted, references)]
     assert metrics.values["rouge_l"] == pytest.approx(sum(scores) / 2)
     with pytest.raises(RecipeError, match=r"sacrebleu\[ja\]"):
-        Translation(bleu_tokenizer="ja-mecab").compare(predicted, references)
+        Translation(bleu_tokenizer="ja-mecab").compute_text_metrics(predicted, references)
     for objective in (Translation(), Summarization(), TextToText()):
         objective.check_metrics()
 
@@ -269,10 +269,10 @@ def test_languages_without_spaces_get_their_own_tokenizer():
         ("how are you", "13a"),
         ("", "13a"),
     ):
-        assert bleu_tokenizer([text]) == name
-    metrics, _ = Translation().compare([chinese], [(chinese,)])
+        assert choose_bleu_tokenizer([text]) == name
+    metrics, _ = Translation().compute_text_metrics([chinese], [(chinese,)])
     assert metrics.values["bleu"] == pytest.approx(1.0)
     assert "tok:zh" in metrics.notes[0]
-    metrics, _ = Summarization().compare([chinese[:3]], [(chinese,)])
+    metrics, _ = Summarization().compute_text_metrics([chinese[:3]], [(chinese,)])
     assert metrics.values["rouge1"] == pytest.approx(2 / 3)
     assert "each Han character is a word" in metrics.notes[0]

@@ -11,7 +11,7 @@ from trivium.data.records import ReadReport, RecordOptions
 from trivium.errors import DataError, RecipeError
 from trivium.inference.tag import TaggedWord, merge_entities
 from trivium.interop.settings import Settings
-from trivium.objectives.tagging import TaggedSentence, Tagging, chunk_metrics, to_iob2
+from trivium.objectives.tagging import TaggedSentence, Tagging, score_chunks, to_iob2
 from trivium.presets import presets
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -50,7 +50,7 @@ def test_reads_columns_conllu_and_records(tmp_path):
     first, second = read(tmp_path, "a.conll", CONLL)
     assert first.words == ("Ada", "Lovelace", "#")
     assert first.tags == ("B-PER", "I-PER", "O")
-    assert (first.where_word(2)[-6:], second.where[-6:]) == ("line 5", "line 7")
+    assert (first.locate_word(2)[-6:], second.where[-6:]) == ("line 5", "line 7")
     assert read(tmp_path, "a.conll", CONLL, column=1)[1].tags == ("IN", "NNP")
     first, second = read(tmp_path, "b.conllu", CONLLU)
     assert (first.words, first.tags, second.tags) == (("de", "le"), ("ADP", "DET"), ("NOUN",))
@@ -63,7 +63,7 @@ def test_reads_columns_conllu_and_records(tmp_path):
     assert one.words == ("\u3000", "x")
     lines = [{"tokens": ["Ada", "left"], "ner_tags": [1, 0]}]
     (one,) = read(tmp_path, "e.jsonl", "".join(map(json.dumps, lines)))
-    assert (one.tags, one.where_word(1)[-14:]) == (("1", "0"), "line 1, word 2")
+    assert (one.tags, one.locate_word(1)[-14:]) == (("1", "0"), "line 1, word 2")
     iob1 = "Ada I-PER\nLovelace I-PER\n"
     for repair, names in ((True, ("O", "B-PER", "I-PER")), (False, ("O", "I-PER"))):
         found = read(tmp_path, "f.conll", iob1, repair_iob=repair)
@@ -153,7 +153,7 @@ def test_all_chunk_schemes_are_repaired_and_measured_by_chunks(scheme):
     (repaired,) = Tagging()._repair_tags(gold, tags)
     assert repaired.tags[:5] == tags[:5]
     assert repaired.tags[5] != tags[5]
-    scores = chunk_metrics([repaired.tags], [["O", *repaired.tags[1:]]])
+    scores = score_chunks([repaired.tags], [["O", *repaired.tags[1:]]])
     assert [(row["label"], row["support"]) for row in scores.by_label] == [("A", 2), ("B", 1)]
     assert scores.values["recall"] == pytest.approx(2 / 3)
     words = [
@@ -291,10 +291,10 @@ def test_chunk_metrics_are_those_of_seqeval():
 
     gold = [["B-A", "I-A", "O", "B-B"], ["O", "O", "B-A"]]
     predicted = [["B-A", "O", "O", "B-B"], ["O", "B-B", "B-A"]]
-    metrics = chunk_metrics(gold, predicted)
+    metrics = score_chunks(gold, predicted)
     assert metrics.values["f1"] == f1_score(gold, predicted)
     report = classification_report(gold, predicted, output_dict=True, zero_division=0)
     assert [row["f1"] for row in metrics.by_label] == [report[k]["f1-score"] for k in "AB"]
-    bilou = chunk_metrics([["B-A", "L-A", "U-B"]], [["B-A", "L-A", "U-B"]])
+    bilou = score_chunks([["B-A", "L-A", "U-B"]], [["B-A", "L-A", "U-B"]])
     assert (bilou.values["f1"], len(bilou.by_label)) == (1.0, 2)
-    assert chunk_metrics([["O"]], [["O"]]).values["f1"] == 0.0
+    assert score_chunks([["O"]], [["O"]]).values["f1"] == 0.0

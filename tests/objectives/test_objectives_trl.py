@@ -20,8 +20,8 @@ from trivium.objectives.kto import KTO, UnpairedPreference
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import (
     PreferenceOptimization,
+    compute_preference_losses,
     log_probabilities,
-    preference_losses,
 )
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.responses import Prompt
@@ -142,7 +142,7 @@ def test_losses_of_given_log_probabilities(kind, trl):
         losses = -losses
     else:
         losses, *_ = trl.experimental.cpo.CPOTrainer.cpo_loss(trainer, *logps.T)
-    ours = preference_losses(objective, policy, reference, tokens)
+    ours = compute_preference_losses(objective, policy, reference, tokens)
     assert ours.tolist() == pytest.approx(losses.tolist(), rel=1e-12)
 
 
@@ -177,7 +177,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
         sums, counts, _ = log_probabilities(lm.module, tensors)
         means = (sums - tensors.sequence_labels) / counts
         ipo = PreferenceOptimization(loss_type="ipo", beta=0.1)
-        ours = preference_losses(ipo, means, torch.zeros_like(means), counts).mean()
+        ours = compute_preference_losses(ipo, means, torch.zeros_like(means), counts).mean()
         assert float(ours) == pytest.approx(float(trainer.compute_loss(model, inputs)), rel=KEPT)
 
 

@@ -13,7 +13,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
-from trivium.rewards import RewardFunction, Sample, compute_scores, reward_names
+from trivium.rewards import RewardFunction, Sample, build_reward_names, compute_scores
 from trivium.workflows.training import finetune
 
 
@@ -62,7 +62,7 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
         RewardFunction.kinds["length"](target=1),
         RewardFunction.kinds["exact"](column="b"),
     ]
-    assert reward_names(kinds) == ("exact", "length", "exact_2")
+    assert build_reward_names(kinds) == ("exact", "length", "exact_2")
     for name, problem in (
         ("bad", 'has 2 values for 3 responses; .* a.jsonl, line 1, response "4"'),
         ("nan", 'is nan, not a finite number, for a.jsonl, line 4, response "so 5"'),
@@ -77,7 +77,7 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
         scores({"kind": "regex", "pattern": "("})
     for record in ({"answer": " "}, {"answer": None}, {"b": "c"}):
         with pytest.raises(DataError, match="answer"):
-            kinds[0].check(Record(record, "a.jsonl, line 1"))
+            kinds[0].check_record(Record(record, "a.jsonl, line 1"))
 
 
 def test_what_a_model_says(tmp_path):

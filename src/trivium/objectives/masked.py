@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens are masked and predicted from the context around them."""
+"""Masked language modelling: some tokens are masked, and predicted from their context."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from trivium.objectives.objective import Objective
 from trivium.objectives.row_arrays import attention_inputs, padding_mask
 from trivium.text.vocabulary import Vocabulary
 
-# Noise channels: which tokens are selected, how a selected token is replaced, the random token that
-# replaces it, and the lengths of spans.
+# Channels of random numbers: which tokens are selected, how a selected token is replaced, the
+# random token that replaces it, and the lengths of spans.
 _SELECT, _REPLACE, _TOKEN, _SPAN = range(4)
 # The minimum fraction of a vocabulary that continues words; for English it is about half.
 _MIN_CONTINUATIONS = 0.05
 
 
 class MaskSelection(Objective):
-    """An objective that selects tokens for prediction, each with probability `probability`.
+    """An objective that selects random tokens which the model has to predict.
 
-    Special tokens are never selected.
+    Each token is selected with probability `probability`. Special tokens are never selected.
     """
 
     probability: float = Field(0.15, gt=0, lt=1, description="fraction of tokens to predict")
@@ -42,9 +42,10 @@ class MaskSelection(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]",)
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
-        """Raise RecipeError if the vocabulary lacks a special token.
+        """Raise RecipeError if the vocabulary lacks a special token that the objective needs.
 
-        With `whole_words`, also raise RecipeError if hardly any token continues a word.
+        With `whole_words`, also raise RecipeError if hardly any token continues a word, because
+        whole-word masking would then be the same as token masking.
         """
         super().check_tokens(vocabulary)
         # A tokenizer that is not trained yet has only special tokens.
@@ -58,31 +59,36 @@ class MaskSelection(Objective):
                 "objective.max_span=3 to mask consecutive characters."
             )
 
-    def select(self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
-        """Return which tokens are selected for prediction, bool [B, T].
+    def select_tokens(
+        self, input_ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
+    ) -> Bools:
+        """Select random tokens for prediction. Returns a mask of the selected tokens, bool [B, T].
+
+        Special tokens and padding are not selected.
 
         Args:
-            original: the token ids, int64 [B, T].
-            real: False for padding, bool [B, T].
-            rng: the noise of the rows.
-            vocabulary: the tokens that are special or that continue a word.
+            input_ids: the token ids of B rows of T tokens, int64 [B, T].
+            is_token: the padding mask, bool [B, T], False for padding.
+            rng: the random numbers of the rows.
+            vocabulary: determines which tokens are special and which continue a word.
         """
-        length = original.shape[1]
-        selected = self._draw_selected(length, rng)
+        length = input_ids.shape[1]
+        selected = self._draw_selection_mask(length, rng)
         if self.whole_words:
             # All tokens of a word share one draw. A row may start in the middle of a word.
-            starts = ~vocabulary.continues_word[original]
+            starts = ~vocabulary.continues_word[input_ids]
             starts[:, :1] = True
             selected = np.take_along_axis(selected, np.cumsum(starts, axis=1) - 1, axis=1)
-        return selected & ~vocabulary.is_special[original] & real
+        return selected & ~vocabulary.is_special[input_ids] & is_token
 
-    def _draw_selected(self, length: int, rng: RowRandom) -> Bools:
-        """Return which tokens (or words) of every row are selected, bool [B, length].
+    def _draw_selection_mask(self, length: int, rng: RowRandom) -> Bools:
+        """Draw a random mask of selected positions for each of B rows, bool [B, length].
 
-        Spans are drawn as follows. A row is a section of an infinite sequence of segments. With
-        probability s, a segment is a span of n selected tokens, where n is random. Otherwise the
-        segment is a single token that is not selected. At every position, the expected fraction of
-        selected tokens is then s E[n] / (s E[n] + 1 - s), which determines s.
+        A position is a token, or a word with `whole_words`. Spans are drawn as follows. A row is a
+        section of an infinite sequence of segments. With probability s, a segment is a span of n
+        selected positions, where n is random. Otherwise the segment is a single position that is
+        not selected. The expected fraction of selected positions is then s E[n] / (s E[n] + 1 - s),
+        which determines s.
         """
         draw = rng.uniform(length, _SELECT)
         if self.max_span == 1:
@@ -91,10 +97,10 @@ class MaskSelection(Objective):
         mean = probabilities @ np.arange(1, len(probabilities) + 1)
         is_span = draw < self.probability / (mean * (1.0 - self.probability) + self.probability)
         uniform = rng.uniform(length, _SPAN)
-        sizes = _draw_lengths(probabilities, uniform)
+        sizes = _draw_span_lengths(probabilities, uniform)
         # The first span may start before the row: P(n tokens remain) = P(length >= n) / E[n].
         is_span[:, 0] = draw[:, 0] < self.probability
-        sizes[:, 0] = _draw_lengths(np.cumsum(probabilities[::-1])[::-1] / mean, uniform[:, 0])
+        sizes[:, 0] = _draw_span_lengths(np.cumsum(probabilities[::-1])[::-1] / mean, uniform[:, 0])
         segments = np.where(is_span, sizes, 1)
         starts = np.minimum(np.cumsum(segments, axis=1) - segments, length)
         span_at = np.zeros((len(draw), length + 1), dtype=np.int64)  # the last column is dropped
@@ -105,27 +111,28 @@ class MaskSelection(Objective):
         return selected
 
     def _span_length_probabilities(self) -> Floats:
-        """Return the probability of a span of n tokens for n = 1 ... `max_span`.
+        """Return the probabilities of the span lengths 1 to `max_span`, [max_span].
 
-        "harmonic": proportional to 1/n (Lan et al. 2019, equation 1, with `max_span` = 3).
-        "geometric": a span ends after each token with probability 0.2 (Joshi et al. 2019, section
-        3.1, with `max_span` = 10).
+        - "harmonic": proportional to 1/n for length n (Lan et al. 2019, equation 1, where
+          `max_span` is 3).
+        - "geometric": a span ends after each token with probability 0.2 (Joshi et al. 2019, section
+          3.1, with `max_span` = 10).
         """
         n = np.arange(1, self.max_span + 1)
         weights = 1.0 / n if self.span_lengths == "harmonic" else 0.2 * 0.8 ** (n - 1)
         return weights / weights.sum()
 
 
-def _draw_lengths(probabilities: Floats, uniform: Floats) -> Ints:
-    """Return a random span length for every uniform number in [0, 1).
+def _draw_span_lengths(probabilities: Floats, uniform: Floats) -> Ints:
+    """Convert uniform random numbers in [0, 1) to random span lengths of the same shape.
 
-    `probabilities` contains the probability of the lengths 1, 2, ...
+    `probabilities` contains the probabilities of the lengths 1, 2, ...
     """
     return 1 + np.searchsorted(np.cumsum(probabilities)[:-1], uniform, side="right")
 
 
 class TokenMasking(MaskSelection):
-    """An objective that selects tokens to predict, and corrupts them in the input of the model.
+    """An objective that corrupts random tokens of the input and predicts the original tokens.
 
     A fraction `mask_share` of the selected tokens is replaced by [MASK], a fraction `random_share`
     by a random token, and the rest is left unchanged.
@@ -138,28 +145,34 @@ class TokenMasking(MaskSelection):
         0.1, ge=0, le=1, description="fraction of selected tokens replaced by a random token"
     )
 
-    def mask(
-        self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
+    def mask_tokens(
+        self, input_ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
-        """Return the corrupted input_ids and the labels, int64 [B, T] each.
+        """Corrupt random tokens. Returns the corrupted input_ids and the labels, int64 [B, T] each.
 
-        Labels are the original ids of the selected tokens, and `IGNORE_INDEX` elsewhere. See
-        `MaskSelection.select` for the arguments.
+        Labels are the original ids of the selected tokens, and `IGNORE_INDEX` elsewhere.
+
+        Args:
+            input_ids: the original token ids of B rows of T tokens, int64 [B, T].
+            is_token: the padding mask, bool [B, T], False for padding.
+            rng: the random numbers of the rows.
+            vocabulary: the mask token, and the regular tokens among which random replacements are
+                drawn.
         """
         assert vocabulary.mask_id is not None
-        length = original.shape[1]
-        selected = self.select(original, real, rng, vocabulary)
+        length = input_ids.shape[1]
+        selected = self.select_tokens(input_ids, is_token, rng, vocabulary)
         replacement_draw = rng.uniform(length, _REPLACE)
         regular = vocabulary.regular_ids
         replacement = regular[rng.integers(len(regular), length, _TOKEN)]
         masked = selected & (replacement_draw < self.mask_share)
         replaced = selected & ~masked & (replacement_draw < self.mask_share + self.random_share)
-        input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
-        return input_ids, np.where(selected, original, IGNORE_INDEX)
+        corrupted = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, input_ids))
+        return corrupted, np.where(selected, input_ids, IGNORE_INDEX)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch with corrupted input_ids [B, T] and labels [B, T] (see `mask`)."""
-        input_ids, labels = self.mask(rows.input_ids, padding_mask(rows), rng, vocabulary)
+        """Build a batch of corrupted input_ids [B, T], and labels [B, T] at selected tokens."""
+        input_ids, labels = self.mask_tokens(rows.input_ids, padding_mask(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **attention_inputs(rows))
 
 
@@ -180,5 +193,5 @@ class Masked(TokenMasking):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an encoder with an MLM head, except XLNet."""
+        """Return whether the model is an encoder with an MLM head, but not XLNet."""
         return any(head.kind == "mlm" for head in spec.heads) and not spec.query_stream

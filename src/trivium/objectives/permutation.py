@@ -15,26 +15,26 @@ from trivium.objectives.masked import MaskSelection
 from trivium.objectives.row_arrays import attention_inputs, left_pack, padding_mask
 from trivium.text.vocabulary import Vocabulary
 
-# The noise channel of orders. `MaskSelection` uses the channels before it.
+# The channel of random numbers for orders. `MaskSelection` uses the channels before it.
 _ORDER = 4
 
 
 class Permutation(StatefulObjective, MaskSelection):
-    """Permutation language modelling (XLNet): targets are predicted one by one, in random order.
+    """Permutation language modelling (XLNet): the target tokens are predicted in a random order.
 
-    L = - sum over targets t of log P(x_t | non-targets, and targets that come before t in order)
+    L = - sum over targets t of log P(x_t | non-targets, and targets before t in the random order)
 
         row        the  cat  sat  on  it
         order      0    2    0    0   1      "it" is predicted from "the sat on",
         predicted  1    4                    "cat" from "the sat on it"
         labels     cat  it
 
-    `predicted` contains the positions of the targets. One sixth of the tokens are targets. They
-    form spans of 1 to 5 tokens, and the probability of a span of n tokens is proportional to 1/n.
-    All other tokens are visible from the start (order 0), except special tokens: they have a place
-    in the order but are not predicted. A row is divided into segments of `perm_size` tokens. The
-    order is random within a segment and differs from epoch to epoch. Targets of a segment come
-    before targets of later segments.
+    `order` is the place of each token in the random order, and `predicted` contains the positions
+    of the targets. One sixth of the tokens are targets. They form spans of 1 to 5 tokens, and the
+    probability of a span of n tokens is proportional to 1/n. All other tokens are visible from the
+    start (order 0), except special tokens: they have a place in the order but are not predicted. A
+    row is divided into segments of `perm_size` tokens. The order is random within a segment and
+    differs from epoch to epoch. Targets of a segment come before targets of later segments.
 
     With `carry_state`, rows are read in the order of the text as in "causal", and the cached hidden
     states of the previous rows serve as additional keys (section 2.4). In the released code, rows
@@ -56,39 +56,35 @@ class Permutation(StatefulObjective, MaskSelection):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an MLM encoder that can predict tokens in any order."""
+        """Return whether the model is an MLM encoder with two-stream attention (XLNet)."""
         return spec.query_stream and any(head.kind == "mlm" for head in spec.heads)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model can predict tokens in any order."""
+        """Return whether the model has two-stream attention (XLNet), which random orders need."""
         return spec.query_stream
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Select targets and a random order for each row.
+        """Select the target tokens and a random prediction order for each of B rows of T tokens.
 
-        Returns a batch with input_ids and order [B, T], and predicted and labels [B, M], where M is
-        the maximum number of targets per row, rounded up.
+        Returns:
+            A batch with input_ids and order [B, T], and predicted and labels [B, M]. M is the
+            maximum number of targets per row, rounded up to a multiple of `PAD_TO_MULTIPLE_OF`.
         """
         ids, length = rows.input_ids, rows.input_ids.shape[1]
         real = padding_mask(rows)
-        chosen = self.select(ids, real, rng, vocabulary)
+        chosen = self.select_tokens(ids, real, rng, vocabulary)
         part = np.arange(length) // self.perm_size
         rank = (part + rng.uniform(length, _ORDER)).argsort(axis=1).argsort(axis=1)
         unknown = chosen | (vocabulary.is_special[ids] & real)
         predicted, _ = left_pack(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
         labels, _ = left_pack(ids, chosen, IGNORE_INDEX)
-        more = (
-            (0, 0),
-            (
-                0,
-                -labels.shape[1] % PAD_TO_MULTIPLE_OF
-                or PAD_TO_MULTIPLE_OF * (labels.shape[1] == 0),
-            ),
-        )
+        num_targets = labels.shape[1]
+        num_padding = -num_targets % PAD_TO_MULTIPLE_OF or PAD_TO_MULTIPLE_OF * (num_targets == 0)
+        padding = ((0, 0), (0, num_padding))
         return Batch(
             input_ids=ids,
             order=np.where(unknown, rank + 1, 0),
-            predicted=np.pad(predicted, more),
-            labels=np.pad(labels, more, constant_values=IGNORE_INDEX),
+            predicted=np.pad(predicted, padding),
+            labels=np.pad(labels, padding, constant_values=IGNORE_INDEX),
             **attention_inputs(rows),
         )

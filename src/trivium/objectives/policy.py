@@ -1,6 +1,7 @@
 """Policy gradient methods (RLOO, GRPO, PPO): a model learns from rewards of its own samples.
 
-Shape letters: B responses, T tokens per row, M sampled tokens of all rows, V vocabulary.
+Shape letters: B responses (rows), T tokens per row, M sampled tokens of all rows, V vocabulary
+size. p is the probability under the model (policy), and q under the reference model.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from trivium.objectives.advantages import (
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.labelled import column_key
 from trivium.objectives.preference import Alignment
-from trivium.objectives.responses import Prompt, Response, prompt_ids, sample_responses
+from trivium.objectives.responses import Prompt, Response, encode_prompt, sample_responses
 from trivium.objectives.task_metrics import Metrics
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden, to_device
-from trivium.rewards import RewardFunction, reward_names
+from trivium.rewards import RewardFunction, build_reward_names
 from trivium.rewards.exact_match import ExactMatch
 
 PROMPT = Fields("prompt input?", *PROMPTS, ("messages", "conversations"))
@@ -61,7 +62,7 @@ _TOKEN_ARRAYS = ("advantages", "reference_logps", "values", "returns")
 
 
 MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
-"""A function (f, items) -> f(items) that divides the items among the processes of a run."""
+"""A function (f, items) -> f(items) that distributes the items over the processes of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ class RolloutBatch(Batch):
 
     Args:
         indices: the index of each row in the step, int64 [B].
-        metrics: the F metrics of each response (`_metric_names`), float32 [B, F].
-        advantages: the advantage A of each sampled token, float32 [B, T].
-        reference_logps: the log-probability log q of each sampled token under the reference model,
+        metrics: F metrics of each response (reward, length, ...), float32 [B, F].
+        advantages: the advantage of each sampled token, float32 [B, T].
+        reference_logps: the log-probability of each sampled token under the reference model,
             float32 [B, T].
         values: the prediction of the value head for each sampled token, float32 [B, T].
         returns: the target of the value head for each sampled token, float32 [B, T].
@@ -185,17 +186,20 @@ class PolicyGradient(Alignment):
     value_weight: float = Field(0.1, ge=0, description="weight of the value loss (ppo)")
 
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
-    """All prompts that `encode` has read, of training and of validation."""
+    """All encoded prompts, for training and for validation."""
     _reference: Any = PrivateAttr(None)
-    """A frozen copy of the model; None: the reference is the model without its adapter."""
+    """A frozen copy of the model; None if the reference is the model without its adapter."""
     _rules: GenerationRules | None = PrivateAttr(None)
     """The token ids that the model may generate."""
     _old_logps: Any = PrivateAttr(None)
-    """Log p of the sampled tokens before the first update of a step, [B * T]; NaN until then."""
+    """Log-probabilities of the sampled tokens before the first update of a step, [B * T].
+
+    They are NaN until the first update has computed them.
+    """
 
     @model_validator(mode="after")
     def _check_num_generations(self) -> Self:
-        """Raise ValueError if an algorithm that compares responses has one response per prompt."""
+        """Raise ValueError if RLOO or GRPO samples only one response per prompt."""
         if self.num_generations == 1 and self.algorithm != "ppo":
             raise ValueError(
                 'num_generations = 1 needs algorithm = "ppo": there are no other responses '
@@ -204,7 +208,10 @@ class PolicyGradient(Alignment):
         return self
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError if rows cannot be read, or if "ppo" is combined with other sources."""
+        """Raise RecipeError if the objective does not support the data options of the recipe.
+
+        For example, PPO cannot be combined with other sources of a mixture (`[[mix]]`).
+        """
         super().check_rows(packing, separate_documents, is_mixed=is_mixed)
         if is_mixed and self.algorithm == "ppo":
             raise RecipeError(
@@ -213,7 +220,7 @@ class PolicyGradient(Alignment):
             )
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return the model. With "ppo", it has a value head, whose initial predictions are 0.
+        """Build the model; with PPO, including a value head that initially predicts 0.
 
         With random predictions, the whitened advantages would be noise until a response gets a
         reward.
@@ -227,7 +234,7 @@ class PolicyGradient(Alignment):
         return module
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the model without the value head. It shares its weights with `module`."""
+        """Return the model to save: `module` without the value head, with shared weights."""
         assert isinstance(module, LanguageModule)
         if _VALUE not in module.heads:
             return {"": module}
@@ -241,13 +248,13 @@ class PolicyGradient(Alignment):
 
     @property
     def record_schema(self) -> Schema:
-        """The fields of a prompt, and the columns that the reward functions read."""
+        """The columns of a prompt, and the columns that the reward functions read."""
         columns = [getattr(reward, "column", None) for reward in self.rewards if not reward.files]
         also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
         return dataclasses.replace(super().record_schema, also=also)
 
     def example(self, record: Record) -> Prompt:
-        """Return the prompt of a record. Responses at the end of a conversation are removed.
+        """Read the prompt of a record. Responses at the end of a conversation are removed.
 
         Raises DataError if no message remains, or if a column that a reward needs is missing.
         """
@@ -261,21 +268,22 @@ class PolicyGradient(Alignment):
                 f"{record.name(record.columns['prompt'])} has no message to respond to."
             )
         for reward in self.rewards:
-            reward.check(record)
+            reward.check_record(record)
         return Prompt(prompt, dict(record), record.where)
 
     def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
-        """Encode the N prompts. `sequence_labels` [N] contains their indices in `_prompts`.
+        """Encode N prompts as token ids; `sequence_labels` [N] are their indices in `_prompts`.
 
-        The first call also loads the reward functions, and copies the model as the reference. There
-        is no copy if `beta` is 0, or if the model has an adapter that can be disabled.
+        This also loads the reward functions. The first call copies the model as the frozen
+        reference model. There is no copy if `beta` is 0, or if the model has an adapter, which can
+        be disabled instead.
         """
         if self.beta and self._reference is None and not adapted_layers(lm.module):
             self._reference = copy.deepcopy(lm.module).requires_grad_(False).eval()
         self._rules = lm.generation_rules
         for reward in self.rewards:
             reward.open()
-        ids, first = [prompt_ids(lm, prompt) for prompt in examples], len(self._prompts)
+        ids, first = [encode_prompt(lm, prompt) for prompt in examples], len(self._prompts)
         self._prompts += examples
         indices = np.arange(first, len(self._prompts))
         pad_id = lm.text_tokenizer.pad_id
@@ -299,10 +307,12 @@ class PolicyGradient(Alignment):
 
         Args:
             lm: the model that generates the responses.
-            model: the trained module, which contains the module of `lm` and the value head, if any.
+            model: the trained module, which contains the module of `lm` and, with PPO, the value
+                head.
             batches: the prompts of the step, the same in all processes.
             seed: the seed of the step.
-            map_over_ranks: divides the computation among processes. All processes get all results.
+            map_over_ranks: distributes the computation over the processes. All processes get all
+                results.
         """
         indices = np.concatenate([batch.sequence_labels for batch in batches])  # type: ignore
         prompts = [
@@ -336,7 +346,7 @@ class PolicyGradient(Alignment):
         return RolloutBatch(**batch.arrays(), indices=np.arange(len(rows)), **single)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the divisor of each term: the number of responses or of sampled tokens."""
+        """Return the divisor of each loss term: the number of sampled tokens or of responses."""
         per_token = {"entropy", "clipped"}
         if self.algorithm == "ppo":
             per_token |= {"policy", "value", "k3"}
@@ -346,14 +356,14 @@ class PolicyGradient(Alignment):
         }
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of each term; 0 for terms that are only logged."""
+        """Return the weight of each loss term; 0 for terms that are only logged."""
         learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
         return {**dict.fromkeys(self._term_names, 0.0), **learned}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the policy loss, the value and KL losses, and the metrics of samples, all as sums.
+        """Compute the policy loss, the value and KL losses and the logged metrics, each as a sum.
 
-        See the class docstring for the terms.
+        The class docstring lists the terms.
         """
         logp, value, terms = self._compute_logps(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
@@ -378,14 +388,18 @@ class PolicyGradient(Alignment):
         return terms
 
     def predict(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
-        """Return one response per prompt, sampled as in training; the prompt is also the seed."""
+        """Sample one response to each prompt with the sampling parameters of training.
+
+        The random seed is a hash of the prompt, so that the response to a prompt does not depend on
+        other prompts.
+        """
         prompts = [(one, zlib.crc32(one.group.encode())) for one in examples]
         return sample_responses(lm, prompts, self._sampling_params, self.rewards)
 
     def compute_metrics(
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
-        """Return the means of the rewards and of the other metrics of the responses."""
+        """Return the mean rewards and the means of the other metrics of the sampled responses."""
         metrics = self._compute_rollout_metrics(answers, 1)
         values = {
             name: float(one.mean())
@@ -405,13 +419,13 @@ class PolicyGradient(Alignment):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The paths of the user's code that the rewards run. A resumed run needs the same code."""
+        """The user's Python files that compute rewards. Resuming a run needs the same code."""
         return tuple(file for reward in self.rewards for file in reward.files)
 
     @property
     def _metric_names(self) -> tuple[str, ...]:
-        """The names of the metrics of a response that can be computed without the model."""
-        rewards = (f"reward_{name}" for name in reward_names(self.rewards))
+        """The names of the response metrics that need no forward pass, such as reward."""
+        rewards = (f"reward_{name}" for name in build_reward_names(self.rewards))
         same = ("frac_reward_zero_std",) if self.num_generations > 1 else ()
         return ("reward", *rewards, "length", "terminated", "distinct_2", *same)
 
@@ -425,13 +439,13 @@ class PolicyGradient(Alignment):
 
     @property
     def _sampling_params(self) -> SamplingParams:
-        """The parameters with which responses are sampled."""
+        """The sampling parameters for responses (maximum length and temperature)."""
         return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
     def _compute_rollout_metrics(
         self, responses: Sequence[Response], num_generations: int
     ) -> dict[str, Floats]:
-        """Return the metrics of responses by name (see `_metric_names`), float64 [B] each.
+        """Compute the metrics of B responses, such as reward and length, by name, float64 [B] each.
 
         Each prompt has `num_generations` consecutive responses.
         """
@@ -458,16 +472,17 @@ class PolicyGradient(Alignment):
         reward: Floats,
         map_over_ranks: MapOverRanks,
     ) -> dict[str, Floats]:
-        """Return the advantages, reference log-probabilities, values and returns of sampled tokens.
+        """Compute advantages, reference log-probabilities, values and returns of sampled tokens.
 
-        The keys are the fields of `RolloutBatch`. Each array is [B, T], and 0 for other tokens.
+        Returns the arrays by field of `RolloutBatch`, [B, T] each. Positions without a sampled
+        token are 0.
 
         Args:
-            lm: the model.
-            model: the trained module, with the value head, if any.
+            lm: the language model; without its adapter, it is the reference if no copy was made.
+            model: the trained module, with the value head if there is one.
             batch: the prompts with their responses, and labels at the responses.
             reward: the reward of each response, float64 [B].
-            map_over_ranks: divides the forward passes among processes.
+            map_over_ranks: distributes the forward passes over the processes.
         """
         assert batch.labels is not None
         real = batch.labels != IGNORE_INDEX
@@ -499,43 +514,48 @@ class PolicyGradient(Alignment):
             advantages = np.where(real, each[:, None], 0.0)
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
-    def _get_old_logps(self, logp: Tensor, indices: Tensor) -> Tensor:
-        """Return log p of sampled tokens before the first update of the step, [M].
+    def _get_old_logps(self, logp: Tensor, positions: Tensor) -> Tensor:
+        """Return the log-probabilities [M] of sampled tokens before the first update of the step.
 
-        During the first update, they are equal to `logp` [M], and are stored for later updates.
-        `indices` [M] are the flat positions of the tokens in the rollout, in [B * T].
+        During the first update, these are `logp` [M], which is stored for the later updates of the
+        step. `positions` [M] are the indices of the tokens in the flattened rollout.
         """
         if self.num_iterations == 1:
             return logp
-        old_logps = self._old_logps[indices]
-        self._old_logps[indices] = old_logps = torch.where(old_logps.isnan(), logp, old_logps)
+        old_logps = self._old_logps[positions]
+        self._old_logps[positions] = old_logps = torch.where(old_logps.isnan(), logp, old_logps)
         return old_logps
 
     @torch.no_grad()
     def _compute_rollout_logps(
         self, model: LanguageModule, batch: Batch, map_over_ranks: MapOverRanks
     ) -> Floats:
-        """Return log p and the value of all sampled tokens of a rollout, [2, M], without gradients.
+        """Compute log-probabilities and values of all sampled tokens, [2, M], without gradients.
 
-        `map_over_ranks` divides the forward passes among processes.
+        `map_over_ranks` distributes the forward passes over the processes.
         """
         size = max(1, _TOKENS // batch.input_ids.shape[1])
 
-        def compute_rows(rows: Sequence[int]) -> list[Floats]:
-            """Return log p and the values, [2, M], of some consecutive rows, in several parts."""
+        def compute_logps(rows: Sequence[int]) -> list[Floats]:
+            """Return log-probabilities and values of the sampled tokens in consecutive rows.
+
+            The rows are processed in micro-batches to limit memory. The list has one array [2, M]
+            per micro-batch, where M is the number of sampled tokens.
+            """
             parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
             each = (self._compute_logps(model, to_device(part, model.device)) for part in parts)
             return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]
 
-        return np.concatenate(map_over_ranks(compute_rows, range(batch.num_rows)), axis=1)
+        return np.concatenate(map_over_ranks(compute_logps, range(batch.num_rows)), axis=1)
 
     def _compute_logps(
         self, model: LanguageModule, batch: TensorBatch
     ) -> tuple[Tensor, Tensor, LossTerms]:
-        """Return log p and the value of the labelled tokens, and the auxiliary loss of the layers.
+        """Compute the log-probabilities and values of the labelled tokens, [M] each.
 
-        Log p [M] is the log-probability with which the token is sampled, at the temperature and
-        without banned tokens. The values [M] are 0 if the model has no value head.
+        The log-probabilities are those of sampling: at the sampling temperature and without banned
+        tokens. The values are 0 if the model has no value head. Also returns the auxiliary loss of
+        the layers, if any.
         """
         rules = self._rules
         assert rules is not None
@@ -543,7 +563,7 @@ class PolicyGradient(Alignment):
         banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=hidden.device)
 
         def compute_logits(hidden: Tensor) -> Tensor:
-            """Return the logits [M, V] from which tokens are sampled, for hidden states [M, D]."""
+            """Return the logits [M, V] for sampling, given hidden states [M, d_model]."""
             logits = model.logits(hidden)[:, : rules.vocab_size] / self.temperature
             return logits.index_fill(1, banned, -torch.inf)
 

@@ -1,6 +1,8 @@
 """Preference optimization (DPO and variants): a generative model learns from preference pairs.
 
-Shape letters: B pairs in a batch, N pairs in a data set; axis 2 is (chosen, rejected).
+Shape letters: B pairs in a batch, N pairs in a data set. An axis of size 2 is (chosen, rejected).
+log p is the log-probability of a response under the trained model, and log q under the reference
+model.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
     PreferencePairs,
+    build_pair_batch,
     encode_responses,
     merge_truncations,
-    pair_batch,
     stack_pairs,
     unstack_pairs,
 )
@@ -46,15 +48,15 @@ _MAX_PROMPT = 200  # characters of a prompt in an example command
 
 
 class Alignment(LabelledObjective):
-    """An objective that changes how a model responds to prompts.
+    """Base class of objectives that change how a model responds to prompts (DPO, KTO, RLHF).
 
-    By default it trains for one epoch, without dropout.
+    By default they train for one epoch, without dropout.
     """
 
     tensor_parallel: ClassVar[bool] = False
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a command that generates a response to a validation prompt."""
+        """Return a command that generates a response to a validation prompt, or starts a chat."""
         if lm.settings.chat_template is not None:
             return f"chat {run}"
         command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
@@ -63,26 +65,28 @@ class Alignment(LabelledObjective):
 
 
 class ReferenceObjective(Alignment, GivenResponses):
-    """An objective that compares log-probabilities of responses with those of a reference model.
+    """Base class of objectives that compare the model with a frozen reference model (DPO, KTO).
 
-    log p is the log-probability under the model, log q under the reference. The reference is the
-    model at the start of the run. Every example has two responses to one prompt.
+    The loss depends on log p, the log-probability of a response under the model, and on log q, its
+    log-probability under the reference. The reference is the model at the start of the run. Every
+    example has two responses to one prompt.
     """
 
     @abstractmethod
     def rows(
         self, examples: Sequence[Any], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
-        """Return both responses of every example as token ids, by field of `RowBatch`.
+        """Encode both responses of every example as token ids.
 
-        Also returns the truncations of every example (see `EncodedExamples`).
+        Returns the token ids by field of `RowBatch`, and the number of truncated tokens of every
+        example (see `EncodedExamples`).
         """
 
     @abstractmethod
     def build_labels(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
-        """Return the labels that the loss needs, one row per example.
+        """Return the labels that the loss needs, one row per example, [N, >= 2].
 
-        The first two columns are `logq` [N, 2], the log-probabilities under the reference.
+        The first two columns are `logq` [N, 2], the reference log-probabilities of both responses.
         """
 
     def fits(self, spec: Spec) -> bool:
@@ -90,7 +94,10 @@ class ReferenceObjective(Alignment, GivenResponses):
         return spec.family == "encoder-decoder" or is_causal(spec)
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Encode both responses of every example, and compute log q with the current weights."""
+        """Encode both responses of every example, and compute their reference log-probabilities.
+
+        The reference is the model with its current weights.
+        """
         sequences, truncations = self.rows(examples, lm)
         logq, _ = compute_all_log_probabilities(sequences, lm)
         labels = self.build_labels(examples, logq).astype(np.float32)
@@ -100,16 +107,16 @@ class ReferenceObjective(Alignment, GivenResponses):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch with both responses of every example, [B, 2, U] for U tokens.
+        """Build a batch with both responses of every example, [B, 2, U] for responses of U tokens.
 
-        `sequence_labels` are the labels from `build_labels`.
+        The rows include the prompts. `sequence_labels` contain the reference log-probabilities.
         """
-        return pair_batch(rows)
+        return build_pair_batch(rows)
 
     def predict(
         self, lm: LanguageModel, examples: Sequence[Any]
     ) -> list[tuple[list[float], list[int]]]:
-        """Return, for every example, log p of both responses in nats and their token counts."""
+        """Compute log-probabilities (nats) and token counts of both responses of each example."""
         sums, counts = compute_all_log_probabilities(self.rows(examples, lm)[0], lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
@@ -122,8 +129,8 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     y+ is the chosen response and y- the rejected one. p is the model, and q the reference, which is
     the model at the start of the run. log q is computed once, before the first step, so that no
     second model is in memory. L_SFT is the cross-entropy per token of y+. Its weight w is
-    `sft_weight`, 0 by default as in the paper. While h increases, the probability of both responses
-    can decrease. `sft_weight` = 0.2 prevents that.
+    `sft_weight`, 0 by default as in the paper. Even if h increases, the probability of both
+    responses can decrease, which `sft_weight` = 0.2 prevents.
 
         prompt    who wrote it ?
         chosen    Ada did . </s>      log p = -7.1    log q = -7.9
@@ -168,17 +175,17 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     )
 
     _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """Log q of both responses of every encoded pair, by file and line, for the metrics."""
+    """The reference log-probabilities of both responses of every pair, by file and line."""
 
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:
-        """Raise ValueError if label smoothing is set for a loss that does not support it."""
+        """Raise ValueError if label smoothing is set for a loss type that does not support it."""
         if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
             raise ValueError(f'label_smoothing is not for loss_type = "{self.loss_type}"')
         return self
 
     def resolve(self, spec: Spec, examples: Sequence[Preference]) -> Self:
-        """Return the objective with the default `beta` and `sft_weight` of its loss type."""
+        """Fill in the defaults of `beta` and `sft_weight`, which depend on the loss type."""
         beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
         weight = self.sft_weight
         if weight is None:
@@ -188,34 +195,38 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     def rows(
         self, examples: Sequence[Preference], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
-        """Return the chosen and the rejected response of every pair as token ids.
+        """Encode the chosen and the rejected response of every pair as token ids.
 
-        See `ReferenceObjective.rows`.
+        Returns the token ids by field of `RowBatch`, and the number of truncated tokens of every
+        pair (see `EncodedExamples`).
         """
-        rows, truncations = encode_responses(lm, self.turns(examples))
+        rows, truncations = encode_responses(lm, self.list_turns(examples))
         return stack_pairs(rows), merge_truncations(truncations)
 
     def build_labels(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
-        """Return log q of both responses, [N, 2], and store it for the metrics."""
+        """Return the reference log-probabilities of both responses, [N, 2], as labels.
+
+        They are also stored for `compute_metrics`.
+        """
         self._reference.update(zip((one.where for one in examples), logq))
         return logq
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of pairs; for "sft", the number of tokens of the chosen responses."""
+        """Return the divisor of each loss term: the number of pairs or of chosen tokens."""
         pairs = dict.fromkeys(("preference", *_METRICS), batch.num_rows)
-        return {**pairs, "sft": int(_count_labels(batch)[:, 0].sum())}
+        return {**pairs, "sft": int(_count_response_tokens(batch)[:, 0].sum())}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of L_SFT, and 0 for the terms that are only logged."""
+        """Return the weight of the SFT loss, and 0 for the terms that are only logged."""
         return {"sft": self.sft_weight or 0.0, **dict.fromkeys(_METRICS, 0.0)}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the preference loss, L_SFT and the metrics of the log, each as a sum."""
+        """Compute the preference loss, the SFT loss and the logged metrics, each as a sum."""
         assert batch.sequence_labels is not None
         sums, counts, terms = log_probabilities(model, batch)
         ratios = (sums - batch.sequence_labels).detach()
         margin = ratios[:, 0] - ratios[:, 1]
-        losses = preference_losses(self, sums, batch.sequence_labels, counts)
+        losses = compute_preference_losses(self, sums, batch.sequence_labels, counts)
         return {
             "preference": losses.sum(),
             "pair_accuracy": (margin > 0).to(margin.dtype).sum(),
@@ -234,9 +245,10 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     ) -> Metrics:
         """Return the ranking accuracy, and the perplexity of the chosen responses.
 
-        The ranking accuracy is the fraction of pairs whose chosen response has the higher mean log
-        p per token. During a run, where log q is known, the DPO accuracy comes first: the fraction
-        of pairs with h > 0. Pairs with a response that was truncated completely do not count.
+        The ranking accuracy is the fraction of pairs in which the chosen response has the higher
+        mean log-probability per token. During a run, the first metric is the DPO accuracy: the
+        fraction of pairs with h > 0, which needs the reference log-probabilities. Pairs with a
+        completely truncated response do not count.
         """
         pairs = [(one, answer) for one, answer in zip(examples, answers) if all(answer[1])]
         examples, answers = [one for one, _ in pairs], [answer for _, answer in pairs]
@@ -259,21 +271,22 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return Metrics(values, notes=notes).with_examples(rows)
 
 
-def preference_losses(
-    objective: PreferenceOptimization, policy: Tensor, reference: Tensor, num_tokens: Tensor
+def compute_preference_losses(
+    objective: PreferenceOptimization, logps: Tensor, ref_logps: Tensor, num_tokens: Tensor
 ) -> Tensor:
-    """Return the loss of every preference pair, [B], without L_SFT.
+    """Return the loss of every preference pair, [B], without the SFT loss.
 
     Args:
-        objective: the loss type and its parameters, after `resolve`.
-        policy: log p of the chosen and the rejected response, [B, 2].
-        reference: log q of both responses, [B, 2].
+        objective: the loss type and its parameters, with defaults filled in (`resolve`).
+        logps: log-probabilities of the chosen and the rejected response under the model, [B,
+            2].
+        ref_logps: the same log-probabilities under the reference model, [B, 2].
         num_tokens: the number of tokens of both responses, [B, 2].
     """
     beta, kind = objective.beta, objective.loss_type
     assert beta is not None
-    ratios = policy - reference
-    means = policy / num_tokens.clamp(min=1)
+    ratios = logps - ref_logps
+    means = logps / num_tokens.clamp(min=1)
     if kind == "ipo":
         return (ratios[:, 0] - ratios[:, 1] - 1 / (2 * beta)).square()
     if kind == "hinge":
@@ -291,10 +304,10 @@ def preference_losses(
 def log_probabilities(
     model: LanguageModule, batch: TensorBatch
 ) -> tuple[Tensor, Tensor, LossTerms]:
-    """Return log p of both responses of every pair in nats, and their token counts, [B, 2] each.
+    """Compute the log-probabilities (in nats) and token counts of both responses, [B, 2] each.
 
-    The third value is the auxiliary loss of the layers, if any. Logits are recomputed in the
-    backward pass, in chunks, to save memory.
+    The third return value contains the auxiliary loss of the layers, if any. Logits are recomputed
+    in the backward pass, in chunks, to save memory.
     """
     inputs = unstack_pairs(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
@@ -309,7 +322,7 @@ def log_probabilities(
 def compute_all_log_probabilities(
     sequences: Mapping[str, Ragged], lm: LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log p of both responses of all N examples, and their token counts, [N, 2] each.
+    """Compute log-probabilities and token counts of both responses of N pairs, [N, 2] each.
 
     `sequences` contains the token ids of the pairs by field of `RowBatch` (see `stack_pairs`).
     """
@@ -318,13 +331,13 @@ def compute_all_log_probabilities(
     sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
     for indices, rows in batches_by_length(encoded):
-        tensors = to_device(pair_batch(rows), lm.module.device)
+        tensors = to_device(build_pair_batch(rows), lm.module.device)
         logp, num_tokens, _ = log_probabilities(lm.module, tensors)
         sums[indices], counts[indices] = logp.double().cpu(), num_tokens.cpu()
     return sums, counts
 
 
-def _count_labels(batch: Batch) -> np.ndarray:
-    """Return the number of labelled tokens of both responses, [B, 2]."""
+def _count_response_tokens(batch: Batch) -> np.ndarray:
+    """Return the number of response tokens (labels) of both responses of B pairs, [B, 2]."""
     assert batch.labels is not None
     return (batch.labels != IGNORE_INDEX).sum(axis=2)

@@ -1,4 +1,4 @@
-"""Preference pairs: how two responses to a prompt are read from records and encoded as rows."""
+"""Preference pairs: reading two responses to a prompt from records, and encoding them as rows."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ _MAX_LONGER = 0.8
 class Preference:
     """A prompt with a chosen (better) and a rejected (worse) response.
 
-    All three are texts, or all three are messages. `margin` is the minimum difference between the
-    rewards of both responses (see `Reward`).
+    All three are texts, or all three are lists of messages. `where` is the file and line of the
+    pair. `margin` is the minimum difference between the rewards of both responses (see `Reward`).
     """
 
     prompt: Turn
@@ -68,22 +68,25 @@ class Preference:
 
     @property
     def group(self) -> str:
-        """The prompt as text. The validation split keeps pairs with equal prompts together."""
+        """The prompt as text, or the chosen response if the prompt is blank.
+
+        Pairs with equal prompts are put into the same split.
+        """
         return plain(self.prompt) or plain(self.chosen)
 
 
 class GivenResponses(LabelledObjective):
-    """An objective that trains on given responses to prompts, not on samples of the model."""
+    """Base class of objectives on given responses to prompts, as opposed to sampled responses."""
 
     responses: ClassVar[Sequence[str]]
     """The fields of an example that contain responses to its prompt."""
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records, and remove prompts that are repeated in responses.
+        """Return the examples of records, and remove prompts that are repeated in the responses.
 
-        If the responses of more than half of the examples start with the prompt, the prompt is
-        removed from these responses.
+        Prompts are removed only if the responses of more than half of the examples start with the
+        prompt.
         """
         examples = list(super().examples(records, options))
         texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
@@ -103,20 +106,20 @@ class GivenResponses(LabelledObjective):
         return "\n".join(self.to_texts(example).values())
 
     def to_texts(self, example: Any) -> dict[str, str]:
-        """Return the prompt and the responses of an example as texts, by field."""
+        """Return the prompt and the responses of an example as texts, by the name of the field."""
         return {name: plain(getattr(example, name)) for name in ("prompt", *self.responses)}
 
-    def turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
+    def list_turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
         """Return a pair (prompt, response) for every response of every example."""
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield each prompt, followed by one of its responses, as one text."""
-        return (plain(prompt) + plain(response) for prompt, response in self.turns(examples))
+        """Yield the texts of the examples, each a prompt followed by one of its responses."""
+        return (plain(prompt) + plain(response) for prompt, response in self.list_turns(examples))
 
 
 class PreferencePairs(GivenResponses):
-    """An objective that trains on pairs of responses to a prompt: a chosen and a rejected one."""
+    """Base class of objectives on pairs of a chosen and a rejected response to a prompt."""
 
     responses: ClassVar[Sequence[str]] = ("chosen", "rejected")
     fields: ClassVar[Sequence[Slot]] = (_PROMPT, CHOSEN, REJECTED, SYSTEM)
@@ -124,13 +127,14 @@ class PreferencePairs(GivenResponses):
     rejected_field: str | None = column_key("column of the rejected (worse) response", REJECTED)
 
     def example(self, record: Record) -> Preference:
-        """Return the prompt, the chosen and the rejected response of a record.
+        """Read a preference pair from a record.
 
         If the record has no prompt, the common beginning of both texts or conversations is the
         prompt. The same applies if both conversations start with the prompt.
 
         Raises:
-            DataError: with file and line, if a part is blank or both responses are equal.
+            DataError: with file and line, if the prompt or a response is blank, or if both
+                responses are equal.
         """
         chosen, rejected = (read_turn(record, name) for name in self.responses)
         if chosen == rejected:
@@ -143,18 +147,18 @@ class PreferencePairs(GivenResponses):
         if are_texts(record, prompt, chosen, rejected):
             return _build_text_pair(record, prompt, chosen, rejected)  # type: ignore[arg-type]
         one, other = (conversation(record, prompt, turn) for turn in (chosen, rejected))
-        start = min(_count_common(one, other), len(one) - 1, len(other) - 1)
+        start = min(_count_common_prefix(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
-        """Return a finding that warns if most chosen responses are longer than the rejected."""
+        """Return a finding on whether most chosen responses are longer than the rejected ones."""
         lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
         return [Finding.of("chosen_longer", longer, len(examples), _MAX_LONGER, "add_shorter")]
 
 
 def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
-    """Return the preference pair of a record whose responses are texts.
+    """Build a preference pair from a prompt and two responses that are texts.
 
     If `prompt` is None, the common beginning of both responses becomes the prompt.
     """
@@ -167,46 +171,47 @@ def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: 
 
 
 def _find_common_prefix(chosen: str, rejected: str) -> str:
-    """Return the common beginning of two texts, up to the end of a word.
+    """Return the common prefix of two texts, shortened to the end of a word.
 
-    In scripts without spaces between words, it may end after any character.
+    In scripts without spaces between words, the prefix may end after any character.
 
     >>> _find_common_prefix("Q: why? A: because", "Q: why? A: begone")
     'Q: why? A:'
     """
-    end = min(_count_common(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    end = min(_count_common_prefix(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
     while end and any(_splits_word(text, end) for text in (chosen, rejected)):
         end -= 1
     return chosen[:end].rstrip()
 
 
 def _splits_word(text: str, offset: int) -> bool:
-    """Return whether a cut at `offset` splits a word, or separates a character from its marks."""
+    """Return whether splitting a text at `offset` would break up a word or a combined character."""
     before, after = text[offset - 1], text[offset]
     if unicodedata.combining(after) or unicodedata.category(after) in ("Mn", "Mc", "Cf"):
         return True
     return before.isalnum() and after.isalnum() and not (is_unspaced(before) or is_unspaced(after))
 
 
-def _count_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the length of the common prefix of two texts (or two lists of messages)."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+def _count_common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the common prefix of two texts, or of two lists of messages."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second)))
 
 
 def encode_responses(
     lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
 ) -> tuple[Sequences, Truncations]:
-    """Encode pairs of a prompt and a response, with labels at the response.
+    """Encode pairs of a prompt and a response as rows, with labels at the response.
 
         input_ids  prompt prompt response response </s>
         labels     -100   response response </s>   -100
 
     Messages are formatted with the chat template. For an encoder-decoder, the encoder reads the
-    prompt and the decoder generates the response; messages are their contents, one per line.
+    prompt and the decoder generates the response; the contents of messages are joined by line
+    breaks.
 
     Returns:
-        The token ids and labels by field of `RowBatch`, and the truncations of every row (see
-        `EncodedExamples`).
+        The token ids and labels by field of `RowBatch`, and the number of truncated tokens of every
+        row (see `EncodedExamples`).
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
@@ -214,7 +219,7 @@ def encode_responses(
 
 
 def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
-    """Return a prompt and a response as one row for a decoder, with labels at the response."""
+    """Encode a prompt and a response as one row for a decoder, with labels at the response."""
     if isinstance(prompt, str) and isinstance(response, str):
         text, eos = prompt + response, lm.text_tokenizer.eos_id
         return encode_spans(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
@@ -226,7 +231,7 @@ def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> Labelle
 
 
 def merge_truncations(truncations: Truncations) -> Truncations:
-    """Return the truncations of pairs, given the truncations of their rows (two rows per pair).
+    """Return the truncation counts of pairs, given the counts of their rows (two rows per pair).
 
     If truncation has removed all targets of one row, all targets of the pair count as removed.
     """
@@ -241,6 +246,12 @@ def stack_pairs(rows: Sequences) -> dict[str, Ragged]:
     """Combine every two consecutive rows into one example, so that they stay in one micro-batch.
 
     Both rows have the same prompt. For an encoder-decoder, the prompt is stored only once.
+
+    Args:
+        rows: token ids and labels of 2 N rows, by field of `RowBatch`.
+
+    Returns:
+        The same fields as N examples of two rows.
     """
     pairs = {name: Ragged.of(each, per_example=2) for name, each in rows.items()}
     if "decoder_input_ids" in rows:
@@ -248,8 +259,8 @@ def stack_pairs(rows: Sequences) -> dict[str, Ragged]:
     return pairs
 
 
-def pair_batch(rows: RowBatch) -> Batch:
-    """Return a batch [B, 2, U] of rows from `stack_pairs`: two responses of U tokens each."""
+def build_pair_batch(rows: RowBatch) -> Batch:
+    """Build a batch [B, 2, U] of B pairs of rows of at most U tokens, as made by `stack_pairs`."""
     ids, lengths, sizes = rows.input_ids, rows.lengths, rows.decoder_lengths
     if sizes is not None:  # the encoder reads the same prompt for both responses
         ids, lengths = (np.repeat(one[:, None], 2, axis=1) for one in (ids, lengths))
@@ -257,7 +268,7 @@ def pair_batch(rows: RowBatch) -> Batch:
     ids = ids[..., : width if sizes is None else None]
 
     def truncate(array: Ints | None) -> Ints | None:
-        """Return the first U columns of an array [B, 2, >= U]."""
+        """Truncate the rows of an array [B, 2, >= U] to the U columns of the batch."""
         return None if array is None else array[..., :width]
 
     return Batch(
@@ -271,5 +282,5 @@ def pair_batch(rows: RowBatch) -> Batch:
 
 
 def unstack_pairs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Reshape inputs of pairs from [B, 2, U] to [2 B, U]; both rows of a pair are adjacent."""
+    """Reshape model inputs from pairs [B, 2, U] to rows [2 B, U]; pairs stay adjacent."""
     return {name: one.flatten(0, 1) for name, one in inputs.items()}

@@ -1,4 +1,4 @@
-"""Prefix language modelling: a model reads the beginning of a text and predicts the rest."""
+"""Prefix language modelling: the model reads the beginning of a text and predicts the rest."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from trivium.objectives.excerpt import generate_continuation
 from trivium.objectives.row_arrays import padding_mask
 from trivium.text.vocabulary import Vocabulary
 
-# The noise channel of prefix lengths.
+# The channel of random numbers for prefix lengths.
 _SPLIT = 0
 
 
 class PrefixLM(LeftToRight):
-    """Prefix language modelling with a decoder: the first p tokens of a row have no loss.
+    """Prefix language modelling with a decoder: the first p tokens of a row are not predicted.
 
     L = - sum over t > p of log P(x_t | x_1 ... x_(t-1))
 
-    p is random for every row. With p = 2:
+    p is random for every row, uniform over 1 ... T - 1 for a row of T tokens. With p = 2:
 
         input_ids  once  upon  a     time  there
         labels     -100  a     time  there -100
 
-    Attention is causal in the prefix, too. p is uniform over 1 ... T - 1.
+    Attention is causal in the prefix, too.
 
     Source: the decoder of Liu et al. 2018, section 4.2.3, with a loss only on the second part.
     """
@@ -38,7 +38,7 @@ class PrefixLM(LeftToRight):
     kind: Literal["prefix-lm"] = "prefix-lm"
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch of input_ids and next-token labels [B, T]; the prefix has no labels."""
+        """Build a batch of input_ids and next-token labels [B, T]; the prefix has no labels."""
         in_prefix = (
             np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None] - 1
         )
@@ -57,8 +57,8 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         decoder_input_ids  <p>   inviting  me  to   your  party
         labels             inviting  me    to  your party </s>
 
-    The length of the prefix is uniform over 1 ... T - 1. A row of one token has no label. An end of
-    a document within a row is treated like any other token.
+    The length of the prefix is uniform over 1 ... T - 1 for a row of T tokens. A row of one token
+    has no label. The end of a document within a row is treated like any other token.
 
     Source: Raffel et al. 2019, section 3.2.3, and their released `random_prefix_noise_mask`.
     """
@@ -69,11 +69,18 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
     )
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the padding token or of the end-of-text token, as `start_token` says."""
+        """Return the id of the decoder start token, which depends on `start_token`.
+
+        It is the padding token, or the token that ends a text.
+        """
         return vocabulary.pad_id if self.start_token == "pad" else vocabulary.end_id
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Return the prefix and the rest of each row, each followed by an end token."""
+        """Split each row at a random position into the encoder's input and the decoder's target.
+
+        Returns the padded prefixes and the padded rests of the rows, both followed by an end token.
+        Each is a pair of token ids, int64 [B, S], and lengths, int64 [B].
+        """
         in_prefix = np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None]
         rest = padding_mask(rows) & ~in_prefix
         targets, lengths = pack_with_eos(rows.input_ids, rest, vocabulary)
@@ -86,7 +93,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
 
 
 def _draw_prefix_lengths(rows: RowBatch, rng: RowRandom) -> Ints:
-    """Return a random prefix length for each row, int64 [B].
+    """Draw a random prefix length for each of B rows, int64 [B].
 
     A prefix has at least one token, and is shorter than its row unless the row has only one token.
     """

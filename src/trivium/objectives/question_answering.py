@@ -1,4 +1,4 @@
-"""Extractive question answering: a model finds the span of a context that answers a question."""
+"""Extractive question answering: the model finds the answer to a question in a context."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.excerpt import split_words
 from trivium.objectives.labelled import LabelledObjective, column_key
-from trivium.objectives.task_heads import span_head
+from trivium.objectives.task_heads import build_span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.symbols import UNSPACED
@@ -55,13 +55,14 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a context, and its answers.
+    """A question about a context, with its answers.
 
     Args:
         id: the id of the question, or its file and line.
         question: the question.
         context: the text that may contain the answer.
-        answers: pairs (text, start) with the character offset of the answer; empty: no answer.
+        answers: pairs (text, start), where `start` is the character offset of the answer in the
+            context. Empty if the question has no answer.
         where: file and line of the question, for messages.
     """
 
@@ -73,14 +74,16 @@ class Question:
 
     @property
     def group(self) -> str:
-        """The context. The validation split keeps questions about the same context together."""
+        """The context. Questions about the same context are put into the same split."""
         return self.context
 
 
 class QuestionAnswering(LabelledObjective):
-    """Extractive question answering: two softmaxes over tokens predict the ends of the answer.
+    """Extractive question answering: predict the first and the last token of the answer.
 
-    L = - (log P(start) + log P(end)) / 2, where start and end are tokens of a window of the context
+    L = - (log P(start) + log P(end)) / 2
+
+    P(start) and P(end) are softmaxes over the tokens of a window of the context.
 
         input_ids        [CLS] who wrote it [SEP] Ada wrote the first program [SEP]
         sequence_labels  [5, 5]               first and last token of the answer
@@ -110,16 +113,16 @@ class QuestionAnswering(LabelledObjective):
             yield from records or read_records(source.name, options)
 
     def example(self, record: Record) -> Question:
-        """Return the question of a record with its context and answers.
+        """Read a question with its context and answers from a record.
 
         The answers are texts, objects {"text", "answer_start"}, or an object with two lists as in
         SQuAD on Hugging Face. There is no answer if they are null, or if `is_impossible` is true.
-        An answer without a start is searched from the beginning of the context. If the text of an
-        answer is not at the given start, the nearest occurrence counts.
+        If an answer has no start, its first occurrence in the context is used. If the text of an
+        answer is not at the given start, the nearest occurrence is used.
 
         Raises:
-            DataError: with file and line, or id of the question, if the context does not contain an
-                answer, or if a part is missing.
+            DataError: with the location of the question, if the context does not contain an answer,
+                or if the question, the context or the answers are missing.
         """
         columns = record.columns
         context, question = record.text(columns["context"]), record.value(columns["question"])
@@ -134,27 +137,31 @@ class QuestionAnswering(LabelledObjective):
                 lacks = [(f"for the answers (such as {usual})", "answers")]
                 raise self.record_schema.no_column(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None
-            answers = _list_answers(record.value(columns["answers"]), start, record.where)
+            answers = _parse_answers(record.value(columns["answers"]), start, record.where)
             spans = tuple(_locate_answer(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
         return Question(identity, question, context, spans, record.where)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> Question:
-        """Return the question and the context of a record, without answers.
+        """Read a question and its context from a record, without answers.
 
-        Raises DataError if one of them is blank.
+        Raises DataError if the question or the context is blank.
         """
         question, context = (record.text(record.columns[name]) for name in ("question", "context"))
         return Question(record.where, question, context, (), record.where)
 
     def predicted(self, answer: AnswerSpan, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the text of the best answer and its probability. "No answer" is an empty text."""
+        """Return the text of a predicted answer and its probability.
+
+        The text is empty if the model predicts that there is no answer.
+        """
         return answer.text, answer.score
 
     def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
-        """Return settings with the window overlap for question answering.
+        """Return the model settings for question answering, with the overlap of context windows.
 
-        If some questions have no answer, they include a threshold of 0 for "no answer".
+        If some questions have no answer, the settings include a score threshold of 0 for "no
+        answer".
         """
         options: dict[str, Any] = {"stride": self.stride}
         if not all(one.answers for one in examples):
@@ -162,22 +169,23 @@ class QuestionAnswering(LabelledObjective):
         return settings.with_task("qa", **options)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the head for start and end of an answer.
+        """Return a head that predicts the first and the last token of an answer.
 
-        Raises RecipeError if the model does not fit.
+        Raises RecipeError if the objective does not support the model.
         """
         self.require_fit(spec)
-        return (span_head(spec),)
+        return (build_span_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model is an encoder or a biLM (ELMo)."""
         return spec.is_bilm or super().fits(spec)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
-        """Return the windows of all contexts, with the first and the last token of the answers.
+        """Encode the questions with all windows of their contexts, and label the answers.
 
-        If no window contains the whole answer of a question, the question is left out, since it
-        would teach the model to predict "no answer".
+        The labels are the first and the last token of the answer in a window. If no window contains
+        the whole answer of a question, the question is left out. Otherwise it would teach the model
+        to predict "no answer".
         """
         tokenizer = lm.source_tokenizer
         pairs = [(one.question, one.context) for one in examples]
@@ -199,7 +207,7 @@ class QuestionAnswering(LabelledObjective):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return half the sum of the cross-entropies of start and end, in nats."""
+        """Return half the sum of the cross-entropies of start and end tokens, in nats."""
         assert batch.sequence_labels is not None
         hidden, terms = forward_hidden(model, batch.inputs)
         logits = model.logits(hidden, head="span").float()  # [B, T, 2]
@@ -211,7 +219,7 @@ class QuestionAnswering(LabelledObjective):
         return {"loss": 0.5 * total, **terms}
 
     def source_texts(self, examples: Sequence[Question]) -> Iterator[str]:
-        """Yield all questions, and every distinct context once."""
+        """Yield all questions, then every distinct context once."""
         yield from (one.question for one in examples)
         yield from dict.fromkeys(one.context for one in examples)
 
@@ -223,10 +231,10 @@ class QuestionAnswering(LabelledObjective):
     def compute_metrics(
         self, answers: Sequence[AnswerSpan], examples: Sequence[Question], lm: LanguageModel
     ) -> Metrics:
-        """Return exact match and F1 as in SQuAD (see `squad_metrics`), with the wrong answers."""
+        """Return exact match and F1 as in SQuAD, and the wrongly answered questions."""
         predicted = [span.text for span in answers]
         references = [[text for text, _ in one.answers] for one in examples]
-        metrics = squad_metrics(predicted, references)
+        metrics = compute_squad_metrics(predicted, references)
         rows = [
             {"id": one.id, "question": one.question, "context": one.context}
             | {"answers": right, "predicted": text}
@@ -235,12 +243,12 @@ class QuestionAnswering(LabelledObjective):
         mistakes = (
             Mistake(one.where, one.question, (right or [""])[0], span.text, span.score)
             for one, right, span in zip(examples, references, answers)
-            if not squad_score(span.text, right)[0]
+            if not compute_squad_scores(span.text, right)[0]
         )
         return metrics.with_examples(rows, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return an `answer` command with a validation question."""
+        """Return an `answer` command with a validation question and its context."""
         example = first_prediction(run)
         question = shlex.quote(example.get("question", "Who wrote it?"))
         context = shlex.quote(example.get("context", "Ada wrote it."))
@@ -248,9 +256,10 @@ class QuestionAnswering(LabelledObjective):
 
 
 def find_answer_tokens(window: ContextWindow, question: Question) -> tuple[int, int]:
-    """Return the indices of the first and the last token of the first answer in a window.
+    """Return the indices of the first and the last token of the answer in a context window.
 
-    They are (0, 0) if the window does not contain the whole answer.
+    If a question has several answers, the first one is used. Returns (0, 0) if the window does not
+    contain the whole answer.
     """
     if not question.answers:
         return 0, 0
@@ -268,12 +277,16 @@ def find_answer_tokens(window: ContextWindow, question: Question) -> tuple[int, 
     return (first, last) if 0 < first <= last else (0, 0)
 
 
-def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
-    """Return mean exact match and F1 (see `squad_score`).
+def compute_squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
+    """Return the means of exact match and F1 over all questions.
 
     If some questions have an answer and others have none, the means of both groups are included.
+
+    Args:
+        predicted: the predicted answer to each question; empty if there is none.
+        references: the reference answers of each question; empty if it has no answer.
     """
-    scores = [squad_score(text, right) for text, right in zip(predicted, references)]
+    scores = [compute_squad_scores(text, right) for text, right in zip(predicted, references)]
     parts = {
         "": scores,
         "has_answer_": [score for score, right in zip(scores, references) if right],
@@ -289,13 +302,15 @@ def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]])
     return Metrics(values, notes=(note,))
 
 
-def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float]:
-    """Return exact match and F1 with the best reference, each from 0 to 1.
+def compute_squad_scores(predicted: str, references: Sequence[str]) -> tuple[float, float]:
+    """Return exact match and F1 of one predicted answer, each from 0 to 1.
 
-    They are computed as in the official script of SQuAD, except that every Chinese or Japanese
-    character is a word. Source: Rajpurkar et al. 2016, 2018.
+    The best score over the reference answers is used. The scores are computed as in the official
+    script of SQuAD, except that every Chinese or Japanese character counts as a word.
 
-    >>> squad_score("The tower.", ["tower", "the Eiffel Tower"])
+    Source: Rajpurkar et al. 2016, 2018.
+
+    >>> compute_squad_scores("The tower.", ["tower", "the Eiffel Tower"])
     (1.0, 1.0)
     """
     answer = _normalize_words(predicted)
@@ -309,7 +324,7 @@ def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float
 
 
 def _normalize_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and English articles."""
+    """Split a text into lower-cased words without punctuation and English articles."""
     punctuation = set(string.punctuation)
     if UNSPACED.search(text):
         punctuation |= {mark for mark in text if unicodedata.category(mark).startswith("P")}
@@ -318,7 +333,7 @@ def _normalize_words(text: str) -> list[str]:
 
 
 def _read_squad(path: str, options: RecordOptions) -> Iterator[Record] | None:
-    """Return the records of a SQuAD file, one per question, or None for other JSON files."""
+    """Return one record per question of a SQuAD file, or None if the file is other JSON."""
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         text = file.read()
     try:
@@ -329,13 +344,14 @@ def _read_squad(path: str, options: RecordOptions) -> Iterator[Record] | None:
         return None
     if "\\ud" in text.lower():
         tree = without_surrogates(tree, path, options.errors)
-    return _iterate_squad(path, tree["data"])
+    return _iter_squad_questions(path, tree["data"])
 
 
-def _iterate_squad(path: str, articles: Any) -> Iterator[Record]:
-    """Yield one record per question of the articles of a SQuAD file.
+def _iter_squad_questions(path: str, articles: Any) -> Iterator[Record]:
+    """Yield one record per question in the articles of a SQuAD file.
 
-    An article without paragraphs is a record itself. Raises DataError for another format.
+    An article without `paragraphs` is treated as a single record. Raises DataError for any other
+    format.
     """
     where = path
     try:
@@ -353,52 +369,55 @@ def _iterate_squad(path: str, articles: Any) -> Iterator[Record]:
         raise DataError(f"{where} is not in the format of SQuAD: {problem}.") from error
 
 
-def _list_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
-    """Return the text and the start of every answer in the answers column of a record.
+def _parse_answers(answers: Any, answer_start: Any, location: str) -> list[tuple[Any, Any]]:
+    """Parse the answers column of a record. Returns the text and the start of every answer.
 
-    `answers` has one of the formats of `QuestionAnswering.example`. `start` is the start of answers
-    that are texts.
+    Args:
+        answers: the column, in one of the formats of `QuestionAnswering.example`.
+        answer_start: the start column of the record, used for answers without a start of their own.
+        location: file and line of the record, for messages.
     """
     if answers is None or answers == "":
         return []
     if isinstance(answers, dict):
-        texts = _as_list(answers.get("text"))
-        starts = _as_list(answers.get("answer_start", answers.get("start", [])))
+        texts = _wrap_in_list(answers.get("text"))
+        starts = _wrap_in_list(answers.get("answer_start", answers.get("start", [])))
         starts = starts or [None] * len(texts)
         if len(starts) != len(texts):
-            raise DataError(f"the answers of {where} are {len(texts)} texts, {len(starts)} starts.")
+            raise DataError(f"the answers of {location}: {len(texts)} texts, {len(starts)} starts.")
         return list(zip(texts, starts))
     return [
         (one.get("text"), one.get("answer_start", one.get("start")))
         if isinstance(one, dict)
-        else (one, start)
-        for one in _as_list(answers)
+        else (one, answer_start)
+        for one in _wrap_in_list(answers)
     ]
 
 
-def _as_list(value: Any) -> list[Any]:
-    """Return a list unchanged, and any other value as a list of one value."""
+def _wrap_in_list(value: Any) -> list[Any]:
+    """Return lists unchanged, and any other value as a list of one value."""
     return value if isinstance(value, list) else [value]
 
 
-def _locate_answer(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
-    """Return an answer with its character offset: the occurrence that is nearest to `start`.
+def _locate_answer(context: str, answer: Any, answer_start: Any, location: str) -> tuple[str, int]:
+    """Find an answer in its context. Returns its text and character offset.
 
-    Raises DataError, with the location `where`, if the context does not contain the answer.
+    If the answer occurs several times, the occurrence nearest to `answer_start` is used. Raises
+    DataError if the context does not contain the answer.
     """
-    if not isinstance(text, str) or not text.strip():
-        raise DataError(f"an answer of {where} is {json_type(text)}, not text.")
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataError(f"an answer of {location} is {json_type(answer)}, not text.")
     try:
-        near = 0 if start in (None, "") else int(start)
+        near = 0 if answer_start in (None, "") else int(answer_start)
     except (ValueError, TypeError, OverflowError):
-        shown = shorten(repr(start))
-        raise DataError(f"the start of an answer of {where} is {shown}, not a number.") from None
-    if context.startswith(text, near):
-        return text, near
-    matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+        shown = shorten(repr(answer_start))
+        raise DataError(f"the start of an answer of {location} is {shown}, not a number.") from None
+    if context.startswith(answer, near):
+        return answer, near
+    matches = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
     if not matches:
         raise DataError(
-            f'the answer "{shorten(text)}" of {where} is not in its context '
+            f'the answer "{shorten(answer)}" of {location} is not in its context '
             f'("{shorten(context)}"). An answer is a part of its context, letter by letter.'
         )
-    return text, min(matches, key=lambda offset: abs(offset - near))
+    return answer, min(matches, key=lambda offset: abs(offset - near))

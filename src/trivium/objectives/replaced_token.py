@@ -1,4 +1,4 @@
-"""Replaced-token detection (ELECTRA): a generator replaces tokens, a discriminator finds them."""
+"""Replaced-token detection (ELECTRA): a discriminator finds the tokens replaced by a generator."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from trivium.objectives.row_arrays import attention_inputs, padding_mask
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.vocabulary import Vocabulary
 
-# The noise channel of samples. Lower channels are for `TokenMasking`.
+# The channel of random numbers for sampling. Lower channels are for `TokenMasking`.
 _SAMPLE = 16
 
 
 class CorruptedBatch(NamedTuple):
-    """A batch in which samples of the generator replace masked tokens.
+    """A batch of B rows in which tokens sampled from the generator replace the masked tokens.
 
     Args:
-        hidden: the generator's hidden states of the M masked positions, [M, D].
+        hidden: the generator's hidden states at the M masked positions, [M, D].
         terms: the auxiliary loss of the generator's layers, if any.
-        shown: int64 [B, T], the input_ids of the discriminator.
-        replaced: bool [B, T], the targets of the discriminator.
+        shown: the corrupted input_ids, which the discriminator reads, int64 [B, T].
+        replaced: the targets of the discriminator: whether each token was replaced, bool [B, T].
     """
 
     hidden: Tensor
@@ -52,26 +52,26 @@ class CorruptedBatch(NamedTuple):
 
 
 class ReplacedToken(TokenMasking):
-    """ELECTRA's objective: L = L_MLM of the generator + 50 L_D of the discriminator.
+    """Replaced-token detection (ELECTRA): L = L_MLM of the generator + 50 L_D of the discriminator.
 
-    The generator is trained to fill masks. Tokens sampled from the generator replace the masks, and
-    the discriminator predicts for every token whether it was replaced. L_D is the binary
-    cross-entropy of these predictions. Here "chef" and the second "the" are masked, and "artist"
-    and "the" are sampled:
+    The generator is trained as a masked language model. Tokens sampled from the generator replace
+    the masks, and the discriminator predicts for every token whether it was replaced. L_D is the
+    binary cross-entropy of these predictions. Here "chef" and the second "the" are masked, and
+    "artist" and "the" are sampled:
 
         row            [CLS]  the    chef   cooked the    meal [SEP]
         generator      [CLS]  the   [MASK]  cooked [MASK] meal [SEP]
         discriminator  [CLS]  the   artist  cooked the    meal [SEP]
         targets          0     0      1       0     0      0     0
 
-    No gradient passes through the samples. L_MLM is a mean over the masked tokens, and L_D a mean
+    No gradient passes through the sampling. L_MLM is a mean over the masked tokens, and L_D a mean
     over all tokens except padding. With `sharing` = "gradient-disentangled", the token embeddings
     of the discriminator are the sum of the generator's embeddings, to which L_D has no gradient,
     and a difference that is 0 at the start (He et al. 2021b, section 3.2).
 
     Source: Clark et al. 2020, section 2. As in the paper, all selected tokens are masked; in the
-    released code, 15 % of them are left unchanged. The random numbers for sampling belong to the
-    row, so that samples do not depend on the division into micro-batches.
+    released code, 15 % of them are left unchanged. The random numbers for sampling are assigned to
+    rows, so that samples do not depend on the division into micro-batches.
     """
 
     builds_single_model: ClassVar[bool] = False
@@ -99,7 +99,7 @@ class ReplacedToken(TokenMasking):
         return "replaced-token" in kinds and "mlm" not in kinds
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the discriminator's head.
+        """Return the replaced-token head of the discriminator.
 
         Raises RecipeError if no generator can be built for the model.
         """
@@ -112,19 +112,22 @@ class ReplacedToken(TokenMasking):
         return spec, self._build_generator_spec(spec)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return the generator and the discriminator, which share token embeddings."""
+        """Build the generator and the discriminator, which share token embeddings."""
         assert isinstance(spec, TransformerSpec)
         return build_with_generator(
             spec, fraction=self.generator_size, sharing=self.sharing, seed=seed, device=device
         )
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the discriminator, saved in the run folder, and the generator, in a subfolder."""
+        """Return both models to save: the discriminator, and the generator in a subfolder."""
         assert isinstance(module, GeneratorAndDiscriminator)
         return {"": module.discriminator, "generator": module.generator}
 
     def untie_weights(self, module: nn.Module) -> None:
-        """Stop sharing weights between generator and discriminator, for loading and saving."""
+        """Give generator and discriminator separate copies of the weights that they share.
+
+        This is needed for loading and saving.
+        """
         assert isinstance(module, GeneratorAndDiscriminator)
         module.untie_weights()
 
@@ -134,24 +137,31 @@ class ReplacedToken(TokenMasking):
         module.tie_weights()
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch with masked input_ids and labels [B, T] for the generator.
+        """Mask tokens for the generator. Returns a batch with input_ids and labels, [B, T] each.
 
-        `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1) for sampling.
+        `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1) for sampling tokens
+        from the generator.
         """
-        input_ids, labels = self.mask(rows.input_ids, padding_mask(rows), rng, vocabulary)
+        input_ids, labels = self.mask_tokens(rows.input_ids, padding_mask(rows), rng, vocabulary)
         uniform = rng.uniform(input_ids.shape[1], _SAMPLE).astype(np.float32)
         # Rounding up to 1 would sample beyond the last token.
         uniform = np.minimum(uniform, np.float32(1.0 - 2.0**-24))
         return Batch(input_ids, labels=labels, sequence_labels=uniform, **attention_inputs(rows))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of masked tokens, and the number of all tokens except padding."""
+        """Return the number of labels of both models.
+
+        The generator predicts masked tokens, and the discriminator all tokens except padding.
+        """
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask
         num_tokens = batch.input_ids.size if real is None else int(np.count_nonzero(real))
         return {"generator": batch.num_labels, "discriminator": num_tokens}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of the discriminator's loss. It is large, because the loss is small."""
+        """Return the weight of the discriminator's loss.
+
+        It is large, because the loss is small.
+        """
         return {"discriminator": self.discriminator_weight}
 
     def corrupt(self, model: GeneratorAndDiscriminator, batch: TensorBatch) -> CorruptedBatch:
@@ -189,13 +199,13 @@ class ReplacedToken(TokenMasking):
         }
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `fill-mask` command with the generator."""
+        """Return a `fill-mask` command that uses the generator."""
         return super().suggest_command(f"{run}/generator", lm, text)
 
     def _build_generator_spec(self, spec: Spec) -> TransformerSpec:
-        """Return the spec of the generator for a discriminator.
+        """Return the spec of the generator that belongs to a discriminator.
 
-        Raises RecipeError if the discriminator is not a Transformer encoder, or not supported.
+        Raises RecipeError if the discriminator is not a Transformer encoder, or is not supported.
         """
         if not isinstance(spec, TransformerSpec) or spec.family != "encoder-only":
             raise RecipeError(

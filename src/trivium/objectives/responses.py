@@ -1,4 +1,4 @@
-"""Responses that a model samples for prompts, and their rewards."""
+"""Sampling of responses from a model, and computation of their rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOTS = 128
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt to respond to, and the columns of its record, which rewards may read.
+    """A prompt to respond to, and the columns of its record, which rewards may use.
 
     Args:
         prompt: a text, or the messages of a conversation.
@@ -37,7 +37,7 @@ class Prompt:
 
     @property
     def group(self) -> str:
-        """The prompt as one text. The validation split keeps equal prompts together."""
+        """The prompt as one text. Equal prompts are put into the same split."""
         return plain(self.prompt)
 
 
@@ -49,7 +49,7 @@ class Response:
         prompt_ids: the token ids of the prompt.
         ids: the sampled token ids, including the end-of-text token.
         text: the response without leading and trailing whitespace.
-        ended: whether the model ended the response; False if it reached the maximum length.
+        ended: whether the model ended the response. False if it reached the maximum length.
         scores: the value of each of the R reward functions, float64 [R].
     """
 
@@ -63,8 +63,8 @@ class Response:
 def sample_responses(
     lm: LanguageModel,
     prompts: Sequence[tuple[Prompt, int]],
-    params: SamplingParams,
-    rewards: Sequence[RewardFunction],
+    sampling_params: SamplingParams,
+    reward_functions: Sequence[RewardFunction],
     *,
     num_generations: int = 1,
 ) -> list[Response]:
@@ -75,8 +75,8 @@ def sample_responses(
     Args:
         lm: the model.
         prompts: every prompt with its seed.
-        params: the sampling parameters.
-        rewards: the reward functions.
+        sampling_params: the sampling parameters.
+        reward_functions: the reward functions.
         num_generations: the number of responses per prompt.
 
     Returns:
@@ -84,26 +84,26 @@ def sample_responses(
     """
     requests = []
     for prompt, seed in prompts:
-        ids, answers = prompt_ids(lm, prompt), not isinstance(prompt.prompt, str)
+        ids, answers = encode_prompt(lm, prompt), not isinstance(prompt.prompt, str)
         for index in range(num_generations):
-            request = GenerationRequest(ids, params, answers=answers)
+            request = GenerationRequest(ids, sampling_params, answers=answers)
             request.seed = derived_seed(seed, index)
             requests.append(request)
     lm.run_requests(requests, slots=SLOTS)
     repeated = (prompt for prompt, _ in prompts for _ in range(num_generations))
-    samples = [_build_sample(*pair) for pair in zip(repeated, requests, strict=True)]
+    samples = [_build_reward_sample(*pair) for pair in zip(repeated, requests, strict=True)]
     return [
-        Response(one.prompt_ids, _response_ids(one), sample.response, sample.ended, scores)
+        Response(one.prompt_ids, _collect_response_ids(one), sample.response, sample.ended, scores)
         for one, sample, scores in zip(
-            requests, samples, compute_scores(rewards, samples), strict=True
+            requests, samples, compute_scores(reward_functions, samples), strict=True
         )
     ]
 
 
-def prompt_ids(lm: LanguageModel, prompt: Prompt) -> list[int]:
-    """Return the token ids of a prompt, encoded as in `generate` (text) or `chat` (messages).
+def encode_prompt(lm: LanguageModel, prompt: Prompt) -> list[int]:
+    """Encode a prompt as token ids. Messages are formatted with the chat template.
 
-    Raises DataError if the prompt leaves no position for a response.
+    Raises DataError if the prompt fills the whole context length, leaving no room for a response.
     """
     if isinstance(prompt.prompt, str):
         (ids,) = lm.prompts([prompt.prompt])
@@ -119,13 +119,13 @@ def prompt_ids(lm: LanguageModel, prompt: Prompt) -> list[int]:
     return ids
 
 
-def _response_ids(request: GenerationRequest) -> list[int]:
+def _collect_response_ids(request: GenerationRequest) -> list[int]:
     """Return the generated token ids of a request, including the end-of-text token, if any."""
     return [*request.output_ids, *([] if request.end_id is None else [request.end_id])]
 
 
-def _build_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
-    """Return the finished request for a prompt in the form that reward functions read."""
+def _build_reward_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
+    """Build the sample that reward functions read from a prompt and its finished request."""
     response, messages = request.text.strip(), ()
     text = prompt.group + request.text.rstrip()
     if not isinstance(prompt.prompt, str):

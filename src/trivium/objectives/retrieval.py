@@ -1,4 +1,4 @@
-"""Retrieval of passages for queries, by embeddings, by BM25, and by both together."""
+"""Retrieval of passages for queries with embeddings, BM25, or a hybrid of both."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ _RRF_CONSTANT = 60.0  # Cormack et al. 2009
 _QUERY_BATCH = 256
 
 
-def split_words(text: str) -> list[str]:
-    """Return the words of a text in lower case.
+def split_lowercase_words(text: str) -> list[str]:
+    r"""Split a text into lower-cased words. Every Chinese or Japanese character is a word.
 
-    Every Chinese or Japanese character is a word.
-
-    >>> split_words("The cat's \u732b")
+    >>> split_lowercase_words("The cat's \u732b")
     ['the', 'cat', 's', '\u732b']
     """
     return LETTERS.findall(text.lower())
@@ -47,7 +45,7 @@ class BM25:
     """
 
     def __init__(self, passages: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
-        counts = [Counter(split_words(passage)) for passage in passages]
+        counts = [Counter(split_lowercase_words(passage)) for passage in passages]
         sizes = np.array([count.total() for count in counts], dtype=np.float64)
         norms = k1 * (1.0 - b + b * sizes / max(sizes.mean(), 1.0))
         postings: dict[str, list[tuple[int, int]]] = {}
@@ -62,20 +60,20 @@ class BM25:
             weights = idf * frequencies * (k1 + 1.0) / (frequencies + norms[indices])
             self._postings[word] = indices, weights
 
-    def scores(self, queries: Sequence[str]) -> Scores:
-        """Return the BM25 score of every passage for every query, float64 [Q, P]."""
+    def score_passages(self, queries: Sequence[str]) -> Scores:
+        """Return the BM25 score of every passage for each of Q queries, float64 [Q, P]."""
         scores = np.zeros((len(queries), self.num_passages))
         for row, query in zip(scores, queries, strict=True):
-            for word in split_words(query):
+            for word in split_lowercase_words(query):
                 indices, weights = self._postings.get(word, ((), 0.0))
                 row[list(indices)] += weights
         return scores
 
 
 def reciprocal_rank_fusion(*rankings: Scores) -> Scores:
-    """Combine several rankings of the same passages. Returns the sum of 1 / (60 + rank), [Q, P].
+    """Combine several rankings of P passages. Returns the sum of 1 / (60 + rank), [Q, P].
 
-    Each ranking contains the scores of P passages for Q queries, [Q, P].
+    Each ranking consists of the scores of all passages for Q queries, [Q, P].
 
     Source: Cormack et al. 2009.
     """
@@ -84,23 +82,24 @@ def reciprocal_rank_fusion(*rankings: Scores) -> Scores:
     return np.sum([1.0 / (_RRF_CONSTANT + rank) for rank in ranks], axis=0)
 
 
-def compute_ranks(scores: Scores, relevant: Bools) -> Ints:
-    """Return the rank of the best relevant passage for every query, int64 [Q], starting at 1.
+def compute_best_ranks(scores: Scores, is_relevant: Bools) -> Ints:
+    """Return the rank of the best relevant passage for each query, int64 [Q], starting at 1.
 
-    Among passages with equal scores, relevant passages come last.
+    If passages have equal scores, the relevant ones are ranked last.
 
     Args:
         scores: the score of every passage for every query, [Q, P].
-        relevant: which passages are relevant for a query, bool [Q, P].
+        is_relevant: which passages are relevant for a query, bool [Q, P].
     """
-    best = np.where(relevant, scores, -np.inf).max(axis=1, keepdims=True)
-    return 1 + ((scores >= best) & ~relevant).sum(axis=1)
+    best = np.where(is_relevant, scores, -np.inf).max(axis=1, keepdims=True)
+    return 1 + ((scores >= best) & ~is_relevant).sum(axis=1)
 
 
 def compute_mrr_and_recall(ranks: Ints, prefix: str = "") -> dict[str, float]:
     """Return MRR (the mean of 1 / rank), recall@1 and recall@10, by name.
 
-    Recall@k is the fraction of queries with a rank of at most k. `prefix` is added to the names.
+    Recall@k is the fraction of queries with a rank of at most k. `prefix` is prepended to the
+    names.
     """
     return {
         f"{prefix}mrr": float((1.0 / ranks).mean()),
@@ -111,13 +110,13 @@ def compute_mrr_and_recall(ranks: Ints, prefix: str = "") -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """The passages that Q queries find, and the metrics of retrieval.
+    """The passages retrieved for Q queries, and the retrieval metrics.
 
     Args:
         values: MRR and recall by name. Names that start with `bm25_` are for BM25, names that start
-            with `mixed_` for both methods together, and all others for embeddings.
-        ranks: the rank of the passage that belongs to each query, by embeddings, int64 [Q].
-        best: the highest ranked passage for each query, by embeddings.
+            with `mixed_` for the hybrid of BM25 and embeddings, and all others for embeddings.
+        ranks: the rank of each query's passage, by embeddings, int64 [Q].
+        best: the highest-ranked passage for each query, by embeddings.
         num_passages: the number of distinct passages.
     """
 
@@ -128,18 +127,18 @@ class RetrievalResult:
 
 
 def retrieve(
-    pairs: Sequence[tuple[str, str]], queries: Scores, passages: Scores, *, lexical: bool
+    pairs: Sequence[tuple[str, str]], query_vectors: Scores, passage_vectors: Scores, hybrid: bool
 ) -> RetrievalResult:
-    """Search for the passage of each query among the distinct passages of all pairs.
+    """Retrieve the passage of each query among the distinct passages of all pairs.
 
-    If several pairs have the same query, all of their passages are relevant for it, and the best
-    ranked one counts.
+    If several pairs have the same query, all of their passages are relevant for it, and the rank of
+    the best one is used.
 
     Args:
-        pairs: (query, passage).
-        queries: the embeddings of the queries, with norm 1, [Q, D].
-        passages: the embeddings of the passages, with norm 1, [Q, D].
-        lexical: whether to search also with BM25, and with both methods together.
+        pairs: Q pairs (query, passage).
+        query_vectors: the embeddings of the queries, with norm 1, [Q, D].
+        passage_vectors: the embeddings of the passages, with norm 1, [Q, D].
+        hybrid: whether to also retrieve with BM25, and with the hybrid of BM25 and embeddings.
     """
     index_of: dict[str, int] = {}
     relevant_indices: dict[str, list[int]] = {}
@@ -147,7 +146,7 @@ def retrieve(
         relevant_indices.setdefault(query, []).append(index_of.setdefault(passage, len(index_of)))
     texts = list(index_of)
     first = np.unique([index_of[passage] for _, passage in pairs], return_index=True)[1]
-    vectors, bm25 = passages[first], BM25(texts) if lexical else None
+    vectors, bm25 = passage_vectors[first], BM25(texts) if hybrid else None
     ranks: dict[str, list[Ints]] = {}
     best: list[str] = []
     for start in range(0, len(pairs), _QUERY_BATCH):
@@ -155,13 +154,13 @@ def retrieve(
         relevant = np.zeros((len(part), len(texts)), dtype=bool)
         for row, query in zip(relevant, part):
             row[relevant_indices[query]] = True
-        scores: dict[str, Scores] = {"": queries[start : start + _QUERY_BATCH] @ vectors.T}
+        scores: dict[str, Scores] = {"": query_vectors[start : start + _QUERY_BATCH] @ vectors.T}
         best += [texts[index] for index in scores[""].argmax(axis=1)]
         if bm25 is not None:
-            scores["bm25_"] = bm25.scores(part)
+            scores["bm25_"] = bm25.score_passages(part)
             scores["mixed_"] = reciprocal_rank_fusion(scores[""], scores["bm25_"])
         for name, each in scores.items():
-            ranks.setdefault(name, []).append(compute_ranks(each, relevant))
+            ranks.setdefault(name, []).append(compute_best_ranks(each, relevant))
     joined = {name: np.concatenate(each) for name, each in ranks.items()}
     values = [compute_mrr_and_recall(each, name) for name, each in joined.items()]
     return RetrievalResult(

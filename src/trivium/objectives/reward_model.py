@@ -1,4 +1,4 @@
-"""Reward modelling: a model that scores texts is trained on preference pairs."""
+"""Reward modelling: a model that scores responses is trained on preference pairs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trivium.objectives.labelled import column_key, encode_texts
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
-    pair_batch,
+    build_pair_batch,
     stack_pairs,
     unstack_pairs,
 )
@@ -50,7 +50,7 @@ class Reward(SingleStackTask, PreferencePairs):
     L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2
 
     x is the prompt, y+ the chosen and y- the rejected response. r is a regression model. It reads
-    the prompt with a response as one text; messages are formatted with the chat template:
+    the prompt with a response as one text. Messages are formatted with the chat template:
 
         chosen    [CLS] who wrote it ? Ada did . [SEP]    r =  1.3
         rejected  [CLS] who wrote it ? go away . [SEP]    r = -0.8
@@ -78,9 +78,9 @@ class Reward(SingleStackTask, PreferencePairs):
     )
 
     def example(self, record: Record) -> Preference:
-        """Return the preference pair of a record, with its margin.
+        """Read a preference pair and its margin from a record.
 
-        Raises DataError for a margin that is not a finite number. See `PreferencePairs.example`.
+        Raises DataError if the margin is not a finite number, or if the pair is invalid.
         """
         one = super().example(record)
         if "margin" not in record.columns:
@@ -97,21 +97,24 @@ class Reward(SingleStackTask, PreferencePairs):
         return dataclasses.replace(one, margin=margin)
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
-        """Return settings for a regression model with the label "reward"."""
+        """Return the model settings for a regression model with the single label "reward"."""
         settings = settings.with_labels(("reward",), "regression")
         return settings.with_task("classification", pairs=False).with_task("reward")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return a head that predicts one number. Raises RecipeError if the model does not fit."""
+        """Return a head that predicts one number per text.
+
+        Raises RecipeError if the objective does not support the model.
+        """
         self.require_fit(spec)
         return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
-        """Encode the chosen and the rejected text of every pair in the format of `classify`.
+        """Encode the chosen and the rejected text of N pairs in the format of `classify`.
 
         `sequence_labels` are the margins, float32 [N, 1].
         """
-        inputs, rows = encode_texts(lm, [(text, None) for text in self._join_texts(examples, lm)])
+        inputs, rows = encode_texts(lm, [(text, None) for text in self._format_texts(examples, lm)])
         # A pair whose texts are equal after truncation has no target.
         truncations = [
             (one.cut + other.cut, 1, int(one.ids == other.ids))
@@ -125,22 +128,25 @@ class Reward(SingleStackTask, PreferencePairs):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch of chosen and rejected texts, [B, 2, U].
+        """Build a batch of chosen and rejected texts, [B, 2, U] for B pairs of at most U tokens.
 
         `sequence_labels` are the margins [B, 1].
         """
-        return pair_batch(rows)
+        return build_pair_batch(rows)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of pairs, by which both terms are divided."""
+        """Return the number of pairs, by which both loss terms are divided."""
         return dict.fromkeys(("pairs", "center"), batch.num_rows)
 
     def term_weights(self) -> dict[str, float]:
-        """Return lambda, the weight of the squared sums of rewards."""
+        """Return lambda (`center`), the weight of the squared sums of rewards."""
         return {"center": self.center}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the pairwise loss in nats and the squared sums of rewards, summed over pairs."""
+        """Return the pairwise loss in nats, and the squared sums of both rewards.
+
+        Both terms are summed over the pairs.
+        """
         assert batch.sequence_labels is not None
         inputs = unstack_pairs(batch.inputs)
         hidden, terms = forward_hidden(model, inputs)
@@ -151,19 +157,20 @@ class Reward(SingleStackTask, PreferencePairs):
         return {"pairs": loss.sum(), "center": (chosen + rejected).square().sum(), **terms}
 
     def predict(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
-        """Return the rewards of all texts, two per pair: first chosen, then rejected."""
-        return [one.score for one in lm.classify(self._join_texts(examples, lm))]
+        """Return the rewards of all texts, two per pair: chosen, then rejected."""
+        return [one.score for one in lm.classify(self._format_texts(examples, lm))]
 
     def compute_metrics(
         self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
     ) -> Metrics:
         """Return the accuracy, the mean margin and the mean reward.
 
-        The accuracy is the fraction of pairs whose chosen response has the higher reward.
+        The accuracy is the fraction of pairs in which the chosen response has the higher reward.
+        The margin is the difference between both rewards.
         """
         rewards = np.array(answers).reshape(-1, 2)
         gain = rewards[:, 0] - rewards[:, 1]
-        texts = self._join_texts(examples, lm)
+        texts = self._format_texts(examples, lm)
         rows = [
             {"text": text, "rejected": other, "reward": first, "rejected_reward": second}
             for text, other, (first, second) in zip(texts[::2], texts[1::2], rewards.tolist())
@@ -182,19 +189,19 @@ class Reward(SingleStackTask, PreferencePairs):
         return Metrics(values, notes=notes).with_examples(rows, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `classify` command with a pair of the validation examples."""
+        """Return a `classify` command with both texts of a validation pair."""
         example = first_prediction(run)
         both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
         texts = [one[:_MAX_TEXT] for one in both]
         return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"
 
-    def _join_texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
-        """Return the texts of all pairs, two per pair: first chosen, then rejected."""
-        return [_join_text(lm, *turns) for turns in self.turns(examples)]
+    def _format_texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
+        """Return the input texts of all pairs, two per pair: chosen, then rejected."""
+        return [_format_text(lm, *turns) for turns in self.list_turns(examples)]
 
 
-def _join_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
-    """Return a prompt and a response as one text; messages are formatted with the chat template."""
+def _format_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
+    """Join a prompt and a response to one text, with the chat template if they are messages."""
     if isinstance(prompt, str) and isinstance(response, str):
         return prompt + response
     return chat_template(lm).render(prepend_prompt(prompt, response))

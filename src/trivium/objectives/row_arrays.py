@@ -1,4 +1,4 @@
-"""Array operations on rows of token ids, which objectives use to prepare batches on the host.
+"""NumPy operations on rows of token ids, which objectives use to prepare batches on the host.
 
 Shape letters: B rows, T tokens per row.
 """
@@ -13,21 +13,21 @@ from trivium.data.batch import Bools, Floats, Ints, RowBatch
 
 
 def padding_mask(rows: RowBatch) -> np.ndarray:
-    """Return the padding mask of rows: bool [B, T], False for padding."""
+    """Return the padding mask of rows, bool [B, T], with False for padding."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 
 def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
-    """Remove ids from every row, move the remaining ids to the left, and pad with `fill`.
+    """Remove some token ids from every row, move the others to the left, and pad with `fill`.
 
     Args:
-        ids: int64 [B, T].
+        ids: token ids, int64 [B, T].
         keep: True for the ids to keep, bool [B, T].
-        fill: the padding.
+        fill: the padding id.
 
     Returns:
-        The rows, int64 [B, S], where S is the maximum number of kept ids per row, and the number of
-        kept ids in each row, int64 [B].
+        The packed rows, int64 [B, S], where S is the maximum number of kept ids per row, and the
+        number of kept ids in each row, int64 [B].
 
     >>> left_pack(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
     (array([[5, 7],
@@ -41,14 +41,15 @@ def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
 
 
 def poisson_probabilities(mean: float, lengths: range) -> Floats:
-    """Return the probability of each length in `lengths` under a Poisson distribution."""
+    """Return the Poisson probability of each length in `lengths`, for the given mean."""
     return np.exp([n * math.log(mean) - mean - math.lgamma(n + 1) for n in lengths])
 
 
 def attention_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
-    """Return the model inputs `document_ids` and `position_ids` for packed documents.
+    """Return the model inputs that limit attention and number the positions of rows.
 
-    Without document ids, return only the padding mask, `attention_mask`.
+    For packed documents these are `document_ids` and `position_ids`, otherwise the padding mask
+    `attention_mask`.
     """
     if rows.document_ids is None:
         return {"attention_mask": rows.attention_mask}
@@ -57,7 +58,7 @@ def attention_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
 
 
 def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
-    """Return position ids that restart at 0 in every document: int64 [B, T].
+    """Return position ids that restart at 0 in every document of a row, int64 [B, T].
 
     >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
     array([[0, 1, 0, 1, 2]])

@@ -1,4 +1,4 @@
-"""Sentence pairs: does B follow A, predicted along with masked tokens (BERT and ALBERT)."""
+"""Sentence pair tasks of BERT and ALBERT (NSP and SOP), trained together with masked tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trivium.objectives.row_arrays import left_pack
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.vocabulary import Vocabulary
 
-# Noise channels. Lower channels are for `TokenMasking`.
+# Channels of random numbers. Lower channels are for `TokenMasking`.
 _NEGATIVE, _CUT, _OTHER, _START = range(16, 20)
 # The number of rows tried for a negative. If all are from the same document, there is no negative.
 _TRIES = 8
@@ -31,10 +31,10 @@ _TRIES = 8
 class SentencePairs(TokenMasking):
     """Masked language modelling together with a task on sentence pairs (BERT and ALBERT).
 
-    A pair consists of two segments of text. It is the longest section of one document in a row,
-    split in two, without special tokens. Half of the pairs become negatives. For "nsp" (next
-    sentence prediction), a segment from another document replaces the second segment. For "order"
-    (sentence order prediction), the two segments are swapped. With "sat" masked:
+    A pair consists of two segments of text. It is the longest section of a row that belongs to one
+    document, split in two, without special tokens. Half of the pairs become negatives. For "nsp"
+    (next sentence prediction), a segment from another document replaces the second segment. For
+    "order" (sentence order prediction), the two segments are swapped. With "sat" masked:
 
         row             [CLS] the cat  sat   .     it  slept . [SEP]
         input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      sequence label 0: next
@@ -48,8 +48,8 @@ class SentencePairs(TokenMasking):
     "order" its label is 0.
 
     Source: Devlin et al. 2018, section 3.1 and appendix A.2; Lan et al. 2019, section 3.1. In the
-    papers, sentences are joined up to a maximum length, and some pairs are short at random. Here a
-    row is split in two, and no pair is shortened at random.
+    papers, sentences are joined up to a maximum length, and some pairs are randomly shortened. Here
+    a row is split in two, and no pair is randomly shortened.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]", "[CLS]", "[SEP]", "[PAD]")
@@ -62,9 +62,10 @@ class SentencePairs(TokenMasking):
     )
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the MLM head, and the head that classifies pairs, which any encoder can get.
+        """Return the MLM head and the head that classifies sentence pairs.
 
-        Raises RecipeError if the model is not a Transformer encoder with two token types.
+        If the model has no head for sentence pairs, a new one is returned. Raises RecipeError if
+        the model is not a Transformer encoder with two token types.
         """
         if not spec.stacks or spec.family != "encoder-only":
             raise RecipeError(
@@ -79,12 +80,13 @@ class SentencePairs(TokenMasking):
         return self.require_head(spec), next(have, NSPHead())
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch of masked pairs, one per row.
+        """Build one sentence pair from each of B rows, and mask random tokens.
 
-        input_ids, token_type_ids and labels are [B, T]. sequence_labels [B] are 1 for negatives.
+        Returns a batch with input_ids, token_type_ids and labels [B, T], and sequence_labels [B],
+        which are 1 for negatives.
         """
-        texts, sizes, documents = _longest_sections(rows, vocabulary)
-        cut, column = _draw_cuts(texts, sizes, rng, vocabulary), np.arange(texts.shape[1])
+        texts, sizes, documents = _extract_longest_sections(rows, vocabulary)
+        cut, column = _draw_split_points(texts, sizes, rng, vocabulary), np.arange(texts.shape[1])
         first = column < cut[:, None]
         second = (column < sizes[:, None]) & ~first
         negative = rng.uniform(1, _NEGATIVE)[:, 0] < 0.5
@@ -95,16 +97,16 @@ class SentencePairs(TokenMasking):
         else:
             # The length of the replaced segment, or the remaining space after a text without a cut.
             space = np.where(sizes < 2, max(texts.shape[1] - 3, 2) - sizes, sizes - cut)
-            others, part, fits = _draw_other_segments(
+            others, part, fits = _draw_negative_segments(
                 texts, sizes, documents, space, rng, vocabulary
             )
             negative = (negative | (sizes < 2)) & fits
             other = negative[:, None]
             others, second = np.where(other, others, texts), np.where(other, part, second)
-        return self._join_segments(texts, first, others, second, negative, rng, vocabulary)
+        return self._build_pair_batch(texts, first, others, second, negative, rng, vocabulary)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of masked tokens; for the terms of pairs, the number of pairs."""
+        """Return the number of masked tokens for the MLM loss, and of pairs for the pair terms."""
         pairs = batch.num_rows
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
@@ -113,9 +115,10 @@ class SentencePairs(TokenMasking):
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the cross-entropy of masked tokens and of pairs, and the accuracy, as sums.
+        """Compute the cross-entropies of masked tokens and sentence pairs, and the pair accuracy.
 
-        The last layer computes only the masked tokens and the first token of every row.
+        Each is a sum over the batch. The last layer computes only the masked tokens and the first
+        token of every row.
         """
         labels = batch.sequence_labels
         assert labels is not None
@@ -133,49 +136,49 @@ class SentencePairs(TokenMasking):
             **terms,
         }
 
-    def _join_segments(
+    def _build_pair_batch(
         self,
-        texts: Ints,
-        first: Bools,
-        others: Ints,
-        second: Bools,
-        negative: Bools,
+        first_texts: Ints,
+        in_first: Bools,
+        second_texts: Ints,
+        in_second: Bools,
+        is_negative: Bools,
         rng: RowRandom,
         vocabulary: Vocabulary,
     ) -> Batch:
-        """Join segments A and B into rows [CLS] A [SEP] B [SEP]. Returns the masked, padded batch.
+        """Join pairs of segments to rows [CLS] A [SEP] B [SEP], and mask random tokens.
 
         Args:
-            texts: the texts of the first segments, int64 [B, T].
-            first: the tokens of `texts` that form segment A, bool [B, T].
-            others: the texts of the second segments, int64 [B, T].
-            second: the tokens of `others` that form segment B, bool [B, T].
-            negative: which pairs are negatives, bool [B].
-            rng: the noise of the rows.
+            first_texts: the texts that contain segment A of each pair, int64 [B, T].
+            in_first: the tokens of `first_texts` that form segment A, bool [B, T].
+            second_texts: the texts that contain segment B of each pair, int64 [B, T].
+            in_second: the tokens of `second_texts` that form segment B, bool [B, T].
+            is_negative: which pairs are negatives, bool [B].
+            rng: the random numbers of the rows.
             vocabulary: the ids of the special tokens.
         """
-        one, width = np.ones((len(texts), 1), dtype=bool), texts.shape[1]
+        one, width = np.ones((len(first_texts), 1), dtype=bool), first_texts.shape[1]
         start, end = one * vocabulary.start_id, one * vocabulary.end_id
-        ids = np.concatenate((start, texts, end, others, end), axis=1)
-        keep = np.concatenate((one, first, one, second, one), axis=1)
+        ids = np.concatenate((start, first_texts, end, second_texts, end), axis=1)
+        keep = np.concatenate((one, in_first, one, in_second, one), axis=1)
         types = np.repeat((0, 0, 0, 1, 1), (1, width, 1, width, 1))
         types, _ = left_pack(np.broadcast_to(types, ids.shape), keep, 0)
         ids, sizes = left_pack(ids, keep, vocabulary.pad_id or 0)
-        real = np.arange(ids.shape[1]) < sizes[:, None]
-        ids, labels = self.mask(ids, real, rng, vocabulary)
+        is_token = np.arange(ids.shape[1]) < sizes[:, None]
+        ids, labels = self.mask_tokens(ids, is_token, rng, vocabulary)
         return Batch(
             input_ids=ids,
-            attention_mask=None if real.all() else real.astype(np.int64),
+            attention_mask=None if is_token.all() else is_token.astype(np.int64),
             token_type_ids=types,
             labels=labels,
-            sequence_labels=negative.astype(np.int64),
+            sequence_labels=is_negative.astype(np.int64),
         )
 
 
-def _longest_sections(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, Ints]:
-    """Return the longest section of one document in every row, truncated to fit into a pair.
+def _extract_longest_sections(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, Ints]:
+    """Extract from each row its longest section that belongs to a single document.
 
-    Special tokens are removed.
+    Special tokens are removed, and the section is truncated so that it fits into a sentence pair.
 
     Returns:
         The sections, int64 [B, T], padded on the right; their lengths, int64 [B]; and the index of
@@ -199,60 +202,66 @@ def _longest_sections(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Int
     return parts, sizes, rows.first_documents + longest - 1
 
 
-def _draw_cuts(texts: Ints, sizes: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-    """Return a random number of tokens before the cut of each text, int64 [B].
+def _draw_split_points(texts: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
+    """Draw a random position at which each text is split into two segments, int64 [B].
 
-    If possible, the cut follows the end of a sentence. A text of one token has no cut: its number
-    is 1. `texts` is int64 [B, T], and `sizes`, int64 [B], are the lengths of the texts.
+    If possible, a text is split at the end of a sentence. For a text of one token, which cannot be
+    split, the position is 1.
+
+    Args:
+        texts: token ids, int64 [B, T].
+        lengths: the lengths of the texts, int64 [B].
+        rng: the random numbers of the rows.
+        vocabulary: determines which tokens end a sentence.
     """
-    inside = np.arange(1, texts.shape[1] + 1) < sizes[:, None]
-    cut = _draw_column(texts, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
-    return np.where(sizes < 2, sizes, cut + 1)
+    inside = np.arange(1, texts.shape[1] + 1) < lengths[:, None]
+    cut = _draw_sentence_end(texts, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
+    return np.where(lengths < 2, lengths, cut + 1)
 
 
-def _draw_column(ids: Ints, allowed: Bools, draw: Floats, vocabulary: Vocabulary) -> Ints:
-    """Return a random column in each row among the allowed columns, int64 [B].
+def _draw_sentence_end(ids: Ints, allowed: Bools, uniform: Floats, vocabulary: Vocabulary) -> Ints:
+    """Draw a random column of each row where a sentence ends, int64 [B].
 
-    Among the allowed columns, ends of sentences are preferred.
+    If no sentence ends at the allowed columns of a row, any allowed column is drawn.
 
     Args:
         ids: token ids, int64 [B, T].
-        allowed: bool [B, T].
-        draw: a uniform random number for each row, [B].
-        vocabulary: the tokens that end a sentence.
+        allowed: the allowed columns, bool [B, T].
+        uniform: a uniform random number for each row, [B].
+        vocabulary: determines which tokens end a sentence.
     """
     ends = allowed & vocabulary.ends_sentence[ids]
     allowed = np.where(ends.any(axis=1, keepdims=True), ends, allowed)
-    rank = (draw * allowed.sum(axis=1)).astype(np.int64)
+    rank = (uniform * allowed.sum(axis=1)).astype(np.int64)
     return (np.cumsum(allowed, axis=1) > rank[:, None]).argmax(axis=1)
 
 
-def _draw_other_segments(
-    texts: Ints, sizes: Ints, documents: Ints, space: Ints, rng: RowRandom, vocabulary: Vocabulary
+def _draw_negative_segments(
+    texts: Ints, lengths: Ints, documents: Ints, space: Ints, rng: RowRandom, vocabulary: Vocabulary
 ) -> tuple[Ints, Bools, Bools]:
-    """Return a random segment from another document for each row.
+    """Draw a random segment from another document for each row, to build negative pairs.
 
     Args:
         texts: the texts of all rows of the step, int64 [B, T].
-        sizes: the length of each text, int64 [B].
+        lengths: the length of each text, int64 [B].
         documents: the index of each text's document, int64 [B].
         space: the maximum length of each segment, int64 [B].
-        rng: the noise of the rows.
-        vocabulary: the tokens that end a sentence.
+        rng: the random numbers of the rows.
+        vocabulary: determines which tokens end a sentence.
 
     Returns:
-        The text that contains each segment, int64 [B, T]; the tokens of the segment, bool [B, T];
-        and whether a text from another document was found, bool [B].
+        The text that contains each segment, int64 [B, T]; which tokens belong to the segment, bool
+        [B, T]; and whether a text from another document was found, bool [B].
     """
     candidates = rng.integers(len(texts), _TRIES, _OTHER)
-    fits = (documents[candidates] != documents[:, None]) & (sizes[candidates] > 0)
+    fits = (documents[candidates] != documents[:, None]) & (lengths[candidates] > 0)
     row = np.take_along_axis(candidates, fits.argmax(axis=1)[:, None], axis=1)[:, 0]
-    texts, sizes = texts[row], sizes[row]
+    texts, lengths = texts[row], lengths[row]
     column = np.arange(texts.shape[1])
-    latest = np.maximum(sizes - space, 0)
+    latest = np.maximum(lengths - space, 0)
     inside = column < latest[:, None]
-    start = 1 + _draw_column(texts, inside, rng.uniform(1, _START)[:, 0], vocabulary)
+    start = 1 + _draw_sentence_end(texts, inside, rng.uniform(1, _START)[:, 0], vocabulary)
     start = np.where(latest == 0, 0, start)
-    stop = start + np.minimum(sizes - start, space)
+    stop = start + np.minimum(lengths - start, space)
     segment = (column >= start[:, None]) & (column < stop[:, None])
     return texts, segment, fits.any(axis=1)

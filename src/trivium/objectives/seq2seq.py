@@ -61,10 +61,11 @@ _IF_DATA = (
 
 @dataclass(frozen=True, slots=True)
 class SourceTarget:
-    """A source text and its target texts.
+    """A source text with its target texts.
 
-    The model is trained on the first target. All targets are references of the metrics. With
-    `reverse`, the source was the target in the file, and vice versa.
+    The model is trained on the first target. All targets are used as references for the metrics.
+    `where` is the file and line of the example. With `reverse`, the file contains the source as
+    target and vice versa.
     """
 
     source: str
@@ -74,16 +75,17 @@ class SourceTarget:
 
     @property
     def group(self) -> str:
-        """The first text of the pair in the file. Pairs with equal first texts stay together.
+        """The source text in the file. Pairs with equal sources are put into the same split.
 
-        Therefore the validation split contains a pair in both directions or in none, and both
-        directions can be trained, in one model or in two.
+        With `reverse`, this is the first target, which is the source in the file. A pair is
+        therefore in the same split in both directions, whether they are trained in one model or in
+        two.
         """
         return self.targets[0] if self.reverse else self.source
 
 
 class SourceToTarget(LabelledObjective):
-    """A task in which an encoder-decoder reads a source x and generates a target y.
+    """Base class of tasks in which an encoder-decoder reads a source x and generates a target y.
 
     L = - sum_t log P(y_t | y_1 ... y_(t-1), x)
 
@@ -120,7 +122,7 @@ class SourceToTarget(LabelledObjective):
     ) -> Iterator[Record | SourceTarget]:
         """Yield the examples of two parallel plain text files, or the records of other files.
 
-        A table may have no header; then its first two columns are source and target.
+        If a table has no header, its first two columns are source and target.
 
         Raises:
             DataError: with file and line, if a source or target is missing or blank.
@@ -139,34 +141,38 @@ class SourceToTarget(LabelledObjective):
             yield from map(self._apply_direction, _read_parallel(*files, options=options))
             return
         for file in files:
-            header = self._number_columns(file, options.encoding)
+            header = self._choose_column_names(file, options.encoding)
             yield from read_records(file, dataclasses.replace(options, header=header))
 
     def example(self, record: Record) -> SourceTarget:
-        """Return the source and the targets of a record; with `reverse`, they are swapped."""
+        """Read a source and its targets from a record. With `reverse`, they are swapped."""
         source = append_input(record, record.text(record.columns["source"]))
         targets = _read_targets(record, record.columns["target"])
         return self._apply_direction(SourceTarget(source, targets, record.where))
 
     def _apply_direction(self, example: SourceTarget) -> SourceTarget:
-        """Return an example with source and first target swapped if `reverse` is set."""
+        """Swap the source and the first target of an example if `reverse` is set."""
         if not self.reverse:
             return example
         return SourceTarget(example.targets[0], (example.source,), example.where, reverse=True)
 
-    def _number_columns(self, file: str, encoding: str) -> list[str] | None:
-        """Return the column names "0", "1", ... for a table without a header; None: other files."""
-        cells = () if file.startswith("hf:") else read_header(file, encoding)
+    def _choose_column_names(self, path: str, encoding: str) -> list[str] | None:
+        """Return the column names "0", "1", ... if a table has no header, otherwise None.
+
+        The table has no header if the recipe gives column indices, or if the first line of a .tsv
+        file does not contain known column names.
+        """
+        cells = () if path.startswith("hf:") else read_header(path, encoding)
         fields = (self.source_field, self.target_field)
         numbered = any(
             isinstance(field, int) or (field and field.isdecimal() and field not in cells)
             for field in fields
         )
-        if cells and file_format(file) == ".tsv" and fields == (None, None):
+        if cells and file_format(path) == ".tsv" and fields == (None, None):
             numbered = not self.record_schema.fits(cells)
             if numbered and all(cell.isascii() and cell.isidentifier() for cell in cells):
                 warnings.warn(
-                    f"line 1 of {file} ({', '.join(cells)}) is read as an example; if it is a "
+                    f"line 1 of {path} ({', '.join(cells)}) is read as an example; if it is a "
                     f"header, add --set objective.source_field={cells[0]}",
                     stacklevel=2,
                 )
@@ -174,7 +180,10 @@ class SourceToTarget(LabelledObjective):
 
     @property
     def record_schema(self) -> Schema:
-        """The fields. Columns of a table without a header are called "0", "1", ..."""
+        """The columns of a source-target record.
+
+        In a table without a header, the columns are named "0", "1", ...
+        """
         return dataclasses.replace(super().record_schema, if_data=_IF_DATA)
 
     def input_text(self, example: SourceTarget) -> str:
@@ -182,7 +191,7 @@ class SourceToTarget(LabelledObjective):
         return example.source
 
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
-        """Return settings with the prefix and the beam search options of this task.
+        """Return the model settings with the prefix and the beam search options of this task.
 
         Length limits of an earlier task are removed.
         """
@@ -192,24 +201,27 @@ class SourceToTarget(LabelledObjective):
         return dataclasses.replace(settings, generation={**kept, **search})
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
-        """Encode the sources, with the prefix, and their first targets."""
+        """Encode the sources, including the prefix, and their first targets."""
         return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the summed cross-entropy of the target tokens in nats; smoothed in training."""
+        """Compute the cross-entropy of the target tokens, summed, in nats.
+
+        Label smoothing is only applied during training.
+        """
         smoothing = self.label_smoothing if model.training else 0.0
         return token_losses(model, batch, smoothing=smoothing)
 
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Yield the sources with the prefix, which the encoder reads."""
+        """Yield the texts that the encoder reads: every source with the prefix."""
         return (self.prefix + one.source for one in examples)
 
     def target_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Yield all targets."""
+        """Yield every target text of the examples, including additional references."""
         return (target for one in examples for target in one.targets)
 
     def predict(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
-        """Return the text that beam search generates for each source."""
+        """Generate a text for each source with beam search."""
         # In a mixture, the settings of `lm` may be those of another source.
         lm = copy.copy(lm)
         lm.settings = self.settings(lm.settings, examples)
@@ -221,7 +233,7 @@ class SourceToTarget(LabelledObjective):
         self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
     ) -> Metrics:
         """Return the metrics of the task, and the fraction of exact matches with a target."""
-        metrics, scores = self.compare(answers, [one.targets for one in examples])
+        metrics, scores = self.compute_text_metrics(answers, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
             for text, one in zip(answers, examples)
@@ -238,23 +250,27 @@ class SourceToTarget(LabelledObjective):
         ]
         return dataclasses.replace(metrics, values=values).with_examples(rows, mistakes)
 
-    def compare(
+    def compute_text_metrics(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Return the metrics of the task without exact match, and a score of each predicted text.
+        """Compute the metrics of the task except exact match, and a score for each predicted text.
 
-        The scores determine the order of the mistakes. `references` are one or more per text.
+        The lowest-scored mistakes are shown first.
+
+        Args:
+            predicted: the generated texts.
+            references: one or more reference texts for each generated text.
         """
         return Metrics({}), [0.0] * len(predicted)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `translate` command with a validation source, after the prefix of the task."""
+        """Return a `translate` command with a validation source, including the prefix."""
         source = first_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(lm.settings.task_prefixes[0] + source)}"
 
 
 class Translation(SourceToTarget):
-    """Machine translation (Vaswani et al. 2017), evaluated with BLEU and chrF of sacrebleu."""
+    """Machine translation (Vaswani et al. 2017), evaluated with BLEU and chrF from sacrebleu."""
 
     metric_libraries: ClassVar[Sequence[str]] = ("sacrebleu",)
     kind: Literal["translation"] = "translation"
@@ -262,10 +278,10 @@ class Translation(SourceToTarget):
         Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a, by the targets")
     )
 
-    def compare(
+    def compute_text_metrics(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Return BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015), and chrF2 of each text.
+        """Compute BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015), and chrF2 of each text.
 
         All values are between 0 and 1.
         """
@@ -274,7 +290,7 @@ class Translation(SourceToTarget):
 
         tokenizer = self.bleu_tokenizer
         if tokenizer == "auto":
-            tokenizer = bleu_tokenizer([one[0] for one in references])
+            tokenizer = choose_bleu_tokenizer([one[0] for one in references])
         try:
             # With `force`, sacrebleu does not warn about texts that look tokenized.
             bleu = BLEU(tokenize=tokenizer, force=True)
@@ -300,17 +316,17 @@ class Translation(SourceToTarget):
 
 
 class Summarization(SourceToTarget):
-    """Abstractive summarization, evaluated with ROUGE (Lin 2004) of rouge_score."""
+    """Abstractive summarization, evaluated with ROUGE (Lin 2004) from rouge_score."""
 
     metric_libraries: ClassVar[Sequence[str]] = ("rouge_score",)
     kind: Literal["summarization"] = "summarization"
 
-    def compare(
+    def compute_text_metrics(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Return the mean F1 of ROUGE-L, -1, -2 and -Lsum, and ROUGE-L of each text.
+        """Compute the mean F1 of ROUGE-L, -1, -2 and -Lsum, and ROUGE-L of each text.
 
-        If a text has several references, the best one counts.
+        If a text has several references, the best score is used.
         """
         from rouge_score.rouge_scorer import RougeScorer
 
@@ -341,16 +357,16 @@ class _UnicodeTokenizer:
     """
 
     def tokenize(self, text: str) -> list[str]:
-        """Return the words of a text in lower case."""
+        """Split a text into lower-cased words."""
         return LETTERS.findall(text.lower())
 
 
-def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
-    """Return the name of the sacrebleu tokenizer for the language of some texts.
+def choose_bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
+    r"""Choose the sacrebleu tokenizer for the language of the texts. Returns its name.
 
     It is "zh" for Chinese, "char" for other scripts without spaces between words, otherwise "13a".
 
-    >>> bleu_tokenizer(["\u4f60\u597d"]), bleu_tokenizer(["how are you"])
+    >>> choose_bleu_tokenizer(["\u4f60\u597d"]), choose_bleu_tokenizer(["how are you"])
     ('zh', '13a')
     """
     letters = [letter for text in texts[:1000] for letter in text if letter.isalpha()]
@@ -362,7 +378,7 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
-    """Encode pairs (source, target) for an encoder-decoder (see `pair_rows`)."""
+    """Encode pairs (source, target) as training examples for an encoder-decoder."""
     rows, truncations = pair_rows(lm, pairs)
     return EncodedExamples.with_targets(rows, truncations, pad_id=lm.text_tokenizer.pad_id)
 
@@ -375,8 +391,8 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
     end-of-text token.
 
     Returns:
-        The token ids and labels by field of `RowBatch`, and the truncations of every pair (see
-        `EncodedExamples`).
+        The token ids and labels by field of `RowBatch`, and the number of truncated tokens of every
+        pair (see `EncodedExamples`).
 
     Raises:
         RecipeError: the tokenizer has no end-of-text token.
@@ -412,7 +428,7 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
 
 
 def _read_targets(record: Record, column: str) -> tuple[str, ...]:
-    """Return the targets in a column, which contains a text, a number, or a list of them.
+    """Read the targets from a column that contains a text, a number, or a list of them.
 
     Raises DataError if there is no target.
     """
@@ -424,29 +440,32 @@ def _read_targets(record: Record, column: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _read_parallel(first: str, second: str, *, options: RecordOptions) -> Iterator[SourceTarget]:
-    """Yield the pairs of lines of two parallel text files; lines blank in both files are skipped.
+def _read_parallel(src_path: str, tgt_path: str, options: RecordOptions) -> Iterator[SourceTarget]:
+    """Yield a source-target pair for each line of two parallel text files.
 
-    Raises DataError if a line is blank or missing in one file only.
+    Lines that are blank in both files are skipped. Raises DataError if a line is blank or missing
+    in only one of the files.
     """
-    sources, targets = _read_lines(first, options), _read_lines(second, options)
+    sources, targets = (_read_text_lines(src_path, options), _read_text_lines(tgt_path, options))
     if options.report is not None:
-        options.report.add_layout(layout_line({"source": first, "target": second}, ()), first)
+        options.report.add_layout(
+            layout_line({"source": src_path, "target": tgt_path}, ()), src_path
+        )
     rows = itertools.zip_longest(sources, targets, fillvalue="")
     for number, (source, target) in enumerate(rows, start=1):
         if bool(source.strip()) != bool(target.strip()):
             problem = (
-                f"{first} has {len(sources)} lines and {second} has {len(targets)}; line by line "
-                f"they are source and target, but {second if source.strip() else first}, line "
-                f"{number} is blank or missing. Fill it in, or remove the line from both."
+                f"{src_path} has {len(sources)} lines and {tgt_path} has {len(targets)}; line by "
+                f"line they are source and target, but {tgt_path if source.strip() else src_path}, "
+                f"line {number} is blank or missing. Fill it in, or remove the line from both."
             )
             options.refuse(DataError(problem))
         elif source.strip():
-            yield SourceTarget(source, (target,), f"{first}, line {number}")
+            yield SourceTarget(source, (target,), f"{src_path}, line {number}")
 
 
-def _read_lines(path: str, options: RecordOptions) -> list[str]:
-    """Return the lines of a text file without trailing blank lines.
+def _read_text_lines(path: str, options: RecordOptions) -> list[str]:
+    """Read the lines of a text file, without trailing blank lines.
 
     Raises DataError if the file is empty.
     """

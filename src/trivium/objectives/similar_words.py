@@ -1,4 +1,4 @@
-"""Masked language modelling as correction (MacBERT): similar tokens are used instead of [MASK]."""
+"""Masked language modelling as correction (MacBERT): similar tokens replace [MASK]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.data.rows import Rows
 from trivium.objectives.masked import TokenMasking
 from trivium.text.vocabulary import Vocabulary
 
-_SIMILAR = 20  # the noise channel; lower channels are for `TokenMasking` and `SentencePairs`
+_SIMILAR = 20  # the channel of random numbers; `TokenMasking` and `SentencePairs` use lower ones
 # The number of rows to count, the number of context tokens (the most frequent tokens), the number
 # of tokens on each side, and the minimum number of occurrences of a token.
 _ROWS, _CONTEXTS, _WINDOW, _MIN_COUNT = 8192, 512, 2, 5
@@ -46,7 +46,7 @@ class SimilarWords(TokenMasking):
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
         """Find the most similar tokens of every token. Returns the fitted objective.
 
-        They are computed from at most 16,383 rows at regular intervals in the training text.
+        Similarity is computed from at most 16,383 rows at regular intervals in the training text.
         """
         step = max(1, len(rows) // _ROWS)
         fitted = self.model_copy()
@@ -55,36 +55,40 @@ class SimilarWords(TokenMasking):
         )
         return fitted
 
-    def mask(
-        self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
+    def mask_tokens(
+        self, input_ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
-        """Return corrupted input_ids and labels as in `TokenMasking.mask`.
+        """Corrupt random tokens. Returns the corrupted input_ids and the labels, int64 [B, T] each.
 
-        A similar token is inserted in place of each [MASK].
+        Unlike in `TokenMasking.mask_tokens`, a similar token is inserted instead of [MASK].
         """
-        input_ids, labels = super().mask(original, real, rng, vocabulary)
-        length, regular = original.shape[1], vocabulary.regular_ids
+        corrupted, labels = super().mask_tokens(input_ids, is_token, rng, vocabulary)
+        length, regular = input_ids.shape[1], vocabulary.regular_ids
         other = regular[rng.integers(len(regular), length, _SIMILAR)]
         if self._similar is not None:
-            similar = self._similar[original, rng.integers(self.neighbours, length, _SIMILAR + 1)]
+            similar = self._similar[input_ids, rng.integers(self.neighbours, length, _SIMILAR + 1)]
             other = np.where(similar < 0, other, similar)
-        return np.where((labels >= 0) & (input_ids == vocabulary.mask_id), other, input_ids), labels
+        return np.where((labels >= 0) & (corrupted == vocabulary.mask_id), other, corrupted), labels
 
 
-def find_similar_tokens(ids: Ints, vocabulary: Vocabulary, count: int) -> Ints:
-    """Return the `count` most similar tokens of each token, int64 [V, count], most similar first.
+def find_similar_tokens(input_ids: Ints, vocabulary: Vocabulary, num_neighbours: int) -> Ints:
+    """Find the most similar tokens of each of V tokens, int64 [V, num_neighbours].
 
-    The entries of special tokens and of rare tokens are -1. `ids` are the rows of text, int64
-    [rows, T], in which co-occurrences are counted.
+    The most similar token comes first. The rows of special tokens and of rare tokens are -1.
+
+    Args:
+        input_ids: rows of text in which co-occurrences are counted, int64 [rows, T].
+        vocabulary: the vocabulary of V tokens.
+        num_neighbours: the number of similar tokens per token.
     """
     size, regular = len(vocabulary.is_special), vocabulary.regular_ids
-    occurs = np.bincount(ids.ravel(), minlength=size)[:size]
+    occurs = np.bincount(input_ids.ravel(), minlength=size)[:size]
     contexts = np.argsort(-occurs, kind="stable")[:_CONTEXTS]
     column = np.full(size, -1)
     column[contexts] = np.arange(len(contexts))
     around = np.zeros((size, len(contexts)), dtype=np.float32)
     for distance in range(1, _WINDOW + 1):
-        left, right = ids[:, :-distance].ravel(), ids[:, distance:].ravel()
+        left, right = input_ids[:, :-distance].ravel(), input_ids[:, distance:].ravel()
         for token, other in ((left, right), (right, left)):
             seen = column[other] >= 0
             np.add.at(around, (token[seen], column[other][seen]), 1.0)
@@ -93,11 +97,11 @@ def find_similar_tokens(ids: Ints, vocabulary: Vocabulary, count: int) -> Ints:
         vectors = np.nan_to_num(np.maximum(np.log(around / expected), 0.0), posinf=0.0)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
     known = regular[occurs[regular] >= _MIN_COUNT]
-    similar = np.full((size, count), -1, dtype=np.int64)
-    if len(known) <= count:
+    similar = np.full((size, num_neighbours), -1, dtype=np.int64)
+    if len(known) <= num_neighbours:
         return similar
     for tokens in np.array_split(known, -(-len(known) // _BATCH)):
         cosines = vectors[tokens] @ vectors[known].T
         cosines[tokens[:, None] == known] = -1.0
-        similar[tokens] = known[np.argsort(-cosines, axis=1, kind="stable")[:, :count]]
+        similar[tokens] = known[np.argsort(-cosines, axis=1, kind="stable")[:, :num_neighbours]]
     return similar

@@ -1,4 +1,4 @@
-"""Span corruption (T5): sentinels replace spans, and the decoder generates the replaced spans."""
+"""Span corruption (T5): sentinels replace random spans, and the decoder generates the spans."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trivium.objectives.row_arrays import padding_mask
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
-# Noise channels: the lengths of noise spans and of kept spans.
+# Channels of random numbers: the lengths of noise spans and of kept spans.
 _NOISE, _KEPT = range(2)
 
 
 class SpanCorruption(EncoderDecoderObjective):
-    """T5's objective: the decoder generates the spans that were removed from the encoder's input.
+    """Span corruption (T5): the decoder generates the spans removed from the encoder's input.
 
     A fraction `probability` of the tokens of a row is removed, in spans of `mean_span` tokens on
     average. One sentinel replaces each span, and the decoder generates each sentinel followed by
@@ -44,8 +44,8 @@ class SpanCorruption(EncoderDecoderObjective):
     The numbers of removed tokens and of spans depend only on the length of the row, so that full
     rows need no padding. A row starts with a kept span and ends with a removed one, and no sentinel
     follows the last target. A row has `data.length` tokens before spans are removed; in T5, the
-    encoder's input has 512 tokens afterwards. An end of a document within a row is treated like any
-    other token.
+    encoder's input has 512 tokens afterwards. The end of a document within a row is treated like
+    any other token.
 
     Source: Raffel et al. 2019, section 3.1.4, and their released `random_spans_helper` and
     `random_spans_noise_mask`.
@@ -62,19 +62,19 @@ class SpanCorruption(EncoderDecoderObjective):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an encoder-decoder with relative position biases."""
+        """Return whether the model is an encoder-decoder with relative position biases (T5)."""
         positions = [each.positions for stack in spec.stacks for each in stack.attentions[:1]]
         biased = bool(positions) and isinstance(positions[0], RelativeBias)
         return spec.family == "encoder-decoder" and biased
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return a Unigram tokenizer as in T5, with 100 sentinels and the usual special tokens."""
+        """Return the tokenizer options of T5: Unigram, with special tokens and 100 sentinels."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
 
     def count_noise(self, length: int) -> tuple[int, int]:
-        """Return the number of noise tokens and of noise spans in a row of `length` tokens.
+        """Return the numbers of noise tokens and of noise spans in a row of `length` tokens.
 
         Both are 0 if the row has fewer than two tokens.
         """
@@ -85,22 +85,24 @@ class SpanCorruption(EncoderDecoderObjective):
         return noise, min(spans, noise, length - noise)
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Return the rows with sentinels in place of noise spans, and the targets of the decoder.
+        """Replace noise spans by sentinels. Returns the inputs of the encoder and the targets.
+
+        Each is a pair of padded token ids, int64 [B, S], and lengths, int64 [B].
 
         Raises:
             TriviumError: a row has more noise spans than the tokenizer has sentinels.
         """
         real = padding_mask(rows)
-        noise = self._draw_noise(rows.lengths, real.shape[1], rng, vocabulary)
+        noise = self._sample_noise_mask(rows.lengths, real.shape[1], rng, vocabulary)
         inputs = _insert_sentinels(rows.input_ids, noise, real, vocabulary)
         targets, sizes = _insert_sentinels(rows.input_ids, ~noise, real, vocabulary)
         # A row without noise spans has no labels.
         return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return a prompt made of `text` with two words hidden, and the model's prediction.
+        """Hide two words of `text`. Returns this prompt and the words that the model generates.
 
-        None if the text is too short, or the model has no tokenizer.
+        Returns None if the text is too short, or if the model has no tokenizer.
         """
         masked = mask_middle(text, SENTINELS[0], words=16, span=2)
         if masked is None or lm.tokenizer is None:
@@ -108,21 +110,21 @@ class SpanCorruption(EncoderDecoderObjective):
         prompt, span = masked
         return f"{prompt} (hidden: {span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
 
-    def _draw_noise(
-        self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary
+    def _sample_noise_mask(
+        self, lengths: Ints, max_length: int, rng: RowRandom, vocabulary: Vocabulary
     ) -> Bools:
-        """Return which tokens belong to noise spans, bool [B, T].
+        """Sample a mask of the tokens that belong to noise spans, bool [B, max_length].
 
         In every row, kept spans and noise spans alternate.
 
         Args:
             lengths: the number of tokens in each row, int64 [B].
-            width: T.
-            rng: the noise of the rows.
-            vocabulary: the tokenizer's vocabulary, whose sentinels limit the number of spans.
+            max_length: the length of the padded rows.
+            rng: the random numbers of the rows.
+            vocabulary: the sentinels, which limit the number of noise spans per row.
         """
-        noise_draws, kept_draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
-        is_noise = np.zeros((len(lengths), width), dtype=bool)
+        noise_draws, kept_draws = rng.uniform(max_length, _NOISE), rng.uniform(max_length, _KEPT)
+        noise = np.zeros((len(lengths), max_length), dtype=bool)
         for row, length in enumerate(lengths.tolist()):
             size, spans = self.count_noise(length)
             if spans > len(vocabulary.sentinel_ids):
@@ -135,41 +137,37 @@ class SpanCorruption(EncoderDecoderObjective):
                 kept_sizes = _draw_partition(kept_draws[row], length - size, spans)
                 noise_sizes = _draw_partition(noise_draws[row], size, spans)
                 sizes = np.stack((kept_sizes, noise_sizes), axis=1).ravel()
-                is_noise[row, :length] = np.repeat(np.tile((False, True), spans), sizes)
-        return is_noise
+                noise[row, :length] = np.repeat(np.tile((False, True), spans), sizes)
+        return noise
 
 
-def _insert_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary) -> Padded:
+def _insert_sentinels(ids: Ints, noise: Bools, is_token: Bools, vocabulary: Vocabulary) -> Padded:
     """Replace every noise span by a sentinel, and append an end token to each row.
 
     Args:
         ids: token ids, int64 [B, T].
         noise: which tokens belong to noise spans, bool [B, T].
-        real: False for padding, bool [B, T].
+        is_token: the padding mask, bool [B, T], False for padding.
         vocabulary: the ids of sentinels, padding and end token.
 
     Returns:
         The new rows, padded on the right, and their lengths, int64 [B].
     """
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
-    noise = noise & real
+    noise = noise & is_token
     first = noise.copy()
     first[:, 1:] &= ~noise[:, :-1]
     index = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
     return pack_with_eos(
-        np.where(first, sentinels[index], ids), real & (first | ~noise), vocabulary
+        np.where(first, sentinels[index], ids), is_token & (first | ~noise), vocabulary
     )
 
 
-def _draw_partition(draws: Floats, items: int, num_parts: int) -> Ints:
-    """Divide `items` items into `num_parts` non-empty parts at random. Returns their sizes.
+def _draw_partition(uniform: Floats, num_items: int, num_parts: int) -> Ints:
+    """Divide `num_items` items into `num_parts` non-empty parts at random. Returns the part sizes.
 
-    All divisions are equally probable.
-
-    Args:
-        draws: at least `items` - 1 uniform random numbers.
-        items: the number of items.
-        num_parts: the number of parts.
+    All divisions are equally probable. `uniform` contains at least `num_items` - 1 uniform random
+    numbers.
     """
-    borders = np.sort(np.argsort(draws[: items - 1], kind="stable")[: num_parts - 1]) + 1
-    return np.diff(borders, prepend=0, append=items)
+    borders = np.sort(np.argsort(uniform[: num_items - 1], kind="stable")[: num_parts - 1]) + 1
+    return np.diff(borders, prepend=0, append=num_items)

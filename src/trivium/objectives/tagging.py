@@ -1,4 +1,4 @@
-"""Token classification: a tag for every word, for example named entities or parts of speech."""
+"""Token classification: predicting a tag for every word, such as an entity or a part of speech."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.labelled import column_key
-from trivium.objectives.task_heads import SingleStackTask, tagger_head
+from trivium.objectives.task_heads import SingleStackTask, build_tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     class_metrics,
     first_prediction,
+    get_label_scores,
     label_id,
-    label_scores,
     unknown_labels,
 )
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
@@ -74,7 +74,8 @@ _TAG_HEADERS = {
 class TaggedSentence:
     """A sentence with one tag per word.
 
-    `where` is file and line of the sentence. `lines` are the lines of the words in a column file.
+    `where` is the file and line of the sentence. If it is from a column file, `lines` contains the
+    line number of each word.
     """
 
     words: tuple[str, ...]
@@ -84,10 +85,10 @@ class TaggedSentence:
 
     @property
     def group(self) -> str:
-        """The words as one text. The validation split keeps equal sentences together."""
+        """The words as one text. Equal sentences are put into the same split."""
         return " ".join(self.words)
 
-    def where_word(self, index: int) -> str:
+    def locate_word(self, index: int) -> str:
         """Return the file and line of the word at position `index`, for messages."""
         if not self.lines:
             return f"{self.where}, word {index + 1}"
@@ -155,9 +156,9 @@ class Tagging(SingleStackTask):
                 yield from read_records(source.name, options)
 
     def example(self, record: Record) -> TaggedSentence:
-        """Return the words of a record and their tags, without repair of IOB1 tags.
+        """Read the words of a sentence and their tags from a record.
 
-        Raises DataError if the numbers of words and tags differ.
+        IOB1 tags are not repaired yet. Raises DataError if the numbers of words and tags differ.
         """
         if "spans" in record.columns:
             return _read_spans(record)
@@ -170,41 +171,49 @@ class Tagging(SingleStackTask):
         return TaggedSentence(words, tags, record.where)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
-        """Return the words of a record, without tags. Raises DataError if there are no words."""
+        """Read the words of a sentence from a record, without tags.
+
+        Raises DataError if there are no words.
+        """
         words = _read_strings(record, record.columns["words"])
         if not words:
             raise DataError(f"{record.where} has no words. Fill them in, or remove the record.")
         return TaggedSentence(words, (), record.where)
 
     def predicted(self, answer: Sequence[TaggedWord], *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the tags of a sentence, and the lowest probability of a tag."""
+        """Return the predicted tags of a sentence, and the lowest of their probabilities."""
         return [word.tag for word in answer], min(word.score for word in answer)
 
     def _repair_tags(
-        self, examples: Sequence[TaggedSentence], names: Iterable[str]
+        self, examples: Sequence[TaggedSentence], known_tags: Iterable[str]
     ) -> Sequence[TaggedSentence]:
-        """Return the examples with tags in IOB2 (or BIOES, ...), if all `names` are chunk tags.
+        """Convert the tags of the examples to IOB2 (or BIOES, ...), if they mark chunks.
 
-        `names` are the labels of the model, or all tags of the data, because the tags of a single
-        sentence may be ambiguous. The examples are unchanged if `repair_iob` is not set.
+        The examples are unchanged if `repair_iob` is false, or if not all known tags are chunk
+        tags.
+
+        Args:
+            examples: the sentences.
+            known_tags: all labels of the model or all tags of the data. The tags of a single
+                sentence would not be enough to detect the tagging scheme.
         """
-        names = set(names)
-        if not (self.repair_iob and are_chunk_tags(names)):
+        known_tags = set(known_tags)
+        if not (self.repair_iob and are_chunk_tags(known_tags)):
             return examples
-        single = "W" if any(name.startswith("W") for name in names) else "S"
+        single = "W" if any(name.startswith("W") for name in known_tags) else "S"
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
     def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
-        """Return the distinct tags of every sentence."""
+        """Return the distinct tags of every sentence, to stratify the validation split."""
         return [sorted({*one.tags}) for one in examples]
 
     def _read_sentences(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
         """Yield the sentences of a column file.
 
-        A header, numbered words and the columns of words and tags are detected. Raises DataError if
-        the file has no sentence, or a word or a tag is missing.
+        The function detects a header, numbered words, and the columns of words and tags. Raises
+        DataError if the file has no sentence, or if a word or a tag is missing.
         """
-        sentences = list(read_columns(path, options))
+        sentences = list(read_column_file(path, options))
         if not sentences:
             raise DataError(f"{path} contains no sentence.")
         head = sentences[0][0][1]
@@ -248,45 +257,45 @@ class Tagging(SingleStackTask):
                     )
 
     def _choose_columns(
-        self, path: str, width: int, usual: tuple[int, int], conllu: bool
+        self, path: str, num_columns: int, default_columns: tuple[int, int], is_conllu: bool
     ) -> tuple[int, int]:
-        """Return the indices of the word column and the tag column, from 0.
+        """Choose the word column and the tag column of a column file. Returns their indices from 0.
 
         Args:
-            path: the file, for messages.
-            width: the number of columns.
-            usual: the default word column and tag column.
-            conllu: whether the file is in CoNLL-U.
+            path: the path of the file, for messages.
+            num_columns: the number of columns.
+            default_columns: the default word column and the default tag column.
+            is_conllu: whether the file is in CoNLL-U format.
 
         Raises:
             DataError: a column does not exist, or both columns are the same.
         """
-        word = usual[0] if self.word_column is None else self.word_column
+        word = default_columns[0] if self.word_column is None else self.word_column
         tag = self.column
         if tag is None:
-            tag = "upos" if conllu else usual[1]
+            tag = "upos" if is_conllu else default_columns[1]
         if isinstance(tag, str):
-            if tag not in CONLLU or not conllu:
+            if tag not in CONLLU or not is_conllu:
                 raise DataError(
-                    f'{path} has no column "{tag}"; it has {width} columns: give the number of one '
-                    f"(--set objective.column=N). Columns of CoNLL-U are {', '.join(CONLLU)}."
+                    f'{path} has no column "{tag}"; it has {num_columns} columns: give the number '
+                    f"of one (--set objective.column=N). Columns of CoNLL-U: {', '.join(CONLLU)}."
                     f"{did_you_mean(tag, CONLLU)}"
                 )
             tag = CONLLU.index(tag)
-        inside = -width <= word < width and -width <= tag < width
-        if not inside or word % width == tag % width:
+        inside = -num_columns <= word < num_columns and -num_columns <= tag < num_columns
+        if not inside or word % num_columns == tag % num_columns:
             raise DataError(
-                f"{path} has {width} columns, 0 to {width - 1}: the word cannot be in column "
-                f"{word} and its tag in column {tag}. A line is a word and its tag, separated by a "
-                "tab or a space; choose others with --set objective.column=N "
+                f"{path} has {num_columns} columns, 0 to {num_columns - 1}: the word cannot be in "
+                f"column {word} and its tag in column {tag}. A line is a word and its tag, "
+                "separated by a tab or a space; choose others with --set objective.column=N "
                 "objective.word_column=N."
             )
-        return word % width, tag % width
+        return word % num_columns, tag % num_columns
 
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """Return all tags of the examples, "O" first.
 
-        Chunk tags are complete: "I-X" is included if there is "B-X", even if no example has it.
+        For chunk tags, "I-X" is included if there is "B-X", even if no example contains "I-X".
         """
         tags = {tag for sentence in examples for tag in sentence.tags}
         names = {tag for sentence in self._repair_tags(examples, tags) for tag in sentence.tags}
@@ -296,25 +305,31 @@ class Tagging(SingleStackTask):
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
     def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
-        """Return settings with the tags, and whether Chinese words may have several characters."""
+        """Return the model settings with the tags and the flag `longer_words`.
+
+        The flag says that a Chinese or Japanese word may have several characters.
+        """
         longer = any(_LONGER_WORD.match(word) for one in examples for word in one.words)
         settings = settings.with_labels(self.label_names(examples))
         return settings.with_task("tagging", longer_words=longer)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the token classification head. Raises RecipeError if the model does not fit."""
+        """Return the token classification head.
+
+        Raises RecipeError if the objective does not support the model.
+        """
         self.require_fit(spec)
-        return (tagger_head(spec, len(labels)),)
+        return (build_tagger_head(spec, len(labels)),)
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
-        """Encode sentences with labels at the first token of every word.
+        """Encode sentences as token ids, with a label at the first token of every word.
 
-        A long sentence is divided into several rows.
+        A long sentence is split into several rows.
         """
         examples = self._repair_tags(examples, lm.settings.labels)
         known = {name: i for i, name in enumerate(lm.settings.labels)}
         ids = [
-            [label_id(tag, known, one.where_word(i)) for i, tag in enumerate(one.tags)]
+            [label_id(tag, known, one.locate_word(i)) for i, tag in enumerate(one.tags)]
             for one in examples
         ]
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
@@ -338,26 +353,26 @@ class Tagging(SingleStackTask):
         return EncodedExamples(sequences, truncations=truncations, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the summed cross-entropy of the tags of all words in nats."""
+        """Compute the cross-entropy of the tags of all words, summed, in nats."""
         hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
-        """Yield the sentences as running text."""
+        """Yield the sentences as running text, which the encoder reads."""
         return (join_words(one.words)[0] for one in examples)
 
     def predict(
         self, lm: LanguageModel, examples: Sequence[TaggedSentence]
     ) -> list[list[TaggedWord]]:
-        """Return the predicted tags of all words, as `lm.tag` returns them."""
+        """Predict the tags of all words with `lm.tag`."""
         return lm.tag([list(one.words) for one in examples])
 
     def compute_metrics(
         self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
-        """Return the F1 of chunks (seqeval) for chunk tags; otherwise accuracy and F1 of tags."""
+        """Return the F1 of chunks (seqeval) for chunk tags, otherwise accuracy and F1 of tags."""
         names = lm.settings.labels
         examples = self._repair_tags(examples, names)
         chunks = are_chunk_tags(names)
@@ -366,14 +381,14 @@ class Tagging(SingleStackTask):
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
         if chunks:
-            metrics = chunk_metrics(gold, predicted)
+            metrics = score_chunks(gold, predicted)
         else:
             right, answered = (
                 [names.index(tag) for tags in each for tag in tags] for each in (gold, predicted)
             )
             metrics = class_metrics(right, answered, names)
         mistakes = (
-            Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
+            Mistake(one.locate_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
             for i, (word, tag, answer) in enumerate(zip(one.words, one.tags, sentence))
             if tag != answer.tag
@@ -385,13 +400,13 @@ class Tagging(SingleStackTask):
         return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `tag` command with a validation sentence, its words separated by spaces."""
+        """Return a `tag` command with the words of a validation sentence."""
         words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 
-def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yield the sentences of a column file, each as pairs (line number, cells).
+def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
+    """Yield the sentences of a column file. A sentence is a list of rows (line number, cells).
 
     Cells are separated by tabs if the first row contains a tab, otherwise by spaces. A blank line
     ends a sentence. `-DOCSTART-` lines and comments ("# ...") are skipped.
@@ -432,12 +447,12 @@ def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, 
 
 
 def _is_boundary(line: str) -> bool:
-    """Return whether a line of a column file separates sentences."""
+    """Return whether a line of a column file is blank or starts a document."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
-    """Return whether tags mark chunks in the scheme IOB, BIOES, BILOU, BMES or BMEWO.
+    """Return whether all tags mark chunks in the scheme IOB, BIOES, BILOU, BMES or BMEWO.
 
     Every chunk tag is "O", or a prefix (B, I, M, E, L, S, U, W) with or without a type.
 
@@ -450,7 +465,7 @@ def are_chunk_tags(tags: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
-    """Return chunk tags in which every chunk starts with B (or S, U, W).
+    """Convert the chunk tags of a sentence so that every chunk starts with B (or S, U, W).
 
     An I after O or after another type becomes B. An E in the same place becomes `single`.
 
@@ -469,8 +484,8 @@ def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
     return tuple(repaired)
 
 
-def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
-    """Return precision, recall and F1 of chunks, computed by seqeval as in conlleval.
+def score_chunks(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
+    """Compute precision, recall and F1 of chunks with seqeval, as in conlleval.
 
     `gold` and `predicted` contain the chunk tags of every sentence.
     """
@@ -491,11 +506,11 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         "macro_f1": float(macro["f1-score"]),
         "accuracy": float(seqeval.accuracy_score(right, answers)),
     }
-    return Metrics(values, by_label=label_scores(report, types))
+    return Metrics(values, by_label=get_label_scores(report, types))
 
 
 def _to_bioes(tag: str) -> str:
-    """Return a chunk tag in the BIOES scheme, with a hyphen before the type, for seqeval.
+    """Convert a chunk tag to the BIOES scheme, with a hyphen before the type, for seqeval.
 
     >>> [_to_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
     ['O', 'I', 'S-PER', 'B-DRUG_NAME']
@@ -504,10 +519,11 @@ def _to_bioes(tag: str) -> str:
 
 
 def _read_spans(record: Record) -> TaggedSentence:
-    """Return the words of a record's text, with IOB2 tags for spans given by character offsets.
+    """Read a text with labelled spans from a record, and convert the spans to IOB2 tags of words.
 
     A span that starts or ends inside a word is extended to the whole word. Spans outside the text,
-    and spans that overlap an earlier span, are skipped. The numbers of all these spans are printed.
+    and spans that overlap an earlier span, are skipped. The numbers of extended and skipped spans
+    are reported.
     """
     text, name = record.text(record.columns["text"]), record.columns["spans"]
     values = record.named(name) or []
@@ -535,10 +551,11 @@ def _read_spans(record: Record) -> TaggedSentence:
     return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)
 
 
-def _parse_span(value: Any, where: str) -> tuple[int, int, str]:
-    """Return start, end and label of a span, given as a list in this order or as an object.
+def _parse_span(value: Any, location: str) -> tuple[int, int, str]:
+    """Parse a span, given as a list [start, end, label] or as an object with such keys.
 
-    Raises DataError, with the location `where`, for another format.
+    Returns start and end as character offsets, and the label. Raises DataError for any other
+    format.
     """
     parts: list[Any] = value if isinstance(value, list) else []
     if isinstance(value, dict):
@@ -550,14 +567,14 @@ def _parse_span(value: Any, where: str) -> tuple[int, int, str]:
     types = [type(part) for part in parts]
     if types not in ([int, int, str], [int, int, int]) or not str(parts[2]).strip():
         raise DataError(
-            f"{where}: {shorten(repr(value), 80)} is not a span. A span is [start, end, label], or "
-            'an object such as {"start": 0, "end": 4, "label": "PER"}.'
+            f"{location}: {shorten(repr(value), 80)} is not a span. A span is [start, end, label], "
+            'or an object such as {"start": 0, "end": 4, "label": "PER"}.'
         )
     return parts[0], parts[1], str(parts[2]).strip()
 
 
 def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
-    """Return whether the first column of a sentence contains word numbers, from 0 or 1.
+    """Return whether the first column of a sentence numbers the words, from 0 or 1.
 
     `rows` are pairs (line number, cells).
     """
@@ -566,15 +583,15 @@ def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
     return counts == [str(number) for number in range(first, first + len(counts))]
 
 
-def _read_strings(record: Record, name: str) -> tuple[str, ...]:
-    """Return a column that contains a list of strings. Integers are converted to strings.
+def _read_strings(record: Record, column: str) -> tuple[str, ...]:
+    """Read a list of strings from a column of a record. Integers are converted to strings.
 
     Raises DataError for any other value.
     """
-    values = record.named(name)
+    values = record.named(column)
     if not isinstance(values, list):
-        raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list.')
+        raise DataError(f'"{column}" of {record.where} is {json_type(values)}, not a list.')
     for number, value in enumerate(values, start=1):
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            raise DataError(f'item {number} of "{name}" of {record.where} is {json_type(value)}.')
+            raise DataError(f'item {number} of "{column}" of {record.where} is {json_type(value)}.')
     return tuple(map(str, values))

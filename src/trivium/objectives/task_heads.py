@@ -1,4 +1,4 @@
-"""Heads for fine-tuning tasks, in the same form as in the model's Hugging Face family."""
+"""Heads for fine-tuning tasks, in a form that `transformers` supports for the model, if any."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 class SingleStackTask(LabelledObjective):
-    """A task for models with a single stack, whose hidden states its head or its loss reads."""
+    """Base class of tasks with a head for models with one stack (encoder-only or decoder-only)."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has a single stack whose hidden states a task head can read."""
+        """Return whether the model has a single stack that supports task heads."""
         return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 
 def default_pooling(spec: Spec) -> ClassifierPooling:
-    """Return the default pooling of a classifier.
+    """Choose how a classifier pools the hidden states of this model by default.
 
-    If the model has a classifier head, its pooling is used. Otherwise it is "mean" for ELMo, "last"
-    for decoders and XLNet, and "first" for other encoders.
+    If the model has a classifier head, its pooling is used. Otherwise the default is "mean" for
+    ELMo, "last" for decoders and XLNet, and "first" for other encoders.
     """
     for head in spec.heads:
         if isinstance(head, ClassifierHead):
@@ -37,9 +37,9 @@ def default_pooling(spec: Spec) -> ClassifierPooling:
 
 
 def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
-    """Return a classifier head for one vector per text.
+    """Build a head that classifies a text by its pooled hidden states.
 
-    If the model has a classifier head with this pooling, the new head has the same form.
+    If the model has a classifier head with this pooling, the new head has the same layers.
     """
     own = [head for head in spec.heads if isinstance(head, ClassifierHead)]
     if own and own[0].pooling == pooling:
@@ -47,40 +47,41 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
     if pooling == "last":
         last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
-        return _choose_published(spec, [last, summary])
+        return _choose_head(spec, [last, summary])
     # Mean pooling needs no dense layer. The first position was trained for another purpose.
-    dense = [None] if pooling == "mean" else [*_candidate_dense_layers(spec), None]
+    dense = [None] if pooling == "mean" else [*_list_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
-    return _choose_published(spec, forms)
+    return _choose_head(spec, forms)
 
 
-def tagger_head(spec: Spec, num_labels: int) -> Head:
-    """Return a head that classifies every token. An existing tagger head determines its form."""
+def build_tagger_head(spec: Spec, num_labels: int) -> Head:
+    """Build a head that classifies every token.
+
+    If the model has such a head, the new head has the same layers.
+    """
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
-    dense = [None, *_candidate_dense_layers(spec)]
-    return _choose_published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
+    dense = [None, *_list_dense_layers(spec)]
+    return _choose_head(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
-def span_head(spec: Spec) -> Head:
-    """Return the head that predicts the first and the last token of an answer."""
-    return _choose_published(
-        spec, [SpanHead(dense=one) for one in (None, *_candidate_dense_layers(spec))]
-    )
+def build_span_head(spec: Spec) -> Head:
+    """Build a head that predicts the first and the last token of an answer."""
+    return _choose_head(spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))])
 
 
-def _choose_published(spec: Spec, forms: Sequence[Head]) -> Head:
-    """Return the first of several heads that `transformers` supports for such a model.
+def _choose_head(spec: Spec, candidates: Sequence[Head]) -> Head:
+    """Return the first of several candidate heads that `transformers` supports for this model.
 
-    If it supports none of them, return the first head.
+    If it supports none of the candidates, return the first one.
     """
-    published = (one for one in forms if is_expressible(spec.replace(heads=(one,))))
-    return next(published, forms[0])
+    published = (one for one in candidates if is_expressible(spec.replace(heads=(one,))))
+    return next(published, candidates[0])
 
 
-def _candidate_dense_layers(spec: Spec) -> list[Dense]:
-    """Return the dense layers that published heads use before their output layer."""
+def _list_dense_layers(spec: Spec) -> list[Dense]:
+    """Return the dense layers that published heads use before the output layer."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [
         Dense(activation=activation, bias=bias, norm=True)

@@ -1,6 +1,6 @@
 """Metrics of fine-tuning tasks: values by name, scores per label, and the worst mistakes.
 
-Metrics of classification and regression are computed by scikit-learn and SciPy.
+Metrics of classification and regression are computed with scikit-learn and SciPy.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ _MAX_NAMES = 30
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A wrong prediction.
+    """A wrong prediction for an example.
 
-    `where` is the file and line of the example, and `confidence` the probability of the prediction,
-    if known.
+    Args:
+        where: file and line of the example.
+        text: the input text, or the wrongly tagged word.
+        expected: the correct label or answer.
+        predicted: the predicted label or answer.
+        confidence: the probability of the prediction, if known.
     """
 
     where: str
@@ -43,7 +47,10 @@ class Mistake:
 
 
 def compute_perplexity(nats: float, num_tokens: float) -> float:
-    """Return the perplexity exp(nats / num_tokens). Raises DataError if there are no tokens."""
+    """Return the perplexity exp(nats / num_tokens).
+
+    `nats` is the summed cross-entropy. Raises DataError if there are no tokens.
+    """
     if not num_tokens:
         raise DataError(
             "there is no token to compute a perplexity of: truncation removed all responses, "
@@ -55,7 +62,7 @@ def compute_perplexity(nats: float, num_tokens: float) -> float:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The results of a model on labelled examples.
+    """The results of evaluating a model on labelled examples.
 
     Args:
         values: the metrics by name, the main metric first. Accuracy, F1, BLEU, ROUGE and similar
@@ -88,17 +95,17 @@ class Metrics:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether higher values of the main metric are better. The best weights depend on it."""
+        """Whether a higher value of the main metric is better."""
         return self.main.rpartition("/")[-1] not in self.lower_is_better
 
     @property
     def score(self) -> float:
-        """The main metric, negated if lower is better, so that a larger score is always better."""
+        """The main metric, negated if lower values are better, so that higher scores are better."""
         value = self.values[self.main]
         return value if self.higher_is_better else -value
 
     def with_main(self, name: str | None) -> Metrics:
-        """Return the metrics with `name` as the main metric; None: no change.
+        """Return a copy with `name` as the main metric, or unchanged if `name` is None.
 
         Raises RecipeError if there is no metric of this name.
         """
@@ -116,15 +123,16 @@ class Metrics:
     ) -> Metrics:
         """Return a copy with the predictions of all examples and the worst mistakes.
 
-        The worst mistakes are the most confident ones, which often reveal wrong labels in the data.
+        The worst mistakes are the most confident wrong predictions, which often reveal wrong labels
+        in the data.
         """
         worst = heapq.nsmallest(MAX_MISTAKES, mistakes, key=lambda one: -(one.confidence or 0.0))
         return dataclasses.replace(self, predictions=tuple(predictions), mistakes=tuple(worst))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of `evaluation.json`: everything except the predictions.
+        """Return everything except the predictions as a dict, to be written to `evaluation.json`.
 
-        "main" is the name of the main metric. Values that are not finite become null.
+        "main" is the name of the main metric. Non-finite values become null.
         """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
         values = nan_to_none(self.values)
@@ -139,10 +147,14 @@ class Metrics:
 
 
 def merge_metrics(results: Mapping[str, Metrics]) -> Metrics:
-    """Merge the metrics of the labelled sources of a run. The first source has the main metric.
+    """Merge the metrics of several labelled sources into one. The first source has the main metric.
 
     In a mixture, metrics are named SOURCE/METRIC. With several sources, each prediction contains
     the name of its source as `mix`.
+
+    Args:
+        results: the metrics by the name of the source. A single source outside a mixture has the
+            name "".
     """
     name, first = next(iter(results.items()))
     if not name:
@@ -163,7 +175,10 @@ def merge_metrics(results: Mapping[str, Metrics]) -> Metrics:
 
 
 def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
-    """Write `evaluation.json`, with the name of the task, and `predictions.jsonl` to a folder."""
+    """Write metrics to `evaluation.json` and predictions to `predictions.jsonl` in a folder.
+
+    `evaluation.json` also contains the name of the task.
+    """
     write_json(Path(folder) / EVALUATION, {"task": task, **metrics.to_dict()})
     predictions = map(nan_to_none, metrics.predictions)
     lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in predictions)
@@ -171,10 +186,14 @@ def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
 
 
 def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
-    """Return accuracy, F1, Matthews correlation and the confusion matrix of N single labels.
+    """Compute accuracy, F1, Matthews correlation and the confusion matrix for single-label texts.
 
-    `gold` and `predicted` contain indices into `names`, [N]. Macro F1 is the mean over the labels
-    that occur.
+    Macro F1 is the mean over the labels that occur.
+
+    Args:
+        gold: the correct label of each of N texts, as an index into `names`, [N].
+        predicted: the predicted labels, in the same format.
+        names: the names of the labels.
     """
     sk = _import_sklearn_metrics()
     several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns if there is only one label
@@ -193,10 +212,14 @@ def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -
 
 
 def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
-    """Return F1 and subset accuracy of N texts with several labels each.
+    """Compute F1 and subset accuracy for texts with any number of labels each.
 
-    `gold` and `predicted` contain 1 for each of the L labels that a text has, [N, L]. Subset
-    accuracy is the fraction of texts whose labels are all correct.
+    Subset accuracy is the fraction of texts for which all labels are correct.
+
+    Args:
+        gold: 1 for each of the L labels that a text has, otherwise 0, [N, L] for N texts.
+        predicted: the predicted labels, in the same format.
+        names: the names of the labels.
     """
     sk, gold, predicted = (
         _import_sklearn_metrics(),
@@ -214,7 +237,7 @@ def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str])
 
 
 def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
-    """Return R2, correlations and errors of N predicted numbers.
+    """Compute R2, correlations and errors of N predicted numbers.
 
     R2 is the main metric, because unlike a correlation it depends on the scale of the predictions.
     A correlation with a constant is 0.
@@ -237,7 +260,10 @@ def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
 
 
 def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
-    """Return precision, recall, F1 and support of every label (see `label_scores`)."""
+    """Compute precision, recall, F1 and support of every label with scikit-learn.
+
+    Returns one dictionary per label.
+    """
     report = _import_sklearn_metrics().classification_report(
         gold,
         predicted,
@@ -246,7 +272,7 @@ def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence
         output_dict=True,
         zero_division=0,
     )
-    return label_scores(report, names)
+    return get_label_scores(report, names)
 
 
 def _import_sklearn_metrics() -> Any:
@@ -256,10 +282,14 @@ def _import_sklearn_metrics() -> Any:
     return metrics
 
 
-def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
-    """Return precision, recall, F1 and support of every label, as one dictionary per label.
+def get_label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
+    """Extract precision, recall, F1 and support of every label from a classification report.
 
-    `report` is a classification report of scikit-learn or seqeval with `output_dict=True`.
+    Returns one dictionary per label.
+
+    Args:
+        report: a report of scikit-learn or seqeval with `output_dict=True`.
+        names: the names of the labels.
     """
     return tuple(
         {
@@ -274,7 +304,11 @@ def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str
 
 
 def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
-    """Return the id of a label. Raises DataError, with file and line, if it is unknown."""
+    """Return the id of a label.
+
+    Raises DataError, with the location `where` of the example, if the model does not know the
+    label.
+    """
     if name not in ids:
         raise DataError(
             f'{where}: the label "{shorten(name)}" is unknown to the model, which knows '
@@ -286,9 +320,10 @@ def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
 def unknown_labels(
     labels: Sequence[Sequence[str]], known: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the labels of examples that the model does not know, and a note that counts them.
+    """Find labels of the examples that the model does not know.
 
-    The note is in a tuple, which is empty if the model knows all labels.
+    Returns these labels, and a tuple with a note on how many examples have them. The tuple is empty
+    if the model knows all labels.
     """
     unknown = sorted({name for names in labels for name in names}.difference(known))
     count = sum(not {*unknown}.isdisjoint(names) for names in labels)
@@ -300,7 +335,7 @@ def unknown_labels(
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Return quoted names for a message, at most the first thirty.
+    """Join at most thirty names to a string of quoted names, for a message.
 
     >>> quote_names(["good", "bad"])
     '"good", "bad"'
@@ -311,7 +346,10 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def first_prediction(run: str) -> dict[str, Any]:
-    """Return the first validation example in `predictions.jsonl` of a run; {} if there is none."""
+    """Read the first validation example from `predictions.jsonl` of a run.
+
+    Returns {} if there is none.
+    """
     try:
         with open(Path(run) / PREDICTIONS, encoding="utf-8") as file:
             first = json.loads(file.readline() or "{}")

@@ -1,4 +1,4 @@
-"""Batches on the device, and the functions with which objectives compute their losses.
+"""Batches on the device, and functions with which objectives compute their losses.
 
 Shape letters: B rows, T tokens per row, M labelled positions, D d_model, R rows of a whole step.
 """
@@ -22,22 +22,22 @@ from trivium.data.row_order import derived_seed
 from trivium.models import LanguageModule
 
 LossTerms = dict[str, Tensor]
-"""The terms of a loss by name, each a sum over labels. Most objectives have one term, "loss"."""
+"""The loss terms by name, each a sum over labels. Most objectives have only the term "loss"."""
 
 
 class MicroBatchSlice(NamedTuple):
-    """A micro-batch as a range of rows of the batch of a whole step.
+    """A micro-batch, given as a range of rows in the batch of a whole step.
 
     Objectives that compare all rows of a step, for example contrastive learning with in-batch
-    negatives, need the whole batch in one `TensorBatch`. A forward pass nevertheless reads only the
-    rows of one slice, so that activations fit into memory.
+    negatives, need the whole batch in one `TensorBatch`. To limit memory, each forward pass
+    nevertheless reads only the rows of one slice.
 
     Args:
         number: the index of the slice in the step, which seeds its dropout.
         start: the first row.
         stop: the row after the last one.
         width: the number of columns to read, which is the length of the longest row.
-        weight: 1.0; 0.0 if another process computes the same slice and counts it.
+        weight: 1.0, or 0.0 if another process computes the same slice and includes it.
     """
 
     number: int
@@ -62,8 +62,8 @@ class TensorBatch:
         sequence_labels: the labels of whole sequences, as in `Batch`.
         extras: the fields that a subclass of `Batch` adds.
         slices: the micro-batches that this process computes, for objectives that compare all rows
-            of a step; empty for other objectives.
-        group: the process group that computes the step together; None for a single process.
+            of a step. Empty for other objectives.
+        group: the group of processes that compute the step together. None for a single process.
     """
 
     inputs: dict[str, Any]
@@ -75,7 +75,7 @@ class TensorBatch:
     group: Any = None
 
     def parts(self) -> Iterator[tuple[MicroBatchSlice, dict[str, Any]]]:
-        """Yield every micro-batch slice of this process with its inputs, [B, T] or [B, 2, T].
+        """Yield every micro-batch slice of this process with its model inputs, [B, T] or [B, 2, T].
 
         Without `slices`, the whole batch is one slice.
         """
@@ -96,11 +96,11 @@ class TensorBatch:
 
         Args:
             compute: a function that maps the inputs of a slice to vectors [B, N] for its rows, and
-                to the loss terms that its layers add (auxiliary losses).
+                to the auxiliary losses of the layers.
             parts: the slices that this process computes, each with the argument of `compute`.
 
         Returns:
-            The vectors of all rows of the step, [R, N], and the added loss terms, summed over all
+            The vectors of all rows of the step, [R, N], and the auxiliary losses, summed over all
             slices.
         """
         assert self.sequence_labels is not None
@@ -114,12 +114,12 @@ class TensorBatch:
         return self._all_reduce(rows), {name: self._all_reduce(one) for name, one in terms.items()}
 
     def _all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of `x` over the processes of `group`. Gradients are summed, too."""
+        """Sum `x` over the processes of `group`. The gradient is summed, too."""
         return x if self.group is None else _AllReduce.apply(x, self.group)  # type: ignore[return-value]
 
 
 class _AllReduce(torch.autograd.Function):
-    """Differentiable all-reduce: sums a tensor over a process group, and its gradient likewise."""
+    """Differentiable all-reduce, which sums a tensor and its gradient over a process group."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, group: Any) -> Tensor:
@@ -135,7 +135,10 @@ class _AllReduce(torch.autograd.Function):
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
-    """Copy a batch to a device. Returns the `TensorBatch`; all integers are copied at once."""
+    """Copy a batch to a device. Returns it as a `TensorBatch`.
+
+    All integer arrays are copied at once.
+    """
     arrays = batch.arrays()
     labels = arrays.pop("labels", np.empty(0, dtype=np.int64)).ravel()
     positions = np.flatnonzero(labels != IGNORE_INDEX)
@@ -161,10 +164,10 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
 
 
 def copy_to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device asynchronously. Returns the tensor.
+    """Copy a NumPy array to a device asynchronously. Returns the tensor.
 
-    The copy from pinned memory runs on its own CUDA stream while the GPU still computes the
-    previous step. The host does not wait for it.
+    The copy from pinned memory runs on a separate CUDA stream while the GPU still computes the
+    previous step. The host does not wait for the copy.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
@@ -179,7 +182,7 @@ def copy_to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 @cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream that copies batches to a GPU."""
+    """Return the CUDA stream that is used for copying batches to a GPU."""
     return torch.cuda.Stream(device)
 
 
@@ -208,10 +211,10 @@ def forward_hidden(
 
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
-    """Return the cross-entropy of the LM head at the labelled positions, as a sum in nats.
+    """Compute the cross-entropy of the LM head at the labelled positions, summed, in nats.
 
-    `smoothing` is the amount of label smoothing. The terms include the auxiliary loss of the
-    layers, if any.
+    The result also contains the auxiliary loss of the layers, if any. `smoothing` is the amount of
+    label smoothing.
     """
     hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}

@@ -1,4 +1,4 @@
-"""The base of objectives that train text embeddings, which are evaluated by retrieval."""
+"""The base class of objectives that train text embeddings, which are evaluated by retrieval."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _MIN_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """A text, such as a query, with a matching text and a hard negative.
+    """An anchor text, such as a query, with a positive and an optional hard negative.
 
     Args:
-        text: the text.
-        pair: the matching text, such as a passage; None: the objective derives it from `text`, or
-            needs none.
-        negative: a text that does not match; None: there is no hard negative.
+        text: the anchor.
+        pair: the positive: a matching text, such as a passage. None if the objective derives it
+            from `text` or does not need it.
+        negative: the hard negative: a text that does not match. None if there is none.
         where: file and line of the example, for messages.
     """
 
@@ -53,20 +53,23 @@ class TextPair:
 
     @property
     def group(self) -> str:
-        """The matching text. The validation split keeps queries for the same passage together."""
+        """The positive, or the anchor if there is no positive.
+
+        Queries for the same passage are put into the same split.
+        """
         return self.text if self.pair is None else self.pair
 
     @property
     def texts(self) -> list[str]:
-        """The text, followed by its pair and its negative, if any."""
+        """The anchor, followed by the positive and the hard negative, if any."""
         return [one for one in (self.text, self.pair, self.negative) if one is not None]
 
 
 class TextPairs(LabelledObjective):
-    """An objective that trains text embeddings: the mean, first or last hidden state of a text.
+    """Base class of objectives that train text embeddings by pooling hidden states.
 
-    The metrics are those of retrieval on the validation pairs. For texts without pairs, the first
-    half of a text is the query for its second half.
+    They are evaluated by retrieval on the validation pairs. For texts without a positive, the first
+    half of a text is the query and the second half is the passage.
     """
 
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
@@ -75,11 +78,11 @@ class TextPairs(LabelledObjective):
     )
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Pool hidden states [B, T, D] of B texts. Returns their embeddings [B, D]."""
+        """Pool the hidden states [B, T, D] of B texts. Returns their embeddings [B, D]."""
         return pool(hidden, attention_mask, self.pooling or "mean")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
-        """Yield the records of files: SQuAD JSON, or records with one, two or three texts.
+        """Yield the records of SQuAD JSON files, or of files with one to three texts per record.
 
         Plain text has one example per line. Lines of fewer than eight words, such as headings, are
         skipped.
@@ -89,15 +92,15 @@ class TextPairs(LabelledObjective):
         """
         for source in list_sources(paths, (".txt", *RECORD_SUFFIXES)).sources:
             if source.kind == "file" and file_format(source.name) not in RECORD_SUFFIXES:
-                yield from _read_lines(source.name, options)
+                yield from _read_plain_text(source.name, options)
             else:
                 squad = QuestionAnswering.from_tree({})
                 yield from squad.records([source.name], options)
 
     def example(self, record: Record) -> TextPair:
-        """Return the text of a record, with its pair and hard negative if the columns exist.
+        """Read an anchor text from a record, with the positive and the hard negative, if any.
 
-        Raises DataError if there is a negative but no pair.
+        Raises DataError if there is a hard negative but no positive.
         """
         text, pair, negative = (
             record.text(record.columns[name]) if name in record.columns else None
@@ -115,27 +118,27 @@ class TextPairs(LabelledObjective):
         return " ".join(example.texts)
 
     def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
-        """Return the objective with `pooling` set: by default last for decoders, otherwise mean."""
+        """Fill in the default of `pooling`: last for decoders, otherwise mean."""
         default = "last" if is_causal(spec) else "mean"
         return self.replace(pooling=self.pooling or default)
 
     def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
-        """Return settings with the pooling with which the trained model embeds texts."""
+        """Return the model settings with the pooling that is used to embed texts."""
         return settings.with_task("contrastive", pooling=self.pooling)
 
     def source_texts(self, examples: Sequence[TextPair]) -> Iterator[str]:
-        """Yield all texts of the examples, including pairs and negatives."""
+        """Yield all texts of the examples: anchors, positives and hard negatives."""
         return (text for one in examples for text in one.texts)
 
     def predict(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
-        """Return the embeddings of the query and of the passage of every example."""
+        """Embed the query and the passage of every example. Returns pairs of embeddings."""
         sides = zip(*map(split_query_and_passage, examples))
         vectors = [lm.embed(s, pooling=self.pooling, normalize=True).numpy() for s in sides]
         return list(zip(*vectors))
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
-        """Return the metrics of retrieval by embeddings, by BM25, and by both (rank fusion)."""
-        return self.compute_metrics(self.predict(lm, examples), examples, lm, lexical=True)
+        """Return the metrics of retrieval with embeddings, BM25, and the hybrid of both."""
+        return self.compute_metrics(self.predict(lm, examples), examples, lm, hybrid=True)
 
     def compute_metrics(
         self,
@@ -143,16 +146,16 @@ class TextPairs(LabelledObjective):
         examples: Sequence[TextPair],
         lm: LanguageModel,
         *,
-        lexical: bool = False,
+        hybrid: bool = False,
     ) -> Metrics:
         """Return MRR and recall of retrieval among the passages of all examples.
 
-        For texts without a pair, the query is the first half and the passage is the second half.
-        `lexical` adds the metrics of BM25 and of both methods together.
+        For texts without a positive, the query is the first half and the passage is the second
+        half. `hybrid` adds the metrics of BM25, and of the hybrid of BM25 and embeddings.
         """
         pairs = [split_query_and_passage(one) for one in examples]
         queries, passages = map(np.stack, zip(*answers))
-        found = retrieve(pairs, queries, passages, lexical=lexical)
+        found = retrieve(pairs, queries, passages, hybrid=hybrid)
         rows = [
             {"text": query, "pair": passage, "predicted": best, "rank": rank}
             for (query, passage), best, rank in zip(pairs, found.best, found.ranks.tolist())
@@ -168,7 +171,10 @@ class TextPairs(LabelledObjective):
         return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return an `embed` command with a validation query, its passage and the one it found."""
+        """Return an `embed` command that compares three texts.
+
+        They are a validation query, its passage, and the passage retrieved for the query.
+        """
         example = first_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
         texts = [beginning(text, 12) or text for text in texts]
@@ -176,8 +182,8 @@ class TextPairs(LabelledObjective):
         return f"embed {run} {shown} --similarities"
 
 
-def _read_lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
-    """Yield each line of a text file that has at least eight words, as a text without a pair."""
+def _read_plain_text(path: str, options: RecordOptions) -> Iterator[TextPair]:
+    """Yield each line of at least eight words of a text file, as a text without a positive."""
     with open_text(path, errors=options.errors, encoding=options.encoding) as lines:
         for number, line in enumerate(lines, start=1):
             if len(WORD.findall(line)) >= _MIN_WORDS:
@@ -185,9 +191,9 @@ def _read_lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
 
 
 def split_query_and_passage(example: TextPair) -> tuple[str, str]:
-    """Return the query and the passage of an example.
+    """Return the query and the passage of an example, for retrieval.
 
-    Without a pair, they are the first half and the second half of the words of the text.
+    Without a positive, they are the first half and the second half of the words of the text.
     """
     text = example.text
     if example.pair is not None:

@@ -1,4 +1,4 @@
-"""TSDAE: a decoder reconstructs a text from the embedding of the same text with deleted tokens."""
+"""TSDAE: a decoder reconstructs a text from the embedding of a copy with deleted tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trivium.text.vocabulary import Vocabulary
 
 
 class TSDAE(TextPairs):
-    """An objective that trains text embeddings by reconstruction (TSDAE), without labels.
+    """Unsupervised training of text embeddings with a denoising autoencoder (TSDAE).
 
     L = - sum_t log P(y_t | y_1 ... y_(t-1), v)
 
@@ -45,12 +45,11 @@ class TSDAE(TextPairs):
         labels             Ada wrote the first program . [SEP]
 
     The decoder has as many layers as the encoder, and shares its token embeddings. It is only used
-    in training: the run saves the encoder, which embeds texts.
+    in training. The run saves only the encoder, which embeds texts.
 
     Source: Wang, Reimers and Gurevych 2021, section 3. There are three differences. By default v is
     the mean; `pooling` = "first" is the choice of the paper. Tokens are deleted, not words. The
-    layers of the decoder have random initial weights of their own, instead of sharing the
-    encoder's.
+    layers of the decoder have their own random initial weights, instead of sharing the encoder's.
     """
 
     kind: Literal["tsdae"] = "tsdae"
@@ -67,21 +66,21 @@ class TSDAE(TextPairs):
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the encoder and of the decoder."""
-        return spec, self._add_decoder(spec).replace(encoder=None)
+        return spec, self._build_autoencoder_spec(spec).replace(encoder=None)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Return the encoder together with a decoder, both with random weights."""
-        return build(self._add_decoder(spec), seed=seed, device=device)
+        """Build the encoder together with a decoder, both with random weights."""
+        return build(self._build_autoencoder_spec(spec), seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return only the encoder, which shares its weights with `module`."""
+        """Return the model to save: only the encoder, which shares its weights with `module`."""
         assert isinstance(module, Transformer)
         encoder = build(module.spec.replace(decoder=None, heads=()), device="meta")
         encoder.tokens, encoder.encoder = module.tokens, module.encoder
         return {"": encoder}
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
-        """Return every text as token ids with special tokens, and as next-token labels."""
+        """Encode every text as token ids with special tokens, and as next-token labels."""
         texts = [(one.text, None) for one in examples]
         encoded = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
         sequences = {
@@ -97,7 +96,7 @@ class TSDAE(TextPairs):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Delete random tokens of rows [B, T] from the input of the encoder.
 
-        Special tokens are kept. If no token remains, the first token is kept.
+        Special tokens are kept. If no token would remain, the first token is kept.
 
         Returns:
             A batch with input_ids [B, S], decoder_input_ids [B, T - 1] and labels [B, T - 1], where
@@ -117,7 +116,7 @@ class TSDAE(TextPairs):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the summed cross-entropy, in nats, of all tokens except the first of each text."""
+        """Compute the cross-entropy of the reconstructed tokens, summed, in nats."""
         assert isinstance(model, Transformer)
         assert model.decoder is not None
         inputs = dict(batch.inputs)
@@ -133,10 +132,10 @@ class TSDAE(TextPairs):
         hidden, _ = model.decoder(model.tokens(shifted), context)
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
-    def _add_decoder(self, spec: Spec) -> TransformerSpec:
-        """Return the spec of an encoder with a decoder of the same layers and an LM head.
+    def _build_autoencoder_spec(self, spec: Spec) -> TransformerSpec:
+        """Return the spec of the encoder with an added decoder of the same layers and an LM head.
 
-        Raises RecipeError if the model is not a Transformer encoder, or cannot have a decoder.
+        Raises RecipeError if the model is not a Transformer encoder, or does not support a decoder.
         """
         if (
             not isinstance(spec, TransformerSpec)

@@ -1,4 +1,4 @@
-"""Reward functions, which score the responses of a model. Each module here contains one kind."""
+"""Reward functions, which score the responses of a model. Each module contains one kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trivium.errors import RecipeError, shorten
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt with a response that a model has generated.
+    """A response that a model has generated for a prompt, as reward functions see it.
 
     Args:
         prompt: the text of the prompt. For a conversation, the contents of its messages, one per
@@ -28,8 +28,8 @@ class Sample:
         response: the response without leading and trailing whitespace.
         text: the prompt and the response as one text.
         record: the columns of the prompt's record.
-        messages: the conversation including the response; empty if the prompt is a text.
-        ended: whether the model ended the response; False if it reached the maximum length.
+        messages: the conversation including the response. Empty if the prompt is a text.
+        ended: whether the model ended the response. False if it reached the maximum length.
     """
 
     prompt: str
@@ -44,10 +44,10 @@ class Sample:
 
 
 class RewardFunction(Choice, Config, ABC):
-    """A function that scores each response with a number, and its configuration.
+    """A reward function, which scores each response with a number, and its configuration.
 
-    A subclass has `kind: Literal["name"] = "name"`, the name of the reward in recipes, and one
-    field with a description for every recipe key.
+    A subclass has `kind: Literal["name"] = "name"`, which is the name of the reward in recipes, and
+    one field with a description for every recipe key.
     """
 
     weight: float = Field(
@@ -56,7 +56,7 @@ class RewardFunction(Choice, Config, ABC):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The paths of the user's code that the reward runs. A resumed run needs the same code."""
+        """The user's Python files that the reward runs. Resuming a run needs the same code."""
         return ()
 
     def open(self) -> None:
@@ -65,16 +65,16 @@ class RewardFunction(Choice, Config, ABC):
         Raises RecipeError or another TriviumError if they are missing or unsuitable.
         """
 
-    def check(self, record: Record) -> None:
-        """Raise DataError, with file and line, if the record lacks data that the reward needs."""
+    def check_record(self, record: Record) -> None:
+        """Raise DataError, with file and line, if a record lacks data that the reward needs."""
 
     @abstractmethod
-    def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
+    def compute_rewards(self, samples: Sequence[Sample]) -> Sequence[float]:
         """Return the reward of every sample."""
 
 
-def reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
-    """Return the names of rewards in metrics: the kind, such as "exact".
+def build_reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
+    """Return the names of the rewards in the metrics: the kind of each reward, such as "exact".
 
     The second reward of a kind has the suffix "_2", the third one "_3".
     """
@@ -87,7 +87,7 @@ def reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
 
 
 def compute_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> Floats:
-    """Return R unweighted rewards for each of N samples, float64 [N, R].
+    """Compute R unweighted rewards for each of N samples, float64 [N, R].
 
     Raises:
         RecipeError: a reward function does not return one finite number for every sample. The
@@ -95,7 +95,7 @@ def compute_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample])
     """
     columns = []
     for reward in rewards:
-        values = list(reward.scores(samples))
+        values = list(reward.compute_rewards(samples))
         if len(values) != len(samples):
             raise RecipeError(
                 f'the reward of kind "{reward.kind}" has {len(values)} values for {len(samples)} '

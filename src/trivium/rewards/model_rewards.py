@@ -16,7 +16,7 @@ from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 
 class ClassifierReward(RewardFunction):
-    """A reward that a classifier computes. The classifier is loaded only once."""
+    """Base class of rewards that a classifier computes. The classifier is loaded only once."""
 
     task: ClassVar[str] = "classification"
     """The task of `finetune` that trains such a classifier."""
@@ -26,10 +26,13 @@ class ClassifierReward(RewardFunction):
     """The loaded classifier."""
 
     def open(self) -> None:
-        """Load the classifier, and check its labels. Raises RecipeError if it is unsuitable."""
-        self.load()
+        """Load the classifier and check its labels.
 
-    def load(self) -> LanguageModel:
+        Raises RecipeError if the classifier is unsuitable.
+        """
+        self._load_classifier()
+
+    def _load_classifier(self) -> LanguageModel:
         """Return the classifier. The first call loads it and checks its labels."""
         if self._lm is None:
             lm = load(self.model)
@@ -44,14 +47,17 @@ class ClassifierReward(RewardFunction):
 
     @abstractmethod
     def check_labels(self, labels: Collection[str]) -> None:
-        """Raise RecipeError if these labels of the classifier do not fit this kind of reward.
+        """Raise RecipeError if the labels of the classifier are unsuitable for this kind of reward.
 
         `labels` is empty for a regression model.
         """
 
 
 class LabelProbability(ClassifierReward):
-    """The probability that a classifier gives to a label for the response; 0 for an empty text."""
+    """The probability that a classifier assigns to a certain label of the response.
+
+    The reward is 0 for an empty text.
+    """
 
     kind: Literal["label"] = "label"
     label: str = Field(description="name of the label")
@@ -66,18 +72,18 @@ class LabelProbability(ClassifierReward):
                 f"{did_you_mean(self.label, labels)}"
             )
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return a probability between 0 and 1 for every sample."""
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the probability of the label, from 0 to 1, for every sample."""
         texts = [one.text if self.with_prompt else one.response for one in samples]
-        answers = iter(self.load().classify([text for text in texts if text.strip()]))
+        answers = iter(self._load_classifier().classify([text for text in texts if text.strip()]))
         return [next(answers).scores[self.label] if text.strip() else 0.0 for text in texts]
 
 
 class LearnedReward(ClassifierReward):
     """The score that a reward model predicts for a prompt with its response.
 
-    The reward model reads the same format as in its training (`finetune reward`): one text, or
-    messages in its chat template.
+    The input has the same format as in the training of the reward model (`finetune reward`): one
+    text, or messages in its chat template.
     """
 
     task: ClassVar[str] = "reward"
@@ -92,9 +98,9 @@ class LearnedReward(ClassifierReward):
                 '"label", which is the probability of a label.'
             )
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the score of every sample, an unbounded number."""
-        lm = self.load()
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the score of every sample, which is an unbounded number."""
+        lm = self._load_classifier()
         template = lm.settings.chat_template or PLAIN_TEMPLATE
         render = ChatTemplate.of(template, lm.text_tokenizer).render
         texts = [render(one.messages) if one.messages else one.text for one in samples]

@@ -1,4 +1,4 @@
-"""The reward "python", which a Python function of the user computes."""
+"""The reward "python", which is computed by a Python function of the user."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ALLOWED = "TRIVIUM_RUN_CODE"
 
 
 class PythonFunction(RewardFunction):
-    """A reward that `function(prompts, responses, records)` of the user computes.
+    """A reward computed by a user-defined `function(prompts, responses, records)`.
 
     The function returns one number per response. Prompts and responses are lists of strings.
     `records` contains the columns of each prompt's record as a dictionary. The function must be
-    deterministic; otherwise a resumed run gives different results. A run is not resumed if the file
-    has changed.
+    deterministic; otherwise a resumed run gives different results. A run cannot be resumed after
+    the file has changed.
 
-    The file is executed with all rights of the user, also by `eval` and `--resume`. Since a recipe
-    may come from somebody else, this requires the environment variable TRIVIUM_RUN_CODE=1.
+    The file is executed with the user's full privileges, including by `eval` and `--resume`. Since
+    a recipe may come from somebody else, this requires the environment variable TRIVIUM_RUN_CODE=1.
     """
 
     kind: Literal["python"] = "python"
@@ -36,13 +36,13 @@ class PythonFunction(RewardFunction):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The file of the function. Files that it imports are not included."""
+        """The file that defines the function. Files that it imports are not included."""
         return (self.function.rpartition(":")[0],)
 
     def open(self) -> None:
-        """Run the user's file.
+        """Execute the user's file and look up the function in it.
 
-        Raises RecipeError if this is not allowed, or if the file does not contain the function.
+        Raises RecipeError if this is not allowed, or if the file does not define the function.
         """
         if self._call is not None:
             return
@@ -59,11 +59,11 @@ class PythonFunction(RewardFunction):
             raise RecipeError(f"{file} has no function {name}.")
         self._call = call
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the numbers that the function returns.
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the numbers that the user's function computes for the samples.
 
-        Raises RecipeError if the function fails. The message names the first response for which the
-        function fails.
+        Raises RecipeError if the function fails. The message names the first response for which it
+        fails.
         """
         try:
             return self._call_function(samples)
@@ -78,7 +78,7 @@ class PythonFunction(RewardFunction):
             raise RecipeError(f"{self.function} failed with {error!r}.") from error
 
     def _call_function(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the result of the user's function for some samples."""
+        """Call the user's function with some samples. Returns one number per sample."""
         self.open()
         assert self._call is not None
         prompts, responses = [one.prompt for one in samples], [one.response for one in samples]

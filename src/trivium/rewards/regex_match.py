@@ -12,7 +12,7 @@ from trivium.rewards import RewardFunction, Sample
 
 
 class RegexMatch(RewardFunction):
-    """1 if `re.search` finds the pattern in the response, otherwise 0."""
+    """A reward of 1 if `re.search` finds the pattern in the response, otherwise 0."""
 
     kind: Literal["regex"] = "regex"
     pattern: str = Field(description="regular expression; ^ and $ match the ends of the response")
@@ -27,6 +27,6 @@ class RegexMatch(RewardFunction):
             raise ValueError(f"not a regular expression: {error}") from None
         return pattern
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return 1.0 or 0.0 for every sample."""
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
+        """Return 1.0 for every response that matches the pattern, and 0.0 for the others."""
         return [float(re.search(self.pattern, one.response) is not None) for one in samples]

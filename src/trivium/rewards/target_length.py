@@ -11,15 +11,19 @@ from trivium.rewards import RewardFunction, Sample
 
 
 class TargetLength(RewardFunction):
-    """max(0, 1 - |n - target| / target) for a response of n characters.
+    """A reward for responses of a certain length: max(0, 1 - |n - target| / target).
 
-    The reward is 1 at the target length and 0 from twice the target length on.
+    n is the length of the response in characters. The reward is 1 at the target length, and 0 from
+    twice the target length on.
     """
 
     kind: Literal["length"] = "length"
     target: int = Field(gt=0, description="target length of a response in characters")
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Return a number between 0 and 1 for every sample."""
+    def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the reward of each response, from 0 to 1.
+
+        The reward is 1 if the response has the target length.
+        """
         lengths = (len(one.response) for one in samples)
         return [max(0.0, 1.0 - abs(length - self.target) / self.target) for length in lengths]
