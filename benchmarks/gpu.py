@@ -270,7 +270,7 @@ def make_trainer(
 
     FlexAttention (`attention` "flex") needs a GPU. Without one the default is measured.
     """
-    from trivium.plan.forecast import trainer_without_data
+    from trivium.plan.forecast import build_trainer_without_data
     from trivium.train.recipe_loading import load_recipe
 
     never = 10**6
@@ -289,7 +289,7 @@ def make_trainer(
             "precision": "fp32" if report.tiny else "auto",
         },
     }
-    return trainer_without_data(load_recipe(case.preset, changes))
+    return build_trainer_without_data(load_recipe(case.preset, changes))
 
 
 def start_clock_after(trainer: Any, warmup: int, device: str) -> list[float]:

@@ -27,7 +27,7 @@ import trivium
 from trivium.data import Batch, Rows, Shards
 from trivium.data.prepare import prepare
 from trivium.data.shards import TRAIN
-from trivium.data.splitting import CorpusOptions, training_texts
+from trivium.data.splitting import CorpusOptions, read_training_texts
 from trivium.text import Tokenizer
 from trivium.train.loader import BatchStream
 
@@ -138,7 +138,7 @@ def main() -> None:
         if chosen.data is None:
             chosen.data, chosen.validation = split_sample(Path(folder))
         corpus = CorpusOptions(validation=[chosen.validation])
-        texts = training_texts([chosen.data], corpus)
+        texts = read_training_texts([chosen.data], corpus)
         keys = DECODER.objective.tokenizer_defaults(trivium.presets[DECODER.preset])
         keys |= {"kind": DECODER.tokenizer, "vocab_size": chosen.vocab_size, "progress": False}
         tokenizer = Tokenizer.train(texts=texts, **keys)

@@ -54,7 +54,7 @@ from trivium.data import Batch, Rows, Shards, read_documents
 from trivium.data.prepare import prepare
 from trivium.data.samples import sample
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.data.splitting import CorpusOptions, training_texts
+from trivium.data.splitting import CorpusOptions, read_training_texts
 from trivium.objectives import Objective
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
@@ -218,7 +218,7 @@ def run_transformers(job: argparse.Namespace) -> Figures:
         keys = {"kind": family.tokenizer, "vocab_size": job.vocab_size, "progress": False}
         keys |= {"sample_bytes": job.sample_bytes}
         keys |= family.objective.tokenizer_defaults(trivium.presets[family.preset])
-        tokenizer = Tokenizer.train(texts=training_texts([job.data], options), **keys)
+        tokenizer = Tokenizer.train(texts=read_training_texts([job.data], options), **keys)
         shards = prepare([job.data], tokenizer, Path(folder, "shards"), options=options)
         prepared = time.monotonic() - job.started
         rows = Rows(shards.split(TRAIN), LENGTH)

@@ -42,14 +42,14 @@ def prepare_shards(text: Path, folder: Path, *, vocab_size: int) -> None:
     The text is too short for a vocabulary of a published size: unused tokens fill it up.
     """
     from trivium.data.prepare import prepare
-    from trivium.data.splitting import training_texts
+    from trivium.data.splitting import read_training_texts
     from trivium.text import Tokenizer
     from trivium.text.roles import BERT_SPECIALS, SENTINELS
 
     unused = (f"<unused{number}>" for number in range(vocab_size - VOCABULARY))
     tokenizer = Tokenizer.train(
         "wordpiece",
-        texts=training_texts(text),
+        texts=read_training_texts(text),
         vocab_size=vocab_size,
         special_tokens=(*BERT_SPECIALS, *SENTINELS, *unused),
         progress=False,

@@ -24,7 +24,7 @@ from trivium import spec
 from trivium.choice import Choice
 from trivium.cli import commands, load_command
 from trivium.config import ConfigKey, config_classes, iter_keys
-from trivium.explain import load_topic, topic_names
+from trivium.explain import list_topics, load_topic
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
@@ -33,7 +33,7 @@ from trivium.presets.facts import preset_summary
 from trivium.presets.published import published_recipes
 from trivium.train import defaults
 from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
-from trivium.train.recipe_loading import load_recipe, shipped_recipes
+from trivium.train.recipe_loading import builtin_recipes, load_recipe
 from trivium.workflows.show_recipe import show_recipe
 
 DOCS = Path(__file__).parent
@@ -163,7 +163,7 @@ def _key_help(key: ConfigKey) -> str:
 def topics() -> str:
     """src/trivium/cli/topics.json: the docstring and the parameters of every topic's function."""
     outlines = {}
-    for name in topic_names():
+    for name in list_topics():
         function = load_topic(name).explain
         parameters = inspect.signature(function, eval_str=True).parameters.values()
         outlines[name] = {
@@ -182,7 +182,7 @@ STORED = {"topics": topics, "keys": keys, "presets": preset_rows, "completion": 
 
 def recipe_keys() -> str:
     """docs/recipe.md: every key of a recipe with its default and what it does."""
-    shipped = ", ".join(f"`{name}`" for name in shipped_recipes())
+    shipped = ", ".join(f"`{name}`" for name in builtin_recipes())
     fields = Recipe.model_fields
     top_level = {name: f for name, f in fields.items() if not list(config_classes(f.annotation))}
     parts = [

@@ -11,7 +11,7 @@ from trivium.presets import catalogue, is_own_size, presets
 from trivium.presets.published import published_recipes
 from trivium.train import defaults
 from trivium.train.recipe_layers import compare_with_published
-from trivium.train.recipe_loading import load_recipe, read_origins, recipe_file
+from trivium.train.recipe_loading import format_recipe_file, load_recipe, read_origins
 
 RECIPES = published_recipes()
 COMPLETE = [name for name, recipe in RECIPES.items() if recipe.is_complete]
@@ -263,7 +263,7 @@ def test_a_runs_recipe_says_where_every_value_of_every_source_comes_from(tmp_pat
         objective = { kind = "translation" }
     """)
     recipe = load_recipe(str(file), ["optimizer.lr=1e-3"])
-    text = recipe_file(recipe)
+    text = format_recipe_file(recipe)
     written = tmp_path / "recipe.toml"
     written.write_text(text)
     assert load_recipe(written) == recipe

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import trivium
-from trivium.train.recipe_loading import load_recipe, shipped_recipes
+from trivium.train.recipe_loading import builtin_recipes, load_recipe
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "trivium"
@@ -92,8 +92,8 @@ def test_the_examples_in_docstrings_are_true():
 
 
 def test_every_shipped_recipe_loads():
-    assert "textbook-bert" in shipped_recipes()
-    for name in shipped_recipes():
+    assert "textbook-bert" in builtin_recipes()
+    for name in builtin_recipes():
         assert load_recipe(name).objective.kind
 
 

@@ -30,7 +30,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives.preference import PreferenceOptimization
-from trivium.objectives.preference_pairs import Preference, plain
+from trivium.objectives.preference_pairs import Preference, as_text
 from trivium.objectives.reward_model import Reward
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -355,7 +355,7 @@ def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
             else:
                 lengths = [abs(len(row["text"].strip()) - 9) for row in some]
                 assert lengths == sorted(lengths)
-                messages = plain(one.prompt), plain(one.chosen), plain(one.rejected)
+                messages = as_text(one.prompt), as_text(one.chosen), as_text(one.rejected)
                 assert messages == (prompt, best["text"].strip(), worst["text"].strip())
     rows = [pairs.read_text("utf-8")] * 4  # rows enough to hold some out
     pairs.write_text("".join(rows), "utf-8")

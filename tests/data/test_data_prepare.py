@@ -22,14 +22,14 @@ from transformers import PreTrainedTokenizerFast
 
 from trivium.data import Shards, encode_tasks, prepare
 from trivium.data.documents import list_text_sources
-from trivium.data.prepare import partial_folder, unfinished_tokenizer
+from trivium.data.prepare import find_unfinished_tokenizer, partial_folder
 from trivium.data.shards import unigram_loss
 from trivium.data.splitting import (
     CorpusOptions,
     TextDigest,
+    hash_text,
     read_splits,
-    text_digest,
-    training_texts,
+    read_training_texts,
     write_split_texts,
 )
 from trivium.errors import DataError
@@ -171,12 +171,12 @@ def test_split_follows_from_the_text_alone(tmp_path, documents):
     assert 40 < len(everything) < 100
     assert heldout(documents[::-1]) == everything
     assert heldout(documents[:350]) == everything & set(documents[:350])
-    assert everything == {t for t in documents if text_digest(t) < 0.1 * 2**64}
+    assert everything == {t for t in documents if hash_text(t) < 0.1 * 2**64}
     # blake2b("abc") with an 8-byte digest, little-endian, as b2sum -l 64 prints it.
-    assert text_digest("abc") == int.from_bytes(bytes.fromhex("d8bb14d833d59559"), "little")
+    assert hash_text("abc") == int.from_bytes(bytes.fromhex("d8bb14d833d59559"), "little")
     long = "é猫" * 700_001
     digest = hashlib.blake2b(long.encode(), digest_size=8).digest()
-    assert text_digest(long) == int.from_bytes(digest, "little")
+    assert hash_text(long) == int.from_bytes(digest, "little")
 
 
 def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
@@ -197,7 +197,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
 def test_validation_of_another_source_is_not_in_training(tmp_path, documents, tokenizer):
     path = write(tmp_path / "a.txt", documents[:101])
     kept = [text for split, text in read_splits(path) if split == "train"]
-    elsewhere = {text_digest(text) for text in kept[:7]} | {5}
+    elsewhere = {hash_text(text) for text in kept[:7]} | {5}
     shards = prepare.prepare(path, tokenizer, tmp_path / "out", not_in_training=elsewhere)
     assert stored(shards, "train") == by_hand(tokenizer, kept[7:])
     assert shards.manifest.splits["train"].overlap == 7
@@ -387,7 +387,7 @@ def test_written_text_reads_back_the_same(tmp_path, documents):
         options = CorpusOptions(separator=separator)
         files = write_split_texts(path, tmp_path / separator, options)
         for name in ("train", "validation"):
-            back = list(training_texts(files[name], CorpusOptions(separator, validation=0)))
+            back = list(read_training_texts(files[name], CorpusOptions(separator, validation=0)))
             kept = [text for split, text in pairs if split == name]
             closed = {"blank": "two\nparts", "line": "two parts"}.get(separator, records[-1])
             assert back == [closed if text == records[-1] else text for text in kept]
@@ -441,9 +441,9 @@ def test_an_error_in_one_file_keeps_the_work_on_others(
     with pytest.raises(DataError, match=r"b\.txt, line 402 is not valid UTF-8"):
         make(folder, out, first, progress=lambda now: notes.append(now.note))
     assert "the next attempt continues there" in notes[-1]
-    assert unfinished_tokenizer(folder, out, CorpusOptions()) is not None
-    assert unfinished_tokenizer(bad, out, CorpusOptions()) is None
-    assert unfinished_tokenizer(folder, out, CorpusOptions(validation=0.2)) is None
+    assert find_unfinished_tokenizer(folder, out, CorpusOptions()) is not None
+    assert find_unfinished_tokenizer(bad, out, CorpusOptions()) is None
+    assert find_unfinished_tokenizer(folder, out, CorpusOptions(validation=0.2)) is None
     bad.write_bytes(good)
     make(folder, out, second, progress=lambda now: notes.append(now.note))
     assert any("resuming after" in note for note in notes)
@@ -577,8 +577,8 @@ def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
 )
 def test_invisible_differences_make_no_other_document(tmp_path, other):
     one = "Caf\u00e9 au lait\nand \uac01 more"
-    assert text_digest(other) == text_digest(one)
-    assert text_digest(one.replace(" au", "  au")) != text_digest(one)
+    assert hash_text(other) == hash_text(one)
+    assert hash_text(one.replace(" au", "  au")) != hash_text(one)
     for validation in (0.0, 0.5):
         path = tmp_path / f"{validation}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (one, other, "x")))
@@ -597,7 +597,7 @@ def test_parts_of_a_text_have_the_hash_of_the_whole():
             size = rng.randint(1, 6)
             digest.update(text[position : position + size])
             position += size
-        assert digest.value == text_digest(text), ascii(text)
+        assert digest.value == hash_text(text), ascii(text)
 
 
 @pytest.mark.parametrize("separator", ["blank", "line", "file", "<|end|>"])
@@ -620,7 +620,7 @@ def test_one_document_holds_out_its_end(tmp_path, documents, tokenizer, separato
     pairs = list(read_splits(path, CorpusOptions(**options)))
     assert [split for split, _ in pairs] == ["train", "validation"]
     assert "".join(part for _, part in pairs) == text
-    assert "".join(training_texts(path, CorpusOptions(**options))) == pairs[0][1]
+    assert "".join(read_training_texts(path, CorpusOptions(**options))) == pairs[0][1]
     info = shards.manifest.splits["train"]
     assert (info.documents, info.text_bytes) == (1, len(pairs[0][1].encode()))
     (tmp_path / "b.txt").write_text("another document", encoding="utf-8")

@@ -11,7 +11,7 @@ from trivium.cli import main
 from trivium.data import Shards, prepare, read_documents
 from trivium.data.documents import list_text_sources
 from trivium.data.prepare import prepare_part
-from trivium.data.shards import holds_shards
+from trivium.data.shards import has_shards
 from trivium.errors import DataError
 from trivium.remote import list_remote
 
@@ -53,10 +53,10 @@ def test_texts_are_read_and_shards_written_and_read(storage, tmp_path, documents
         assert [document.text for document in read_documents(paths)] == documents
     local = prepare.prepare(folder, tokenizer, tmp_path / "local")
     url = "memory://bucket/shards"
-    assert not holds_shards(url)
+    assert not has_shards(url)
     prepare.prepare("memory://bucket/in", tokenizer, url)
-    assert holds_shards(url)
-    assert not holds_shards("memory://bucket/in")
+    assert has_shards(url)
+    assert not has_shards("memory://bucket/in")
     before = len(list((tmp_path / "cache").iterdir()))
     for _ in range(2):
         opened = Shards.open(url)

@@ -13,7 +13,7 @@ from double import FLOAT32
 from shaken_models import TEXT, shaken
 
 from trivium.errors import MissingExtraError, SpecError, TriviumError
-from trivium.evaluate.harness import harness_model, run_tasks
+from trivium.evaluate.harness import make_harness_model, run_tasks
 from trivium.language_model import LanguageModel
 from trivium.presets import presets
 from trivium.text import Tokenizer
@@ -113,7 +113,7 @@ def test_log_likelihoods_equal_those_of_their_model(decoder, theirs):
             ("The weather was cloudy. " * 200, "rainy"),  # cut from the left
         ],
     )
-    ours = harness_model(decoder).loglikelihood(requests)
+    ours = make_harness_model(decoder).loglikelihood(requests)
     for (value, greedy), (wanted, wanted_greedy) in zip(
         ours, theirs.loglikelihood(requests), strict=True
     ):
@@ -124,7 +124,7 @@ def test_log_likelihoods_equal_those_of_their_model(decoder, theirs):
 def test_rolling_log_likelihoods_equal_those_of_their_model(decoder, theirs):
     texts = [("The weather",), ("The weather was cloudy yesterday. " * 150,), ("今天天气",)]
     requests = instances("loglikelihood_rolling", texts)
-    ours = harness_model(decoder).loglikelihood_rolling(requests)
+    ours = make_harness_model(decoder).loglikelihood_rolling(requests)
     assert ours == pytest.approx(theirs.loglikelihood_rolling(requests), rel=FLOAT32)
 
 
@@ -134,12 +134,12 @@ def test_what_is_written_equals_what_their_model_writes(decoder, theirs):
         ("今天", {"until": ["e", "a"], "max_gen_toks": 13}),
     ]
     requests = instances("generate_until", arguments)
-    assert harness_model(decoder).generate_until(requests) == theirs.generate_until(requests)
+    assert make_harness_model(decoder).generate_until(requests) == theirs.generate_until(requests)
 
 
 def test_numbers_do_not_depend_on_other_requests(harness, decoder):
     pairs = [("The", " weather"), ("The", " rainy day"), ("cloudy", " today"), ("The", " a")]
-    ours = harness_model(decoder)
+    ours = make_harness_model(decoder)
     together = ours.loglikelihood(instances("loglikelihood", pairs))
     assert together[2:] == ours.loglikelihood(instances("loglikelihood", pairs[2:]))
     assert together[:2] == ours.loglikelihood(instances("loglikelihood", pairs[:2]))
@@ -197,4 +197,4 @@ def test_what_the_harness_cannot_do(tasks):
 def test_a_missing_harness_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval.api.model", None)
     with pytest.raises(MissingExtraError, match="EXTRAS=lm-eval"):
-        harness_model(counting_model("decoder", LOGITS))
+        make_harness_model(counting_model("decoder", LOGITS))

@@ -18,10 +18,10 @@ from trivium.objectives.tagging import score_chunks
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
-    class_metrics,
+    compute_class_metrics,
     merge_metrics,
     quote_names,
-    write_metrics,
+    write_evaluation,
 )
 from trivium.presets import presets
 from trivium.workflows.evaluate import (
@@ -127,7 +127,7 @@ def test_metrics_are_written_for_the_report(tmp_path):
     metrics = Metrics({"f1": 0.5, "loss": float("nan")}).with_examples(
         [{"text": "\u4f60"}], mistakes
     )
-    write_metrics(tmp_path, "tagging", metrics)
+    write_evaluation(tmp_path, "tagging", metrics)
     tree = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
     assert tree["task"] == "tagging"
     assert (tree["main"], tree["values"]) == ("f1", {"f1": 0.5, "loss": None})
@@ -146,7 +146,7 @@ def test_shares_are_fractions_in_every_task():
             {"f1": 0.5, "exact_match": 0.5},
         ),
         (score_chunks(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
-        (class_metrics([0, 0, 1, 1], [0, 0, 1, 0], ["a", "b"]).values, {"accuracy": 0.75}),
+        (compute_class_metrics([0, 0, 1, 1], [0, 0, 1, 0], ["a", "b"]).values, {"accuracy": 0.75}),
         (
             Translation().compute_text_metrics([right], [[right]])[0].values,
             {"bleu": 1.0, "chrf": 1.0},

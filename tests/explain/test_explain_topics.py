@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trivium.errors import TriviumError
-from trivium.explain import Bilingual, explain, get_topic_summary, topic_names
+from trivium.explain import Bilingual, explain, get_topic_summary, list_topics
 from trivium.explain import page as page_module
 from trivium.explain.page import render
 from trivium.explain.topics import replaced_token
@@ -37,7 +37,7 @@ class _Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("name", topic_names())
+@pytest.mark.parametrize("name", list_topics())
 def test_every_topic(name):
     summary = get_topic_summary(name)
     assert isinstance(summary, Bilingual)
@@ -67,7 +67,7 @@ def test_every_text_is_used_and_its_languages_have_the_same_fields():
     }
     source = "".join(file.read_text("utf-8") for file in folder.rglob("*.py"))
     used = {*re.findall(r'get_text\(\s*"([\w.]+)"', source)}
-    used |= {f"{name.replace('-', '_')}.summary" for name in topic_names()}
+    used |= {f"{name.replace('-', '_')}.summary" for name in list_topics()}
     used |= {f"replaced_token.{name}" for name in replaced_token._COLUMNS}
     assert used == known.keys()
     for name, (english, chinese) in known.items():

@@ -25,7 +25,7 @@ from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 from trivium.data import ReadOptions, encode_tasks, read_documents, read_records
 from trivium.data.checks import check_texts
 from trivium.data.cleaning import CleanOptions, clean
-from trivium.data.prepare import partial_folder, prepare, prepare_part, unfinished_tokenizer
+from trivium.data.prepare import find_unfinished_tokenizer, partial_folder, prepare, prepare_part
 from trivium.data.records import RecordOptions
 from trivium.data.samples import sample
 from trivium.data.splitting import CorpusOptions
@@ -322,5 +322,5 @@ def _resume_preparation(folder: Path) -> None:
     texts, out = Path(_CORPUS.name), folder / "again" / "shards"
     shutil.rmtree(out.parent, ignore_errors=True)
     shutil.copytree(partial_folder(folder / "shards"), partial_folder(out))
-    unfinished_tokenizer(texts, out, _OPTIONS)
+    find_unfinished_tokenizer(texts, out, _OPTIONS)
     prepare(texts, small_tokenizer("whitespace"), out, options=_OPTIONS)

@@ -37,7 +37,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_folder import new_model_folder, write_model
 from trivium.model_loading import load
 from trivium.models import build
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
+from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction, write_evaluation
 from trivium.presets import presets
 from trivium.report import format_report, write_report
 from trivium.spec import TransformerSpec
@@ -45,7 +45,7 @@ from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import TrainState, load_recipe, restore, save_checkpoint
 from trivium.train.checkpoint import Checkpoints
-from trivium.train.recipe_loading import shipped_recipes
+from trivium.train.recipe_loading import builtin_recipes
 from trivium.train.run_folder import RunFolder
 from trivium.workflows.evaluate import build_task_objective, read_run_recipe
 
@@ -227,7 +227,7 @@ def _save_unfinished_run(folder: Path) -> None:
     with new_model_folder(run, overwrite=False) as new:
         write_model(new, lm.module, lm.tokenizer, lm.tokenizer, lm.settings)
     write_json(run / "run.json", {"finished": False})
-    shutil.copy(shipped_recipes()["textbook-bert"], run / "recipe.toml")
+    shutil.copy(builtin_recipes()["textbook-bert"], run / "recipe.toml")
     optimizers = [torch.optim.SGD(lm.module.parameters())]
     files = [path for path in run.iterdir() if path.suffix == ".json"]
     save_checkpoint(run / "checkpoints", lm.module, optimizers, state, files=files)
@@ -327,7 +327,7 @@ epochs = 2
 @reader(
     "recipe",
     lambda: {
-        "a.toml": shipped_recipes()["textbook-bert"].read_bytes(),
+        "a.toml": builtin_recipes()["textbook-bert"].read_bytes(),
         "b.toml": _RECIPE,
         "c.toml": _RECIPE_WITH_SPEC,
     },
@@ -397,7 +397,7 @@ def _restore_parts(folder: Path) -> None:
 def _write_run(folder: Path) -> None:
     run = RunFolder(folder / "run")
     run.path.mkdir()
-    shutil.copy(shipped_recipes()["textbook-bert"], run.recipe)
+    shutil.copy(builtin_recipes()["textbook-bert"], run.recipe)
     facts = {"unigram_loss": 7.0, "num_parameters": 12, "finished": True, "documents": 17}
     run.write_metadata({**facts, "samples": [{"step": 4, "prompt": "a", "output": "b"}]})
     for step in (4, 8, 12):
@@ -411,7 +411,7 @@ def _write_run(folder: Path) -> None:
         confusion=((1, 2), (3, 4)),
         mistakes=(Mistake("a.csv, line 3", "a text", "pos", "neg", 0.5),),
     )
-    write_metrics(run.path, "classification", metrics)
+    write_evaluation(run.path, "classification", metrics)
     small_tokenizer("wordpiece").save(run.tokenizer)
     write_json(run.spec, SPECS["bert"].to_dict())
 
@@ -420,7 +420,7 @@ def _write_run(folder: Path) -> None:
 def _report(folder: Path) -> None:
     recipe = read_run_recipe(folder / "run")
     build_task_objective(_model("bert", "wordpiece"), "classification", recipe)
-    first_prediction(str(folder / "run"))
+    read_prediction(str(folder / "run"))
     format_report([folder / "run"])
     write_report(folder / "run", folder / "report.html")
 

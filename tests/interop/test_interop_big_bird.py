@@ -10,7 +10,7 @@ from hugging_face import ours_of
 from trivium.errors import SpecError
 from trivium.interop.convert import is_expressible
 from trivium.nn import SequenceInfo
-from trivium.objectives.task_heads import build_tagger_head, classifier_head
+from trivium.objectives.task_heads import build_classifier_head, build_tagger_head
 from trivium.presets import presets
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -66,5 +66,5 @@ def test_packed_documents_are_refused():
 
 def test_what_is_fine_tuned_can_be_written():
     model = presets["bigbird-tiny"]
-    for head in (classifier_head(model, 3, "first"), build_tagger_head(model, 3)):
+    for head in (build_classifier_head(model, 3, "first"), build_tagger_head(model, 3)):
         assert is_expressible(model.replace(heads=(head,)))

@@ -18,13 +18,13 @@ from trivium import cli
 from trivium.messages import _IN_FILES as IN_FILES
 from trivium.messages import (
     catalog,
+    detect_language,
     display_width,
     english,
     load_chinese_help,
     padded,
-    terminal_language,
+    translate_english,
     translated,
-    translated_english,
 )
 from trivium.objectives.causal import Causal
 from trivium.train.run_warnings import WARNINGS, RunHistory
@@ -222,8 +222,8 @@ def test_a_text_of_a_file_is_translated_with_its_values(
     values = dict(zip(specs, (2, 3, 5, 7)))
     shown = {name: format(value, specs[name]) for name, value in values.items()}
     chinese = re.sub(r"\{(\w+)[^{}]*\}", lambda field: shown[field[1]], catalog("zh")[identifier])
-    assert translated_english(english(identifier, **values)) == chinese
-    assert translated_english("BLEU nrefs:1|case:mixed") == "BLEU nrefs:1|case:mixed"
+    assert translate_english(english(identifier, **values)) == chinese
+    assert translate_english("BLEU nrefs:1|case:mixed") == "BLEU nrefs:1|case:mixed"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_language_is_that_of_gettext_or_chosen(
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
-    assert terminal_language() == language
+    assert detect_language() == language
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,11 @@ from trivium.objectives.classification import (
     normalize_label,
     sort_naturally,
 )
-from trivium.objectives.task_metrics import class_metrics, multi_label_metrics, regression_metrics
+from trivium.objectives.task_metrics import (
+    compute_class_metrics,
+    compute_multi_label_metrics,
+    compute_regression_metrics,
+)
 from trivium.presets import presets
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -363,30 +367,30 @@ def test_metrics_are_those_of_the_libraries():
 
     rng = np.random.default_rng(0)
     gold, predicted = rng.integers(0, 5, (2, 31))
-    metrics = class_metrics(gold, predicted, list("abcdef"))
+    metrics = compute_class_metrics(gold, predicted, list("abcdef"))
     assert metrics.values["macro_f1"] == sk.f1_score(gold, predicted, average="macro")
     assert metrics.values["matthews"] == sk.matthews_corrcoef(gold, predicted)
     assert len(metrics.by_label) == 6
     assert metrics.by_label[5]["support"] == 0
     assert sum(map(sum, metrics.confusion)) == 31
-    assert class_metrics([1, 1], [1, 1], ["a", "b"]).values["matthews"] == 0.0
+    assert compute_class_metrics([1, 1], [1, 1], ["a", "b"]).values["matthews"] == 0.0
     gold, predicted = rng.integers(0, 2, (2, 13, 3))
-    metrics = multi_label_metrics(gold, predicted, list("abc"))
+    metrics = compute_multi_label_metrics(gold, predicted, list("abc"))
     assert metrics.values["subset_accuracy"] == sk.accuracy_score(gold, predicted)
     gold, predicted = rng.normal(size=(2, 7))
-    metrics = regression_metrics(gold, predicted)
+    metrics = compute_regression_metrics(gold, predicted)
     assert metrics.values["spearman"] == stats.spearmanr(gold, predicted)[0]
-    assert regression_metrics(gold, predicted * 0).values["pearson"] == 0.0
+    assert compute_regression_metrics(gold, predicted * 0).values["pearson"] == 0.0
 
 
 def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
     import importlib.util
 
     objective = TextClassification()
-    objective.check_metrics()
+    objective.check_metric_libraries()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install '.\[metrics\]'"):
-        objective.check_metrics()
+        objective.check_metric_libraries()
 
 
 def test_the_command_to_try_has_a_held_out_text(tmp_path):

@@ -19,7 +19,7 @@ from trivium.interop.settings import Settings
 from trivium.objectives import LabelledObjective
 from trivium.objectives.chat import Chat, chat_template
 from trivium.objectives.classification import TextClassification
-from trivium.objectives.conversations import plain
+from trivium.objectives.conversations import as_text
 from trivium.objectives.kto import KTO
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import PreferenceOptimization
@@ -235,12 +235,12 @@ def test_each_layout_is_told_once(tmp_path):
 def test_all_tasks_on_prompts_see_the_same_prompt(tmp_path, row):
     """SFT, preferences, judgements and policies of one data set."""
     chat = read(Chat(), tmp_path, {**row, "response": "r"})[0][0].messages[:-1]
-    expected = plain(chat)
+    expected = as_text(chat)
     pair = read(PreferenceOptimization(), tmp_path, {**row, "chosen": "r", "rejected": "s"})[0][0]
     judged = read(KTO(), tmp_path, {**row, "response": "r", "label": True})[0][0]
     drawn = read(PolicyGradient(), tmp_path, {**row, "answer": "r"})[0][0]
     for one in (pair, judged, drawn):
-        assert plain(one.prompt) == expected
+        assert as_text(one.prompt) == expected
         if "system" in {message["role"] for message in chat}:
             assert one.prompt == chat
 

@@ -96,7 +96,7 @@ def test_span_lengths_are_those_of_the_released_code_and_nothing_is_lost():
             whole = gaps[-1] + [token for s in order for token in fills[s] + gaps[s]]
             assert whole == rows.input_ids[row].tolist()
     # The T5 paper's setting: 568 tokens become inputs of 512 and targets of 114.
-    assert SpanCorruption().count_noise(568) == (85, 28)
+    assert SpanCorruption().count_noise_spans(568) == (85, 28)
 
 
 def test_the_example_of_the_docstring_is_one_of_the_draws():
@@ -132,7 +132,7 @@ def test_short_rows_are_padded_and_more_spans_than_sentinels_refused():
     assert batch.attention_mask is not None
     assert batch.labels is not None
     for row, length in enumerate((31, 20, 2)):
-        noise, spans = SpanCorruption().count_noise(length)
+        noise, spans = SpanCorruption().count_noise_spans(length)
         assert batch.attention_mask[row].sum() == length - noise + spans + 1
         assert (batch.labels[row] != IGNORE_INDEX).sum() == noise + spans + 1
     assert (batch.labels[3] == IGNORE_INDEX).all()

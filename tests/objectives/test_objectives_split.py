@@ -22,7 +22,7 @@ from trivium.progress import ProgressLine
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.workflows.corpus import ExampleSource, _open_source, _remove_validation_examples
-from trivium.workflows.evaluate import _note_training_data
+from trivium.workflows.evaluate import _note_training_overlap
 
 numbers = st.integers(0, 10_000)
 fractions = st.sampled_from([0.05, 0.1, 0.3, 0.5, 0.9])
@@ -199,10 +199,10 @@ def test_eval_says_what_was_trained_on_and_not_what_was_held_out(tmp_path):
     os.link(train, hard)
     recipe = {"data": {"paths": [str(tmp_path / "data")], "validation": [str(valid)]}}
     for path, is_known in ((train, True), (link, True), (valid, False)):
-        assert bool(_note_training_data([str(path)], recipe)) == is_known, path
+        assert bool(_note_training_overlap([str(path)], recipe)) == is_known, path
     recipe["data"]["paths"] = [str(tmp_path / "data" / "*.jsonl")]
-    assert _note_training_data([str(hard)], recipe)
-    assert not _note_training_data([str(tmp_path / "no such file")], recipe)
+    assert _note_training_overlap([str(hard)], recipe)
+    assert not _note_training_overlap([str(tmp_path / "no such file")], recipe)
 
 
 def test_every_task_has_a_record():

@@ -15,9 +15,9 @@ from trivium import cli
 from trivium.gpus import GPUS
 from trivium.models import build
 from trivium.objectives.tensor_batch import TensorBatch, token_losses
-from trivium.plan.forecast import planned_model
+from trivium.plan.forecast import plan_model
 from trivium.plan.layouts import Step, Workload
-from trivium.plan.training_plan import fewest_gpus, plan_training
+from trivium.plan.training_plan import find_fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
 from trivium.spec import AttentionRNNSpec, LatentAttention, TransformerSpec
 from trivium.train.memory import Layout
@@ -116,7 +116,7 @@ def test_a_plan_counts_the_weights_of_the_published_listing(capsys):
     ],
 )
 def test_a_plan_has_the_heads_of_the_objective(name, heads):
-    spec, _ = planned_model(load_recipe(name))
+    spec, _ = plan_model(load_recipe(name))
     assert {head.kind for head in spec.heads} == heads
 
 
@@ -124,7 +124,7 @@ def test_a_plan_has_the_vocabularies_of_the_run():
     for changes, source in (({}, None), ({"model.separate_vocabularies": True}, 1024)):
         changes |= {"objective.kind": "translation", "tokenizer.vocab_size": 1000}
         for name in ("transformer-tiny", "textbook-transformer-base", "bahdanau-rnnsearch"):
-            spec, _ = planned_model(load_recipe(name, changes))
+            spec, _ = plan_model(load_recipe(name, changes))
             assert isinstance(spec, AttentionRNNSpec | TransformerSpec)
             assert (spec.vocab_size, spec.source_vocab_size) == (1024, source)
 
@@ -188,11 +188,11 @@ def test_what_sharding_tensor_parallelism_and_checkpointing_save():
     assert (
         whole.memory["optimizer"] == 8 * work.sizes.parameters == 16 * sharded.memory["optimizer"]
     )
-    assert sharded.memory["activations"] * tensor.micro_rows == pytest.approx(
-        8 * tensor.memory["activations"] * sharded.micro_rows
+    assert sharded.memory["activations"] * tensor.micro_batch_rows == pytest.approx(
+        8 * tensor.memory["activations"] * sharded.micro_batch_rows
     )
-    assert again.memory["activations"] / again.micro_rows < 0.15 * (
-        sharded.memory["activations"] / sharded.micro_rows
+    assert again.memory["activations"] / again.micro_batch_rows < 0.15 * (
+        sharded.memory["activations"] / sharded.micro_batch_rows
     )
     # Four collectives of the residual stream in both passes of a layer (Korthikanti et al. 2022).
     stream = tensor.rows * 2048 * 4096 * 2
@@ -211,11 +211,11 @@ def test_the_fewest_gpus_compute_nothing_twice_unless_only_checkpointing_fits():
     short = Workload(presets["gpt2-xl"], 2**13, 2**22, GPUS["a100-40g"], 1)
     layouts = [step.layout for step in short.list_steps() if step.problem is None]
     assert [layout.activation_checkpointing for layout in layouts] == [True]
-    few = fewest_gpus(short)
+    few = find_fewest_gpus(short)
     layouts = [step.layout for step in few.list_steps() if step.problem is None]
     assert (few.gpus, layouts[0].activation_checkpointing) == (4, False)
     work = Workload(presets["gpt2-xl"], 2**17, 2**22, GPUS["a100-80g"], 1)
-    few = fewest_gpus(work)
+    few = find_fewest_gpus(work)
     steps = [step for step in few.list_steps() if step.problem is None]
     assert all(step.layout.activation_checkpointing for step in steps)
     assert few.gpus == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from double import FLOAT32
 
-from trivium.evaluate.harness import harness_model
+from trivium.evaluate.harness import make_harness_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,7 +35,7 @@ def test_the_harness_client_of_openai_servers(served, models, tmp_path):
         batch_size=4,
         max_retries=1,
     )
-    local = harness_model(lm)
+    local = make_harness_model(lm)
     pairs = [(context, text) for context in CONTEXTS for text in CONTINUATIONS]
     requests = instances("loglikelihood", pairs)
     for served_score, score in zip(

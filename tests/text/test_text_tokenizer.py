@@ -64,7 +64,7 @@ def test_every_kind_is_trained_the_same_way_twice(kind, trained):
     assert len(tokenizer.tokens) == tokenizer.vocab_size == len(tokenizer)
     assert all(tokenizer.token_to_id(t) == i for i, t in enumerate(tokenizer.tokens))
     config = TokenizerConfig.from_tree({"kind": kind, "vocab_size": SIZES[kind]})
-    assert type(config) is Tokenizer.config_of(kind)
+    assert type(config) is Tokenizer.get_config_class(kind)
     again = config.train((text for text in TEXTS), progress=False)
     assert again.fingerprint == tokenizer.fingerprint
 

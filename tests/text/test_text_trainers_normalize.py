@@ -21,8 +21,8 @@ WORDS = [
 KINDS = sorted(
     kind
     for kind in Tokenizer.kinds
-    if issubclass(Tokenizer.config_of(kind), CharacterTokenizerConfig)
-    and "normalize" in Tokenizer.config_of(kind).model_fields
+    if issubclass(Tokenizer.get_config_class(kind), CharacterTokenizerConfig)
+    and "normalize" in Tokenizer.get_config_class(kind).model_fields
 )
 
 

@@ -17,7 +17,7 @@ from trivium.train import defaults
 from trivium.train.model_config import ModelConfig
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
+from trivium.train.recipe_loading import build_recipe, builtin_recipes, load_recipe
 from trivium.train.schedules import Cosine, Linear
 from trivium.train.train_config import TrainConfig
 
@@ -336,13 +336,15 @@ def test_every_key_has_a_description_and_shipped_recipes_parse():
     assert {name for name in bare if name.startswith(("train", "data", "optimizer"))} <= {
         "train.log_every"
     }
-    for name in shipped_recipes():
+    for name in builtin_recipes():
         assert load_recipe(name).objectives
 
 
 def test_learning_rates_follow_the_published_tables():
-    assert defaults.pretraining_rate(presets["gpt2-mini"]) == pytest.approx(2e-3)
-    assert defaults.pretraining_rate(presets["llama-7b"]) == pytest.approx(2.5e-4, rel=0.01)
+    assert defaults.pretraining_learning_rate(presets["gpt2-mini"]) == pytest.approx(2e-3)
+    assert defaults.pretraining_learning_rate(presets["llama-7b"]) == pytest.approx(
+        2.5e-4, rel=0.01
+    )
     bert = presets["bert-base"]
     assert defaults.finetuning_learning_rate(bert, new_weights=False, adapted=False) == 5e-5
     assert (

@@ -10,7 +10,7 @@ from small_models import small_model
 from step_events import CHANGES, Events
 
 from trivium.errors import TrainingError
-from trivium.plan.forecast import trainer_without_data
+from trivium.plan.forecast import build_trainer_without_data
 from trivium.train import trainer as trainer_module
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalize
@@ -25,7 +25,7 @@ def trainer_on(device, name, *, optimizer=None, **train):
     """The trainer of a preset on random tokens, and the `Events` that it calls."""
     train = {**CHANGES["train"], "device": device, "compile": False, **train}
     changes = {**CHANGES, "train": train, "optimizer": optimizer or {"kind": "adamw"}}
-    trainer, _ = trainer_without_data(load_recipe(name, changes))
+    trainer, _ = build_trainer_without_data(load_recipe(name, changes))
     return trainer, Events(trainer)
 
 

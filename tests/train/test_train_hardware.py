@@ -11,7 +11,7 @@ from small_models import small_model
 from trivium.train import hardware
 from trivium.train.hardware import (
     PRECISIONS,
-    choose_arithmetic,
+    choose_precision,
     describe_device,
     measure_matmuls,
     peak_flops,
@@ -38,7 +38,7 @@ def speeds(monkeypatch):
 
 def chosen(precision="auto", kept=None):
     metadata = {"device": describe_device(CPU), **kept} if kept else {}
-    arithmetic = choose_arithmetic(precision, CPU, small_model("bert"), metadata)
+    arithmetic = choose_precision(precision, CPU, small_model("bert"), metadata)
     return arithmetic.precision, arithmetic.threads
 
 
@@ -54,7 +54,7 @@ def test_the_faster_precision_and_number_of_threads_are_chosen_and_kept(speeds, 
     # A resumed run keeps what it has, but for what is set, and on another machine.
     assert chosen(kept={"precision": "bf16", "threads": 2}) == (bf16, 2)
     assert chosen(kept={"precision": "bf16", "threads": 64}) == (bf16, 3)  # fewer cores than before
-    resumed = choose_arithmetic(
+    resumed = choose_precision(
         "auto", CPU, small_model("bert"), {"device": "another", "precision": "bf16", "threads": 2}
     )
     assert (resumed.precision, resumed.threads) == (fp32, 1)
@@ -74,15 +74,15 @@ def test_a_gpu_takes_the_half_precision_that_it_has(capability, expected, monkey
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "one")
     device, model = torch.device("cuda"), small_model("bert")
     for asked, kept in (("auto", {}), ("auto", {"device": "one", "precision": "bf16"})):
-        found = choose_arithmetic(asked, device, model, kept).precision
+        found = choose_precision(asked, device, model, kept).precision
         assert precision_name(found) == kept.get("precision", expected)
     for asked, dtype in PRECISIONS.items():
-        assert choose_arithmetic(asked, device, model, {}).precision is dtype
+        assert choose_precision(asked, device, model, {}).precision is dtype
 
 
 def test_float16_on_a_cpu_is_said_to_be_slow_and_has_no_measured_peak():
     with pytest.warns(UserWarning, match="fp16 is slow on a CPU"):
-        arithmetic = choose_arithmetic("fp16", CPU, small_model("bert"), {})
+        arithmetic = choose_precision("fp16", CPU, small_model("bert"), {})
     assert arithmetic.precision is torch.float16
     assert peak_flops(CPU, torch.float16) is None
 
@@ -110,4 +110,4 @@ def test_a_precision_that_a_cpu_only_emulates_is_given_up_after_some_rows():
 def test_mps_is_said_to_be_untried():
     device = torch.device("mps")
     assert "untried" in describe_device(device)
-    assert choose_arithmetic("auto", device, small_model("bert"), {}).precision is torch.float32
+    assert choose_precision("auto", device, small_model("bert"), {}).precision is torch.float32

@@ -34,9 +34,9 @@ from trivium.spec import Experts
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.hardware import _free_cgroup_memory, free_memory
-from trivium.train.loader import Loader, equal_parts, group_by_length
+from trivium.train.loader import Loader, equal_part_size, group_by_length
 from trivium.train.loss_meter import LossMeter
-from trivium.train.memory import fit_memory, resumed_micro_batch
+from trivium.train.memory import fit_memory, reuse_micro_batch_size
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep, forward_backward
 
@@ -268,7 +268,7 @@ def test_micro_batches_that_leave_processes_idle_are_warned_of():
     def fitted(tokens, processes, before=None):
         train = recipe.train.replace(micro_batch_tokens=tokens)
         parallel = process(0, processes)
-        chosen = resumed_micro_batch(recipe.replace(train=train), before or {}, parallel)
+        chosen = reuse_micro_batch_size(recipe.replace(train=train), before or {}, parallel)
         chosen = chosen.replace(parallel=chosen.parallel.replace(data="ddp"))
         return fit_memory(chosen, model, [stream], parallel, precision=torch.float32, device=CPU)
 
@@ -279,7 +279,7 @@ def test_micro_batches_that_leave_processes_idle_are_warned_of():
     # A run goes on with the size it began with on as many processes, unless its key is changed.
     before = {"micro_batch_tokens": 11, "processes": 2, "recipe": {"train": {}}}
     sizes = [
-        resumed_micro_batch(recipe.replace(train=recipe.train.replace(micro_batch_tokens=tokens)),
+        reuse_micro_batch_size(recipe.replace(train=recipe.train.replace(micro_batch_tokens=tokens)),
                             before, process(0, processes)).train.micro_batch_tokens
         for tokens, processes in ((None, 2), (None, 4), (22, 2))
     ]  # fmt: skip
@@ -318,7 +318,7 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
     assert [len(group) for group in group_by_length(np.array([2, 9, 2, 9, 2]), 1000)] == [5]
     groups = group_by_length(np.array([20] * 9 + [900] * 4), 2000)
     assert [group.tolist() for group in groups] == [[9, 10], [11, 12], [*range(9)]]
-    assert (equal_parts(7, 3), equal_parts(7, 7), equal_parts(9, 4)) == (3, 7, 3)
+    assert (equal_part_size(7, 3), equal_part_size(7, 7), equal_part_size(9, 4)) == (3, 7, 3)
 
 
 def trainer_of(model, loader, **train) -> Trainer:

@@ -15,7 +15,7 @@ from trivium.objectives import to_device
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
 from trivium.train import loss_scale
-from trivium.train.hardware import choose_arithmetic
+from trivium.train.hardware import choose_precision
 from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers.adamw import AdamW
@@ -165,7 +165,7 @@ def test_a_family_learns_in_float16(name):
     spec = presets[name].replace(vocab_size=int(ids.max()) + 1)
     if name in LSTMS:
         with pytest.raises(RecipeError, match=r"fp16.* LSTMs"):
-            choose_arithmetic("fp16", CPU, build(spec), {})
+            choose_precision("fp16", CPU, build(spec), {})
         return
     model, gradients = build(spec, seed=0).eval(), []
     real = torch.arange(16) < torch.tensor([[16], [11]])

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from trivium.adapt import count_parameters
 from trivium.presets import presets
-from trivium.train.defaults import embedding_lr_scale, pretraining_rate
+from trivium.train.defaults import embedding_lr_scale, pretraining_learning_rate
 from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
@@ -269,7 +269,9 @@ def test_open_learning_rates_follow_from_the_rate_of_adamw():
 @pytest.mark.parametrize("width", [64, 256, 4096])
 def test_token_embeddings_beside_muon_take_the_same_steps_at_every_width(width):
     spec = presets["llama-7b"].replace(d_model=width)
-    muon = Muon().with_default_learning_rates(pretraining_rate(spec), embedding_lr_scale(spec))
+    muon = Muon().with_default_learning_rates(
+        pretraining_learning_rate(spec), embedding_lr_scale(spec)
+    )
     assert muon.embedding_lr == pytest.approx(0.032, rel=0.01)
 
 

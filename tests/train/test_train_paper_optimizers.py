@@ -9,7 +9,7 @@ from small_models import small_model
 from trivium.errors import RecipeError
 from trivium.train.optimizers import Optimizer
 from trivium.train.recipe_loading import load_recipe
-from trivium.workflows.training_run import _check_sharded
+from trivium.workflows.training_run import _check_sharding_support
 
 LR, STEPS = 0.003, 7
 
@@ -127,5 +127,5 @@ def test_what_they_cannot_do_is_refused():
     for kind in ("adafactor", "lamb"):
         recipe = load_recipe("bert-tiny", [f"optimizer.kind={kind}"])
         with pytest.raises(RecipeError, match="whole weights"):
-            _check_sharded(recipe)
+            _check_sharding_support(recipe)
     assert Optimizer.kinds["adafactor"]().with_default_learning_rates(1e-3, 1.0).lr == 0.01

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trivium.errors import TrainingError
-from trivium.plan.forecast import trainer_without_data
+from trivium.plan.forecast import build_trainer_without_data
 from trivium.presets import presets
 from trivium.train import trainer as trainer_module
 from trivium.train.recipe_loading import load_recipe
@@ -90,7 +90,7 @@ def padded(batch):
 def test_a_step_reads_no_number_of_the_device(name, optimizer):
     objective = {"objective": {"kind": "denoising"}} if name in TRANSLATORS else {}
     recipe = load_recipe(name, {**CHANGES, **objective, "optimizer": {"kind": optimizer}})
-    trainer, _ = trainer_without_data(recipe)
+    trainer, _ = build_trainer_without_data(recipe)
     trainer.train_step.train()
     for pad in (unpadded, padded) if trainer.train_step.model.spec.stacks else (unpadded,):
         for number in (0, 1):  # constants are made once
@@ -106,7 +106,7 @@ def test_a_step_reads_no_number_of_the_device(name, optimizer):
 def run(name="gpt2-tiny"):
     """The events of a run of nine steps, and its weights."""
     train = {**CHANGES["train"], "log_every": 2, "eval_every": 5, "save_every": 4}
-    trainer, _ = trainer_without_data(load_recipe(name, {**CHANGES, "train": train}))
+    trainer, _ = build_trainer_without_data(load_recipe(name, {**CHANGES, "train": train}))
     callback = Events(trainer)
     try:
         trainer.train(callback.state)

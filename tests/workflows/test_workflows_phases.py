@@ -16,7 +16,7 @@ from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.objectives.causal import Causal
 from trivium.train.loader import Loader, LoaderPhase
-from trivium.train.phases import phase_borders
+from trivium.train.phases import phase_end_steps
 from trivium.train.recipe_loading import load_recipe
 from trivium.workflows.training import pretrain
 
@@ -239,9 +239,9 @@ def test_rows_of_labelled_data_and_of_carried_state_stay_the_same():
         with pytest.raises(RecipeError, match=r"phases\[0\].data.length"):
             load_recipe(preset, changes | {"phases": TWO_LENGTHS})
         changes["phases"] = [{"until": 0.5, "optimizer": {"lr": 1e-4}}]
-        assert load_recipe(preset, changes).in_phase(0).optimizer.lr == 1e-4
+        assert load_recipe(preset, changes).for_phase(0).optimizer.lr == 1e-4
 
 
 def test_borders_follow_from_the_budget():
-    assert phase_borders([0.9], [1, 1], steps=1_000_000) == [900_000, 1_000_000]
-    assert phase_borders([0.25, 0.5], [10, 20, 50], tokens=400) == [10, 15, 19]
+    assert phase_end_steps([0.9], [1, 1], steps=1_000_000) == [900_000, 1_000_000]
+    assert phase_end_steps([0.25, 0.5], [10, 20, 50], tokens=400) == [10, 15, 19]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_settings import assert_equal_runs, interrupt_and_resume, quiet, settings
 
-from trivium.data.python_data import PathList, named_data, write_data
+from trivium.data.python_data import PathList, resolve_data, write_data
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.model_loading import load
 from trivium.workflows.training import finetune, pretrain
@@ -141,17 +141,17 @@ def test_strings_are_paths_if_all_are_or_look_like_paths(tmp_path, monkeypatch):
         "a.txt", ["a.txt"], ["plain", "a.txt"], [Path("no/file"), "a.txt"], ["missing.txt"],
         ["texts/*"], ["hf:wiki", "-"], "the cat sat", [], (), None, PathList(["the cat sat"]),
     ):  # fmt: skip
-        names, rows = named_data(paths, "data")
+        names, rows = resolve_data(paths, "data")
         assert rows is None, paths
         assert all(isinstance(name, str) for name in names)
     for texts in (
         ["the cat sat"], ["the cat sat", "a"], ["\u732b\u5750\u7740\u3002"], ["see a/b", "a.b"],
         ["x" * 5000], ["line\nline"], [""],
     ):  # fmt: skip
-        names, rows = named_data(texts, "data")
+        names, rows = resolve_data(texts, "data")
         assert (names, rows) == (("python:data.jsonl",), texts)
     with pytest.raises(DataError, match=r'data 1 is "plain", the name of a file, but not all'):
-        named_data(["the cat sat", "plain"], "data")
+        resolve_data(["the cat sat", "plain"], "data")
 
 
 @pytest.mark.parametrize(

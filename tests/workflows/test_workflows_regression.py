@@ -14,7 +14,7 @@ from run_settings import quiet
 import trivium
 from trivium.data.records import RecordOptions
 from trivium.objectives.classification import TextClassification
-from trivium.objectives.task_metrics import regression_metrics
+from trivium.objectives.task_metrics import compute_regression_metrics
 from trivium.workflows.evaluate import evaluate
 from trivium.workflows.training import finetune
 
@@ -177,13 +177,16 @@ def test_the_mean_and_the_deviation_are_those_of_the_training_labels(scale, tmp_
     objective = TextClassification(label_kind="regression")
     examples = list(objective.read([str(data)], RecordOptions()))
     settings = objective.settings(trivium.interop.settings.Settings(), examples)
-    mean, deviation = objective.with_statistics(settings, examples).label_scale
+    mean, deviation = objective.with_label_statistics(settings, examples).label_scale
     labels = np.array([row["label"] for row in rows(scale)])
     assert (mean, deviation) == pytest.approx((labels.mean(), labels.std()), rel=1e-9)
 
 
 def test_the_best_weights_are_those_of_the_best_r2():
     gold = np.array([100.0, 500.0, 900.0])
-    correlated, near = regression_metrics(gold, gold / 1000), regression_metrics(gold, gold + 9)
+    correlated, near = (
+        compute_regression_metrics(gold, gold / 1000),
+        compute_regression_metrics(gold, gold + 9),
+    )
     assert correlated.values["pearson"] == pytest.approx(1.0)
     assert near.score > correlated.score

@@ -21,7 +21,7 @@ from trivium.report import read_run, summarize
 from trivium.text import Tokenizer
 from trivium.train import gradient_spikes, loss_scale
 from trivium.train import trainer as trainer_module
-from trivium.train.checkpoint import checkpoints, find_checkpoint_damage
+from trivium.train.checkpoint import checkpoints, verify_checkpoint
 from trivium.train.loss_scale import LossScale
 from trivium.workflows.finished_run import ValidationMetrics
 from trivium.workflows.training import finetune, pretrain
@@ -429,11 +429,11 @@ def test_damaged_checkpoints_are_passed_over_and_none_left_is_refused(text, tmp_
     before, weights = lasting(run), run.weights.read_bytes()
     newest, middle, oldest = checkpoints(run.checkpoints)
     (newest / "optimizer.safetensors").write_bytes(b"damaged")
-    assert find_checkpoint_damage(newest) == "optimizer.safetensors does not match its checksum"
+    assert verify_checkpoint(newest) == "optimizer.safetensors does not match its checksum"
     pretrain("bert-tiny", out=run.path, resume=True, console=console)
     assert "using the checkpoint before it" in console.file.getvalue()  # type: ignore
     assert (lasting(run), run.weights.read_bytes()) == (before, weights)
-    assert find_checkpoint_damage(newest) is None
+    assert verify_checkpoint(newest) is None
     # A damaged checkpoint does not count when old ones are deleted.
     (middle / "state.json").write_text("{}")
     pretrain("bert-tiny", out=run.path, resume=True, changes=["train.steps=16"], console=quiet())

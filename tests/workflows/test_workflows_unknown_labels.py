@@ -14,7 +14,7 @@ from trivium.objectives import LabelledObjective, task_kinds
 from trivium.objectives.example_checks import check_examples
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import build_recipe
-from trivium.workflows.evaluate import evaluate, task_objective
+from trivium.workflows.evaluate import evaluate, make_objective
 from trivium.workflows.training import finetune
 
 FORMS = ("classes", "multi-label", "chunks", "tags", "generated")
@@ -106,7 +106,7 @@ def test_advice_names_keys_that_the_task_takes(case, tmp_path):
     task = "classification" if case == "multi-label" else case
     file = tmp_path / "x.jsonl"
     file.write_text("\n".join(map(json.dumps, ROWS[case])) + '\n{"broken": 1}\n')
-    objective = task_objective(task, {}, [])
+    objective = make_objective(task, {}, [])
     try:
         findings = check_examples(objective, [str(file)], 0.1)
     except Exception as error:  # of a task that reads other columns: its message is advice too
@@ -134,7 +134,7 @@ def test_the_threshold_of_rare_labels_is_the_one_that_is_named(count, tmp_path):
     rows = [{"text": f"t{n}", "label": f"l{n % count}"} for n in range(count * 20)]
     rows += [{"text": f"more {n}", "label": "few"} for n in range(2)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    findings = check_examples(task_objective("classification", {}, []), [str(file)], 0.0)
+    findings = check_examples(make_objective("classification", {}, []), [str(file)], 0.0)
     (rare,) = [one for one in findings if one.check.startswith("labels of under")]
     share = float(rare.check.removeprefix("labels of under ").removesuffix("%")) / 100
     labels = [one["label"] for one in rows]

@@ -16,7 +16,7 @@ import typer
 from trivium.cli._shared import join_cells, print_result
 from trivium.config import Config
 from trivium.errors import RecipeError, TriviumError
-from trivium.evaluate.best_of import make_preference_pair, ranked
+from trivium.evaluate.best_of import make_preference_pair, rank_samples
 from trivium.inference.request import GenerationRequest
 from trivium.inference.speculative import Draft, DraftModel, PromptLookup
 from trivium.inference.text_model import prompt_ids
@@ -88,7 +88,7 @@ def print_ranked_samples(
             prompt, requests = group[0][0], [request for _, request, _ in group]
             for _ in chain(*(pieces for _, _, pieces in group)):
                 pass
-            samples = ranked(lm, reward_function, prompt, requests)
+            samples = rank_samples(lm, reward_function, prompt, requests)
             if not as_json:
                 typer.echo(f"\n{prompt}" if counts else prompt)
             for score, one in samples:

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from trivium.messages import catalog, load_chinese_help, terminal_language, translated
+from trivium.messages import catalog, detect_language, load_chinese_help, translated
 
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
@@ -96,7 +96,7 @@ def translate_help(command: Any, *names: str) -> Any:
     for name, inner in getattr(command, "commands", {}).items():
         translate_help(inner, *names, name)
     command.context_class = HelpContext
-    if terminal_language() == "en":
+    if detect_language() == "en":
         return command
     own, *groups = [" ".join(names[:count]) for count in range(len(names), 0, -1)] or ["trivium"]
     _translate_attribute(command, "help", "about", own)

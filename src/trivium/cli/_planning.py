@@ -17,18 +17,18 @@ from trivium.cli.presets import format_model_size
 from trivium.errors import RecipeError
 from trivium.gpus import find_gpu
 from trivium.interop.hf_folder import export_problem
-from trivium.messages import translated, translated_english
+from trivium.messages import translate_english, translated
 from trivium.models import active_parameters, build
 from trivium.models.base_model import Spec
-from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
+from trivium.plan.forecast import build_trainer_without_data, forecast_run, plan_model
 from trivium.plan.layouts import Workload
-from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
+from trivium.plan.training_plan import TrainingPlan, find_fewest_gpus, plan_training
 from trivium.presets import catalogue, is_own_size
 from trivium.presets.facts import shape_summary
 from trivium.presets.published import PublishedRecipe, published_recipes
 from trivium.progress import format_duration, labelled
 from trivium.train import defaults
-from trivium.train.memory import trained_state
+from trivium.train.memory import training_memory_options
 from trivium.train.recipe_loading import load_recipe
 
 _LONGEST = 8192  # max tokens per row; longer rows are for the end of training
@@ -81,7 +81,7 @@ def print_plan(
                 f"{' '.join(flag for flag, value in examples.items() if not value)}."
             )
         work = Workload(model.spec, row, step, find_gpu(gpu), gpus or 1, **state)
-        work = fewest_gpus(work) if gpus is None else work
+        work = find_fewest_gpus(work) if gpus is None else work
         plans.append(plan_training(label, work, total, measured=tokens_per_second_per_gpu))
     if as_json:
         records = [plan.to_dict() for plan in plans]
@@ -176,7 +176,7 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
         raise RecipeError(
             "a plan shards the model over all GPUs: leave parallel.replicas out, or set it to 1."
         )
-    (spec, _), preset = planned_model(recipe), recipe.model.preset
+    (spec, _), preset = plan_model(recipe), recipe.model.preset
     if name in catalogue and preset is not None and not is_own_size(preset):
         model = _find_published(preset)[preset]
     else:
@@ -191,13 +191,13 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
     model = dataclasses.replace(
         model, spec=spec, context=context, tokens=tokens.get(kind), batch=batch
     )
-    return model, trained_state(recipe, module)
+    return model, training_memory_options(recipe, module)
 
 
 def print_forecast(name: str, overrides: Sequence[str], *, as_json: bool) -> None:
     """Measure a few training steps on this machine and print a forecast of the whole run."""
     recipe = load_recipe(name, overrides)
-    trainer, memory = trainer_without_data(recipe)
+    trainer, memory = build_trainer_without_data(recipe)
     forecast = forecast_run(trainer, memory)
     if as_json:
         print_json(forecast.to_dict())
@@ -261,7 +261,7 @@ def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
         size=plan.step.memory_bytes / 2**30,
         parts=translated("join.comma").join(parts),
     )
-    reasons = translated("join.semicolon").join(map(translated_english, plan.reasons))
+    reasons = translated("join.semicolon").join(map(translate_english, plan.reasons))
     samples = translated("plan.left_out_samples") if work.samples else ""
     typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated('join.colon')}{reasons}"))
     typer.echo(labelled("time", _format_time(plan)))
@@ -331,8 +331,8 @@ def _build_layout_table(plan: TrainingPlan) -> TextTable:
         "tensor_s", "data_s", "sent_gb",
     )  # fmt: skip
     for step in plan.steps:
-        micro_batch = f"{step.micro_batches} x {step.micro_rows * step.work.length:,}"
-        first = translated_english(step.problem) if step.problem else micro_batch
+        micro_batch = f"{step.micro_batches} x {step.micro_batch_rows * step.work.length:,}"
+        first = translate_english(step.problem) if step.problem else micro_batch
         cells = [first, f"{step.memory_bytes / 2**30:,.1f}"] + ["-"] * 6
         if step.problem is None:
             products, memory, tensor, data = step.seconds.values()

@@ -24,14 +24,14 @@ from trivium.cli import load_json
 from trivium.cli._shared import parse_validation, print_json
 from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
-from trivium.data.documents import ReadOptions, text_columns
+from trivium.data.documents import ReadOptions, describe_text_columns
 from trivium.data.records import RECORD_SUFFIXES, ReadReport
 from trivium.data.shards import Shards, are_shards
 from trivium.data.sources import check_libraries, file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
 from trivium.interrupts import exit_on_interrupt
-from trivium.messages import padded, translated, translated_english
+from trivium.messages import padded, translate_english, translated
 from trivium.progress import labelled
 from trivium.text import Tokenizer
 
@@ -67,12 +67,12 @@ def check(
     with exit_on_interrupt():
         from trivium.objectives import task_kinds
         from trivium.objectives.example_checks import check_examples
-        from trivium.workflows.evaluate import check_task, data_changes, task_objective
+        from trivium.workflows.evaluate import check_task, make_objective, split_data_overrides
 
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     fraction_or_files = parse_validation(validation or ["0.1"])
     check_libraries([*data, *(fraction_or_files if isinstance(fraction_or_files, tuple) else ())])
-    keys, read_keys = data_changes(changes or ())
+    keys, read_keys = split_data_overrides(changes or ())
     read_keys.pop("bad_records", None)  # they are always counted
     options = CorpusOptions(validation=fraction_or_files, **{**data_options, **read_keys})
     shards = are_shards(data)
@@ -81,7 +81,7 @@ def check(
         check_task(task, task_kinds())
         if (options.separator, options.text_field) != ("blank", "text"):
             raise _make_text_options_error(task)
-        objective = task_objective(task, {}, keys)
+        objective = make_objective(task, {}, keys)
         findings = check_examples(
             objective,
             data,
@@ -100,7 +100,7 @@ def check(
         findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
         findings = _check_texts(data, options, loaded)
-        columns = text_columns(data, options)
+        columns = describe_text_columns(data, options)
     columns = [*columns, *report.lines]
     wrong = [finding for finding in findings if finding.wrong]
     if as_json:
@@ -156,14 +156,14 @@ def _print_findings(findings: list[Finding]) -> None:
     for one in findings:
         mark = translated("check.wrong") if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
-        table.add_row(translated_english(one.check), *cells, *one.samples[:1])
+        table.add_row(translate_english(one.check), *cells, *one.samples[:1])
         for sample in one.samples[1:]:
             table.add_row("", "", "", "", "", sample)
     print_table(table)
     for one in findings:
         if one.wrong or (one.count and one.limit is None and one.advice):
             mark = padded(translated("check.wrong" if one.wrong else "check.note"), 7)
-            check, advice = translated_english(one.check), translated_english(one.advice)
+            check, advice = translate_english(one.check), translate_english(one.advice)
             typer.echo(f"{mark}{check}{translated('join.colon')}{advice}")
         for sample in one.samples if one.wrong else ():
             if len(sample) > _WIDTH:

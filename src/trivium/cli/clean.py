@@ -22,7 +22,7 @@ from trivium.cli import _options as opt
 from trivium.cli._tables import add_text_column, make_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
-from trivium.messages import translated, translated_english
+from trivium.messages import translate_english, translated
 from trivium.progress import ProgressLine
 
 
@@ -73,7 +73,7 @@ def _print_report(report: CleanReport) -> None:
     add_text_column(table, "such_as", max_width=70)
     for why, count in report.most_common():
         share = f"{count / report.documents:.1%}"
-        table.add_row(translated_english(why), f"{count:,}", share, report.samples[why][0])
+        table.add_row(translate_english(why), f"{count:,}", share, report.samples[why][0])
     share = f"{report.kept / report.documents:.1%}"
     table.add_row(translated("clean.kept"), f"{report.kept:,}", share, "")
     print_table(table)

@@ -23,11 +23,11 @@ import trivium
 from trivium.cli import _options as opt
 from trivium.cli import load_json
 from trivium.cli._shared import load, print_result
-from trivium.data.sources import check_libraries, missing_paths
+from trivium.data.sources import check_libraries, describe_missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.files import write_json
 from trivium.interrupts import exit_on_interrupt
-from trivium.messages import padded, translated, translated_english
+from trivium.messages import padded, translate_english, translated
 from trivium.progress import ProgressLine
 from trivium.workflows.text_options import TextOptions
 
@@ -75,16 +75,16 @@ def eval_(
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")
     if not lm_eval and (tasks_folder is not None or shots is not None):
         raise TriviumError("--tasks-folder and --shots are for --lm-eval TASK: leave them out.")
-    missing = missing_paths(files or ())
+    missing = describe_missing_paths(files or ())
     if missing:
         raise DataError("\n".join(missing))
     check_libraries(files or ())
     with exit_on_interrupt():
-        from trivium.evaluate.harness import find_tasks, run_tasks
+        from trivium.evaluate.harness import load_task_manager, run_tasks
         from trivium.workflows.evaluate import evaluate
 
     if lm_eval:  # report unknown tasks before the files are evaluated, which may take hours
-        find_tasks(lm_eval, folder=tasks_folder)
+        load_task_manager(lm_eval, folder=tasks_folder)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     log = ProgressLine()
@@ -144,7 +144,7 @@ def _format_result(result: dict[str, Any], quantize: str | None) -> str:
     other = result.get(str(quantize), {})
     values = {name: v for name, v in result.items() if isinstance(v, int | float)}
     width = max(map(len, values), default=0)
-    notes = map(translated_english, result.get("notes", ()))
+    notes = map(translate_english, result.get("notes", ()))
     lines = [result["file"], *("  " + translated("run.note", note=note) for note in notes)]
     if quantize:
         stored = padded(translated("eval.stored"), 12, right=True)

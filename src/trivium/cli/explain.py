@@ -22,10 +22,10 @@ from typer.core import TyperGroup
 
 from trivium.cli import add_parameter_help, load_json
 from trivium.cli._shared import print_json
-from trivium.explain import get_topic_summary, load_topic, topic_names
+from trivium.explain import get_topic_summary, list_topics, load_topic
 from trivium.explain.page import render
 from trivium.interrupts import exit_on_interrupt
-from trivium.messages import Language, terminal_language
+from trivium.messages import Language, detect_language
 
 _NAMES = {"Literal": Literal, "pathlib": pathlib}
 """Names that occur in the annotations of topics; the annotations are stored as text."""
@@ -42,7 +42,7 @@ class _TopicGroup(TyperGroup):
         super().__init__(**options)
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
         for name, outline in load_json("topics").items():
-            summary = render(get_topic_summary(name), terminal_language())
+            summary = render(get_topic_summary(name), detect_language())
             topics.command(name, short_help=summary)(_build_command(name, **outline))
         group: Any = typer.main.get_command(topics)
         self.commands |= group.commands
@@ -71,9 +71,9 @@ _HTML = Annotated[
 def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
     """Print the list of topics, unless a topic is given."""
     if context.invoked_subcommand is None:
-        width = max(map(len, topic_names()))
-        for name in topic_names():
-            summary = render(get_topic_summary(name), language or terminal_language())
+        width = max(map(len, list_topics()))
+        for name in list_topics():
+            summary = render(get_topic_summary(name), language or detect_language())
             typer.echo(f"{name:<{width}}  {summary}")
 
 
@@ -99,7 +99,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
         with exit_on_interrupt():
             topic = load_topic(name)
         page = topic.explain(**{key: value for key, value in options.items() if value is not None})
-        language = language or terminal_language()
+        language = language or detect_language()
         if html is not None:
             html.parent.mkdir(parents=True, exist_ok=True)
             page.save(html, language)

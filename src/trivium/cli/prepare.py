@@ -27,15 +27,15 @@ from trivium.cli._shared import parse_validation
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
     PrepareProgress,
+    find_unfinished_tokenizer,
     local_folder,
     partial_folder,
     prepare_part,
-    unfinished_tokenizer,
 )
 from trivium.data.prepare import prepare as prepare_shards
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.sources import check_libraries
-from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
+from trivium.data.splitting import CorpusOptions, read_training_texts, write_split_texts
 from trivium.errors import DataError
 from trivium.files import STDIN, is_disk_full
 from trivium.messages import padded, translated
@@ -166,14 +166,14 @@ def _train_or_reuse_tokenizer(
     folder = local_folder(out)
     earlier: Path | None = folder / TOKENIZER
     if overwrite or not (folder / MANIFEST).is_file():
-        earlier = unfinished_tokenizer(paths, out, options)
+        earlier = find_unfinished_tokenizer(paths, out, options)
     if earlier is not None and earlier.is_file():
         tokenizer = Tokenizer.load(earlier)
         if (tokenizer.kind, tokenizer.vocab_size) == (kind, size):
             return tokenizer
     message = translated("tokenizer.training_of_size", kind=kind, size=size)
     print(message, file=sys.stderr, flush=True)
-    return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
+    return Tokenizer.train(kind, texts=read_training_texts(paths, options), vocab_size=size)
 
 
 def _format_summary(shards: Shards, out: str) -> str:

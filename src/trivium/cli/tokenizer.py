@@ -90,7 +90,7 @@ def train(
         sample_bytes: Train on a random sample of at most this many bytes.
     """
     check_libraries(paths)
-    Tokenizer.config_of(kind)  # raises an error before the text is read
+    Tokenizer.get_config_class(kind)  # raises an error before the text is read
     typer.echo(translated("tokenizer.training", kind=kind), err=True)
     tokenizer = Tokenizer.train(
         kind,

@@ -22,10 +22,10 @@ than the matmul itself. Compiled models are recompiled for new shapes.
 """
 
 
-def padded_length(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
+def round_up(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
     """Return the smallest multiple of `multiple` that is at least `length`.
 
-    >>> padded_length(13), padded_length(16)
+    >>> round_up(13), padded_length(16)
     (16, 16)
     """
     return length + -length % multiple
@@ -148,7 +148,7 @@ class RowBatch(_ArrayBatch):
         """
         if self.document_ids is not None:
             return None
-        return length_mask(self.lengths, self.input_ids.shape[-1])
+        return make_length_mask(self.lengths, self.input_ids.shape[-1])
 
     def to_batch(self) -> Batch:
         """Convert the rows to a `Batch`, the model input, and add the attention mask."""
@@ -158,7 +158,7 @@ class RowBatch(_ArrayBatch):
         return Batch(**arrays, attention_mask=self.attention_mask)
 
 
-def length_mask(lengths: Ints, num_columns: int) -> Ints | None:
+def make_length_mask(lengths: Ints, num_columns: int) -> Ints | None:
     """Build the attention mask of rows padded on the right: 1 for tokens and 0 for padding.
 
     Args:

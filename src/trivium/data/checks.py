@@ -17,7 +17,7 @@ import numpy as np
 
 from trivium.data.documents import LONG_BYTES, join_texts, make_no_text_error
 from trivium.data.shards import TRAIN, VALIDATION, Shards
-from trivium.data.splitting import CorpusOptions, plan_corpus, text_digest
+from trivium.data.splitting import CorpusOptions, hash_text, plan_corpus
 from trivium.errors import DataError, shorten
 from trivium.messages import english
 from trivium.text import Tokenizer
@@ -109,7 +109,7 @@ def check_texts(
     for source in plan.sources:
         try:
             for text in join_texts(plan.read_parts(source, options)):
-                digest = text_digest(text)
+                digest = hash_text(text)
                 split = plan.assign_split(source, digest)
                 num_long += len(text.encode()) > LONG_BYTES
                 documents.add(digest, split, text)

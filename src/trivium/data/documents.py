@@ -101,7 +101,7 @@ def text_bytes(paths: Paths) -> int:
     return sum(source.size * (3 if source.name.endswith(COMPRESSIONS) else 1) for source in sources)
 
 
-def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
+def describe_text_columns(paths: Paths, options: ReadOptions) -> list[str]:
     """Describe the text column and the ignored columns of record files, one line per layout.
 
     Only the first record of each of the first sources is read. A source that cannot be read is

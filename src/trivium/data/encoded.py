@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, padded_length
+from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, round_up
 from trivium.files import replace_folder
 
 _INDEX_FILE = "index.npz"
@@ -221,7 +221,7 @@ class Ragged:
                 most the longest of all.
         """
         sizes, most = self.sizes[row_indices], self.sizes.max(initial=0)
-        columns = np.arange(min(padded_length(sizes.max(initial=0), multiple), most))
+        columns = np.arange(min(round_up(sizes.max(initial=0), multiple), most))
         is_value = columns < sizes[..., None]
         padded = np.full(is_value.shape, pad_value, dtype=np.int64)
         padded[is_value] = self.values[(self.starts[row_indices][..., None] + columns)[is_value]]

@@ -166,7 +166,7 @@ def prepare_part(
     return preparation.shards.num_tokens
 
 
-def texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
+def have_texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
     """Return whether the texts at `paths` differ from those that finished shards were made from.
 
     Returns False if the texts no longer exist.
@@ -189,7 +189,7 @@ def partial_folder(out: str | Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) -> Path | None:
+def find_unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) -> Path | None:
     """Return the tokenizer path of an interrupted `prepare` call, or None if there is none.
 
     The interrupted call must have had the same texts and options.
@@ -258,10 +258,10 @@ def _check_inputs(out: Path, inputs: dict[str, Any], paths: Paths, options: Corp
     try:
         plan = split_sources(paths, options.validation)
     except DataError:
-        if manifest.options_of_text == inputs:
+        if manifest.full_options == inputs:
             return
         raise
-    made = manifest.options_of_text
+    made = manifest.full_options
     differences = [
         "another tokenizer"
         if name in ("tokenizer", "document_tokens")

@@ -26,7 +26,7 @@ class PathList(tuple[str, ...]):
     """A tuple of strings that are always treated as paths, even if they do not look like paths."""
 
 
-def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
+def resolve_data(data: Data | None, name: str) -> tuple[PathList, Any]:
     """Decide whether `data` is a list of paths or the data itself. Returns a pair (paths, data).
 
     If `data` contains paths, the returned data is None. Otherwise, the returned paths contain only

@@ -63,7 +63,7 @@ class RecordOptions:
         self.bad.add(error)
 
     @contextlib.contextmanager
-    def skipping(self) -> Iterator[None]:
+    def skip_invalid_records(self) -> Iterator[None]:
         """Context manager that skips an invalid record if `bad` is set.
 
         A DataError from the `with` block is counted in `bad`. If `bad` is None, the error is
@@ -126,7 +126,7 @@ class ReadReport:
         """Count a record under its column layout.
 
         Args:
-            line: the line from `layout_line` that describes the columns of the record.
+            line: the line from `format_layout` that describes the columns of the record.
             location: the file and line of the record.
         """
         count, first = self.layouts.get(line, (0, location))
@@ -193,7 +193,7 @@ class Record(dict[str, Any]):
         value: Any = self
         for part in column.split("."):
             if not isinstance(value, dict) or part not in value:
-                raise self.no_column([f'"{column}"'], [option])
+                raise self.make_column_error([f'"{column}"'], [option])
             value = value[part]
         return value
 
@@ -254,7 +254,7 @@ class Record(dict[str, Any]):
         return names
 
     @property
-    def table_or_row(self) -> str:
+    def column_source(self) -> str:
         """The place that defines the column names, for messages.
 
         This is the file for CSV and TSV, and the row for other formats.
@@ -266,7 +266,7 @@ class Record(dict[str, Any]):
         """Whether the columns are numbered, because the table has no header."""
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
-    def no_column(
+    def make_column_error(
         self, missing: Sequence[str], options: Sequence[str], *, if_data: str = "add a header line"
     ) -> DataError:
         """Return the DataError for missing columns. Its message lists the existing columns.
@@ -281,7 +281,7 @@ class Record(dict[str, Any]):
         quoted = (one[1:-1] for one in missing if one[0] == '"')
         near = next(filter(None, (did_you_mean(one, self.column_names()) for one in quoted)), "")
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
-        message = f"{self.table_or_row} has no column {' and none '.join(missing)}; it has "
+        message = f"{self.column_source} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
         if self.has_numbered_columns:
             message += " Columns of a table without a header are numbered from 0."
@@ -384,7 +384,7 @@ def _read_json_lines(path: str, options: RecordOptions) -> Iterator[Record]:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
                 location = f"{'standard input' if path == STDIN else path}, line {number}"
-                with options.skipping():
+                with options.skip_invalid_records():
                     yield _to_record(_parse_json(line.rstrip(), location, options.errors), location)
 
 
@@ -396,7 +396,7 @@ def _read_json(path: str, options: RecordOptions) -> Iterator[Record]:
         yield from _read_json_lines(path, options)
         return
     for number, value in enumerate(_parse_json(text, path, options.errors), start=1):
-        with options.skipping():
+        with options.skip_invalid_records():
             yield _to_record(value, f"{path}, item {number}")
 
 
@@ -416,11 +416,11 @@ def _parse_json(text: str, location: str, errors: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{location} is not valid JSON: {error}.") from error
     if "\\ud" in text or "\\uD" in text:
-        value = without_surrogates(value, location, errors)
+        value = replace_surrogates(value, location, errors)
     return value
 
 
-def without_surrogates(value: Any, location: str, errors: str) -> Any:
+def replace_surrogates(value: Any, location: str, errors: str) -> Any:
     """Replace lone surrogates in the strings of a JSON value, because UTF-8 cannot encode them.
 
     They become U+FFFD if `errors` is "replace". If it is "strict", raises DataError, with

@@ -101,7 +101,7 @@ class Fields:
         return []
 
 
-def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
+def format_layout(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
     """Describe in one line which column each field is read from, and which columns are ignored.
 
     For example: "text <- review, label <- stars; ignored: id, source".
@@ -162,7 +162,7 @@ class Schema:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             columns = self._find_columns(record)
-            self._layouts[key] = columns, layout_line(columns, self._list_unused(record, columns))
+            self._layouts[key] = columns, format_layout(columns, self._list_unused(record, columns))
         record.columns, line = self._layouts[key]
         record.report = report
         if report is not None and self.slots:
@@ -201,7 +201,7 @@ class Schema:
             elif not whole:
                 missing += several[0].find_missing_fields(columns)
         if missing:
-            raise self.no_column(record, missing)
+            raise self.make_column_error(record, missing)
         twice = [name for name, one in columns.items() if [*columns.values()].count(one) > 1]
         if twice:
             both = f'{" and ".join(twice)} are both the column "{columns[twice[0]]}"'
@@ -264,7 +264,7 @@ class Schema:
             f"Choose with {' '.join(options)}" if any(options) else "Remove or rename the others"
         )
         return DataError(
-            f"{record.table_or_row} has several columns {'; '.join(problems)}. {choose}."
+            f"{record.column_source} has several columns {'; '.join(problems)}. {choose}."
         )
 
     def _list_options(self, fields: str) -> list[str]:
@@ -275,11 +275,11 @@ class Schema:
         names = [name for name in fields.split() if name == "or" or name in self.settable]
         return [name if name == "or" else self.option.format(name) for name in names]
 
-    def no_column(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
+    def make_column_error(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
         """Return the DataError for missing columns, with the settings that can select them.
 
         Each element of `missing` is a pair: a description of the missing column, and the fields
         (separated by spaces) that need it.
         """
         names = [name for _, fields in missing for name in self._list_options(fields)]
-        return record.no_column([text for text, _ in missing], names, if_data=self.if_data)
+        return record.make_column_error([text for text, _ in missing], names, if_data=self.if_data)

@@ -57,7 +57,7 @@ def counts_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.counts.npy"
 
 
-def holds_shards(folder: str | Path) -> bool:
+def has_shards(folder: str | Path) -> bool:
     """Return whether a folder, local or in object storage, contains token shards."""
     if is_remote(folder):
         return is_remote_file(f"{str(folder).rstrip('/')}/{MANIFEST}")
@@ -66,7 +66,7 @@ def holds_shards(folder: str | Path) -> bool:
 
 def are_shards(paths: Sequence[Any]) -> bool:
     """Return whether `paths` is a single folder of token shards, to be used instead of texts."""
-    return len(paths) == 1 and isinstance(paths[0], str) and holds_shards(paths[0])
+    return len(paths) == 1 and isinstance(paths[0], str) and has_shards(paths[0])
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -125,7 +125,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     @property
-    def options_of_text(self) -> dict[str, Any]:
+    def full_options(self) -> dict[str, Any]:
         """The options, with defaults for those that shards of older versions did not record.
 
         In older shards, special-token names in the text are encoded as special tokens.

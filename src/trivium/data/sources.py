@@ -91,7 +91,7 @@ def list_paths(paths: Paths) -> tuple[str, ...]:
     return tuple(os.fspath(path) for path in several)
 
 
-def missing_paths(paths: Sequence[str]) -> list[str]:
+def describe_missing_paths(paths: Sequence[str]) -> list[str]:
     """Return an error message for each path that does not exist.
 
     Globs, names on the hub and standard input are not checked.
@@ -162,7 +162,7 @@ def _expand_path(path: str) -> list[Source]:
         if matches:
             return [_make_local_source(match, named=True) for match in matches]
         raise DataError(f"No file matches {path}.")
-    raise DataError(*missing_paths([path]))
+    raise DataError(*describe_missing_paths([path]))
 
 
 def _make_local_source(path: str, *, named: bool) -> Source:

@@ -169,7 +169,7 @@ def _set_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ..
     return tuple(dataclasses.replace(source, split=split) for source in sources)
 
 
-def text_digest(text: str) -> int:
+def hash_text(text: str) -> int:
     """Return the 64-bit hash that identifies a document and determines its split.
 
     Documents that differ only in line ends, in trailing spaces of lines or in their Unicode form
@@ -268,7 +268,7 @@ def _hash_documents(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterabl
     """
     for part, is_last in parts:
         if is_last:
-            yield [part], text_digest(part)
+            yield [part], hash_text(part)
             continue
         digest = TextDigest()
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
@@ -281,12 +281,12 @@ def _hash_documents(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterabl
             yield iter(functools.partial(file.read, PART), ""), digest.value
 
 
-def validation_digests(paths: Paths, options: CorpusOptions) -> set[int]:
+def hash_validation_texts(paths: Paths, options: CorpusOptions) -> set[int]:
     """Return the hashes of all validation documents of a corpus."""
     return {digest for split, _, digest in _hash_texts(paths, options) if split == VALIDATION}
 
 
-def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
+def read_training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
     """Yield the training texts of a corpus, to train a tokenizer. Long texts come in parts."""
     for split, parts in _read_split_parts(paths, options):
         if split == TRAIN:

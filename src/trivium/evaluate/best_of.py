@@ -14,7 +14,7 @@ from trivium.language_model import LanguageModel
 from trivium.rewards import RewardFunction, Sample, compute_scores
 
 
-def ranked(
+def rank_samples(
     lm: LanguageModel, reward: RewardFunction, prompt: str, requests: Sequence[GenerationRequest]
 ) -> list[tuple[float, GenerationRequest]]:
     """Score the finished samples of a prompt, and return (score, sample) pairs, the best first.

@@ -21,7 +21,7 @@ _EXTRA = "lm-eval"
 _MAX_NEW_TOKENS = 256  # the harness's own default
 
 
-def harness_model(lm: LanguageModel) -> Any:
+def make_harness_model(lm: LanguageModel) -> Any:
     """Wrap a model for lm-evaluation-harness, as the argument `model` of `simple_evaluate`.
 
     Decoders and encoder-decoders compute log-likelihoods and generate text. Encoders compute
@@ -83,11 +83,11 @@ def run_tasks(
         MissingExtraError: lm-evaluation-harness is not installed.
         TriviumError: the folder or a task does not exist.
     """
-    manager = find_tasks(tasks, folder=folder)
+    manager = load_task_manager(tasks, folder=folder)
     from lm_eval.evaluator import simple_evaluate
 
     results = simple_evaluate(
-        model=harness_model(lm),
+        model=make_harness_model(lm),
         tasks=list(tasks),
         num_fewshot=shots,
         limit=limit,
@@ -106,7 +106,7 @@ def run_tasks(
     }
 
 
-def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any:
+def load_task_manager(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any:
     """Load the `TaskManager` of lm-evaluation-harness, and check that it contains all tasks.
 
     The manager contains the tasks defined in `folder`, or the harness's own tasks if `folder` is

@@ -31,7 +31,7 @@ from trivium.explain.page import Tree as Tree
 from trivium.explain.page import get_text
 
 
-def topic_names() -> list[str]:
+def list_topics() -> list[str]:
     """Return the names of all topics, such as "byte-bpe" for the module `topics/byte_bpe.py`."""
     files = (Path(__file__).parent / "topics").glob("[!_]*.py")
     return sorted(file.stem.replace("_", "-") for file in files)
@@ -44,9 +44,9 @@ def get_topic_summary(name: str) -> Bilingual:
 
 def load_topic(name: str) -> Any:
     """Import the module of a topic. Raises TriviumError if there is no such topic."""
-    if name not in topic_names():
-        near = did_you_mean(name, topic_names())
-        raise TriviumError(f'there is no topic "{name}"; topics: {", ".join(topic_names())}.{near}')
+    if name not in list_topics():
+        near = did_you_mean(name, list_topics())
+        raise TriviumError(f'there is no topic "{name}"; topics: {", ".join(list_topics())}.{near}')
     return import_module(f"trivium.explain.topics.{name.replace('-', '_')}")
 
 

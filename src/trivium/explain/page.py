@@ -27,7 +27,7 @@ from trivium.explain.text_format import (
     wrap_paragraph,
 )
 from trivium.files import write_file
-from trivium.messages import Language, terminal_language
+from trivium.messages import Language, detect_language
 
 
 class Bilingual(NamedTuple):
@@ -289,4 +289,4 @@ class Page:
 
     def _repr_html_(self) -> str:
         """Return the page as an HTML fragment. Jupyter notebooks call this method to display it."""
-        return self.html(terminal_language(), whole=False)
+        return self.html(detect_language(), whole=False)

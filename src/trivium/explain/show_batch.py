@@ -8,7 +8,7 @@ from pathlib import Path
 from trivium.explain.batch_parts import build_batch_parts
 from trivium.explain.page import Page, TokenRow, get_text, render
 from trivium.language_model import LanguageModel
-from trivium.messages import terminal_language
+from trivium.messages import detect_language
 from trivium.train import Callback
 from trivium.train.loader import GlobalBatch
 from trivium.train.run_folder import RunFolder
@@ -41,7 +41,7 @@ class ShowBatch(Callback):
             max_tokens=_TOKENS,
         )
         title = get_text("page.first_batch_loss_sees", objective=objective.kind)
-        print(Page(title, parts).text(terminal_language()), file=sys.stderr)
+        print(Page(title, parts).text(detect_language()), file=sys.stderr)
         rows = [
             {"caption": render(part.caption, "en"), "tokens": part.format_cells("en")}
             for part in parts

@@ -87,7 +87,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
 def _mask_tokenizer(lm: TextModel) -> Tokenizer:
     """Return the source tokenizer, which parses masks and sentinels in texts as special tokens."""
     tokenizer = lm.source_tokenizer
-    if not tokenizer.reads_text:
+    if not tokenizer.split_special_tokens:
         return tokenizer
     marks = [tokenizer.tokens[index] for index in tokenizer.sentinel_ids]
     marks += [*MASK_SPELLINGS, tokenizer.roles.get("mask", "")]

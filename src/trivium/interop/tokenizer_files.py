@@ -12,14 +12,14 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
-from trivium.text.loading import find_file
+from trivium.text.loading import find_tokenizer_file
 from trivium.text.roles import (
     SENTINELS,
     add_bert_template,
     add_template,
     infer_roles,
+    list_special_tokens,
     read_roles,
-    special_names,
 )
 
 # A SentencePiece file does not say which special tokens surround a text; the tokenizer class does:
@@ -76,7 +76,7 @@ def read_tokenizer(
     Raises:
         TokenizerError: a file that cannot be read or that lacks rules of its tokenizer class.
     """
-    source = find_file(folder)
+    source = find_tokenizer_file(folder)
     if source is None:
         return None
     kind = str(options.get("tokenizer_class") or tokenizer_class).removesuffix("Fast")
@@ -103,14 +103,14 @@ def read_tokenizer(
             _apply_bert_options(backend, options, normalizers.BertNormalizer())
             backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
             add_bert_template(backend)
-        backend.add_special_tokens(sorted({*roles.values()} - special_names(backend)))
+        backend.add_special_tokens(sorted({*roles.values()} - list_special_tokens(backend)))
         # Special tokens that are not in the vocabulary get the next ids, as in `transformers`.
-        special = special_names(backend)
+        special = list_special_tokens(backend)
         backend.add_special_tokens([one for one in _extra_tokens(options) if one not in special])
         # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
         if source.name != "tokenizer.json":
             _set_template(
-                backend, options, {**infer_roles(special_names(backend)), **roles}, defaults
+                backend, options, {**infer_roles(list_special_tokens(backend)), **roles}, defaults
             )
         elif for_encoder and kind in _GENERIC_CLASSES and not Tokenizer(backend).has_template:
             add_template(backend, [], [])

@@ -6,7 +6,7 @@ the user's language. The English texts of `--help` are in the modules of the com
 texts in `help_zh.toml`.
 
 Messages in the files of a run, such as warnings in `metrics.jsonl`, are always English and created
-by `english`; `translated_english` translates them when they are displayed. Errors and Python
+by `english`; `translate_english` translates them when they are displayed. Errors and Python
 warnings on the terminal remain English, so that users can search for them on the web.
 """
 
@@ -28,7 +28,7 @@ _IN_FILES = ("finding.", "advice.", "note.", "reason.", "warning.")
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
 
 
-def terminal_language() -> Language:
+def detect_language() -> Language:
     """Return the language of messages: from TRIVIUM_LANGUAGE if set, otherwise from the locale.
 
     `trivium --language` sets the environment variable TRIVIUM_LANGUAGE, also for child processes.
@@ -63,25 +63,25 @@ def _read_toml(name: str) -> Mapping[str, Mapping[str, Any]]:
 
 def translated(identifier: str, /, **values: object) -> str:
     """Return the message `identifier` in the user's language, with its {fields} filled in."""
-    return catalog(terminal_language())[identifier].format(**values)
+    return catalog(detect_language())[identifier].format(**values)
 
 
 def english(identifier: str, /, **values: object) -> str:
     """Return the message `identifier` in English, with its {fields} filled in.
 
-    Files of a run contain English messages. `translated_english` translates them for display.
+    Files of a run contain English messages. `translate_english` translates them for display.
     """
     return catalog("en")[identifier].format(**values)
 
 
-def translated_english(text: str, /) -> str:
+def translate_english(text: str, /) -> str:
     """Translate an English message into the user's language.
 
     The message must have been created by `english`. Any other text is returned unchanged.
     """
     for identifier, pattern in _compile_patterns().items():
         if match := pattern.fullmatch(text):
-            translation = catalog(terminal_language())[identifier]
+            translation = catalog(detect_language())[identifier]
             return _FIELD.sub(r"{\1}", translation).format(**match.groupdict())
     return text
 

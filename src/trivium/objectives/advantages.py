@@ -53,7 +53,7 @@ def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
     return (centred / (deviation + _STD_EPSILON)).ravel()
 
 
-def find_equal_reward_groups(rewards: Floats, group_size: int) -> Bools:
+def equal_reward_mask(rewards: Floats, group_size: int) -> Bools:
     """Return a mask of the responses whose group has only equal rewards, bool [B].
 
     A group is the responses to the same prompt. If all rewards are equal, no response is better
@@ -102,7 +102,7 @@ def whiten(advantages: Floats, mask: Bools) -> Floats:
     return np.where(mask, (advantages - selected.mean()) * scale, 0.0)
 
 
-def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Return the clipped policy loss of PPO for every token, and whether it is clipped: [M] each.
 
     loss = - min(r A, clamp(r, 1 - clip, 1 + clip) A)

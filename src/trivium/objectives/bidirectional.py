@@ -10,7 +10,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.models.base_model import Spec
-from trivium.objectives.causal import next_tokens
+from trivium.objectives.causal import next_token_labels
 from trivium.objectives.objective import Objective
 from trivium.objectives.row_arrays import attention_inputs
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch
@@ -45,7 +45,7 @@ class BidirectionalLM(Objective):
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return the batch with the next and previous tokens as labels, int64 [B, 2, T]."""
-        forward = next_tokens(rows)
+        forward = next_token_labels(rows)
         backward = np.full_like(forward, IGNORE_INDEX)
         # If token t predicts token t + 1, then token t + 1 also predicts token t.
         has_next = forward[:, :-1] != IGNORE_INDEX

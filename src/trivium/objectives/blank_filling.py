@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, padded_length
+from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, round_up
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import LeftToRight, is_causal
@@ -134,7 +134,7 @@ class BlankFilling(LeftToRight):
                 blank_out_spans(ids, spans, orders[i, : len(spans)].argsort().tolist(), vocabulary)
             )
         columns = max(len(row.input_ids) for row in built)
-        shape = len(built), padded_length(columns)
+        shape = len(built), round_up(columns)
         input_ids = np.zeros(shape, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         positions = np.zeros((*shape, 2), dtype=np.int64)

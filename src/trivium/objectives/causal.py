@@ -142,7 +142,7 @@ class Causal(StatefulObjective, LeftToRight):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return the batch with the next token of each position as its label, int64 [B, T]."""
         windows = rows if self.context is None else _split_into_windows(rows, self.context)
-        return causal_batch(windows, next_tokens(rows))
+        return build_causal_batch(windows, next_token_labels(rows))
 
 
 def is_causal(spec: Spec) -> bool:
@@ -150,7 +150,7 @@ def is_causal(spec: Spec) -> bool:
     return spec.family == "decoder-only" and not spec.is_bilm
 
 
-def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
+def build_causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
     """Return the batch of rows with labels [B, T] for a causal model.
 
     The batch has no padding mask: padding is on the right, where the causal mask hides it.
@@ -159,7 +159,7 @@ def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
     return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
 
 
-def next_tokens(rows: RowBatch) -> np.ndarray:
+def next_token_labels(rows: RowBatch) -> np.ndarray:
     """Return the next token of each position as its label, int64 [B, T].
 
     The label is -100 for padding and for the last token of each row and each document.

@@ -25,7 +25,7 @@ from trivium.objectives.conversations import (
     MESSAGES,
     SYSTEM,
     Message,
-    conversation,
+    join_messages,
     read_messages,
     read_prompt,
     read_turn,
@@ -110,7 +110,7 @@ class Chat(LabelledObjective):
             response = tuple(read_messages(record, columns["messages"], weighted=True))
         else:
             response = read_turn(record, "response", weighted=True)
-        messages = conversation(record, read_prompt(record), response)
+        messages = join_messages(record, read_prompt(record), response)
         trained = [turn.get("weight") != 0 for turn in messages if turn["role"] == "assistant"]
         if not any(trained):
             raise DataError(

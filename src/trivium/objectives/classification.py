@@ -37,19 +37,19 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import ClassifierPooling
 from trivium.objectives.calibration import compute_calibration
-from trivium.objectives.labelled import column_key, encode_texts, field_option, next_tokens
+from trivium.objectives.labelled import column_key, encode_texts, field_option, next_token_labels
 from trivium.objectives.seq2seq import encode_pairs
-from trivium.objectives.task_heads import SingleStackTask, classifier_head, default_pooling
+from trivium.objectives.task_heads import SingleStackTask, build_classifier_head, choose_pooling
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
-    class_metrics,
-    first_prediction,
-    label_id,
-    multi_label_metrics,
+    compute_class_metrics,
+    compute_multi_label_metrics,
+    compute_regression_metrics,
+    find_label_id,
+    find_unknown_labels,
     quote_names,
-    regression_metrics,
-    unknown_labels,
+    read_prediction,
 )
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden, token_losses
 
@@ -186,7 +186,7 @@ class TextClassification(SingleStackTask):
             record.where,
         )
 
-    def unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
+    def read_unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
         """Read only the text or text pair of a record, to classify it.
 
         Raises DataError if a text is blank, or if the model was trained on pairs and the record has
@@ -288,7 +288,7 @@ class TextClassification(SingleStackTask):
             )
         return self.replace(class_weights=weights)
 
-    def with_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
+    def with_label_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
         """Return the settings with the mean and standard deviation of the regression labels.
 
         The labels are standardised with these statistics. The settings are unchanged for other
@@ -316,7 +316,7 @@ class TextClassification(SingleStackTask):
         """Return the text of an example, or both texts of a pair joined by a space."""
         return example.as_text
 
-    def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
+    def labels_by_example(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
         """Return the labels of each example, or no labels for regression."""
         kind = self.label_kind or infer_label_kind(examples)
         return [() if kind == "regression" else self._split_labels(one, kind) for one in examples]
@@ -364,9 +364,9 @@ class TextClassification(SingleStackTask):
             raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
-        pooling = self.pooling or default_pooling(spec)
+        pooling = self.pooling or choose_pooling(spec)
         lm = lm if pooling == "last" else ()
-        return *lm, classifier_head(spec, len(labels), pooling)
+        return *lm, build_classifier_head(spec, len(labels), pooling)
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model has hidden states that a task head can read."""
@@ -388,7 +388,7 @@ class TextClassification(SingleStackTask):
             return encode_pairs(lm, pairs)
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
-            sequences["labels"] = [next_tokens(one) for one in inputs]
+            sequences["labels"] = [next_token_labels(one) for one in inputs]
         truncations, pad_id = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id
         return EncodedExamples(
             sequences, sequence_labels=labels, truncations=truncations, pad_id=pad_id
@@ -460,20 +460,22 @@ class TextClassification(SingleStackTask):
             gold = self._encode_labels(examples, lm.settings)
             return _compute_regression_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
-        more, notes = unknown_labels([self._split_labels(one, kind) for one in examples], names)
+        more, notes = find_unknown_labels(
+            [self._split_labels(one, kind) for one in examples], names
+        )
         names = (*names, *more)
         probabilities = np.pad(probabilities.reshape(len(answers), -1), ((0, 0), (0, len(more))))
         gold = self._encode_labels(examples, lm.settings.with_labels(names, kind))
         if kind == "multi-label":
             chosen = probabilities > 0.5
-            metrics = multi_label_metrics(gold, chosen, names)
+            metrics = compute_multi_label_metrics(gold, chosen, names)
             expected, predicted = (
                 [[name for name, applies in zip(names, row) if applies] for row in rows]
                 for rows in (gold, chosen)
             )
         else:
             best = probabilities.argmax(-1)
-            metrics = class_metrics(gold, best, names)
+            metrics = compute_class_metrics(gold, best, names)
             scores = np.array([answer.score for answer in answers])
             if np.isfinite(scores).all():
                 calibration = compute_calibration(gold == best, scores)
@@ -492,7 +494,7 @@ class TextClassification(SingleStackTask):
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `classify` command for a validation example, without the leading `trivium`."""
-        example = first_prediction(run)
+        example = read_prediction(run)
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
         return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
 
@@ -533,7 +535,7 @@ class TextClassification(SingleStackTask):
             return np.array(values, dtype=np.float64)
         ids = {name: i for i, name in enumerate(settings.labels)}
         indices = [
-            [label_id(name, ids, one.where) for name in self._split_labels(one, kind)]
+            [find_label_id(name, ids, one.where) for name in self._split_labels(one, kind)]
             for one in examples
         ]
         if kind == "classes":
@@ -564,7 +566,9 @@ def _compute_regression_metrics(
         Mistake(one.where, one.as_text, f"{row['label']:g}", f"{row['predicted']:.3f}")
         for one, row in by_error
     ]
-    return regression_metrics(references, np.array(predictions)).with_examples(rows, mistakes)
+    return compute_regression_metrics(references, np.array(predictions)).with_examples(
+        rows, mistakes
+    )
 
 
 def infer_label_kind(examples: Sequence[LabelledText]) -> LabelKind:

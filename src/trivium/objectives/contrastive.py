@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from trivium.data.batch import Batch, RowBatch, length_mask
+from trivium.data.batch import Batch, RowBatch, make_length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
-from trivium.data.splitting import text_digest
+from trivium.data.splitting import hash_text
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
@@ -122,7 +122,7 @@ class Contrastive(SingleStackTask, TextPairs):
             rows.append([token for part in ids for token in part])
             types.append([kind for part in parts for kind in part.type_ids])
         texts = [(one.text, one.pair, one.negative) for one in examples]
-        hashes = [[0 if text is None else text_digest(text) for text in three] for three in texts]
+        hashes = [[0 if text is None else hash_text(text) for text in three] for three in texts]
         sequences = {"input_ids": rows, "document_ids": text_ids}
         if lm.spec.num_token_types > 1:
             sequences["token_type_ids"] = types
@@ -160,7 +160,7 @@ class Contrastive(SingleStackTask, TextPairs):
         return Batch(
             input_ids=ids[order],
             token_type_ids=types,
-            attention_mask=length_mask(sizes[order], ids.shape[1]),
+            attention_mask=make_length_mask(sizes[order], ids.shape[1]),
             sequence_labels=np.stack((example, role, text), axis=1)[order],
         )
 
@@ -188,7 +188,7 @@ class Contrastive(SingleStackTask, TextPairs):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the contrastive loss of the whole step in nats, summed over the examples."""
         assert batch.sequence_labels is not None
-        vectors, terms = batch.compute_rows(partial(self._embed, model), batch.parts())
+        vectors, terms = batch.compute_by_slice(partial(self._embed, model), batch.parts())
         loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 
@@ -197,7 +197,7 @@ class Contrastive(SingleStackTask, TextPairs):
         hidden, terms = forward_hidden(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        vectors = self.pooled(hidden, inputs.get("attention_mask"))
+        vectors = self.pool(hidden, inputs.get("attention_mask"))
         return F.normalize(vectors, dim=-1), terms
 
 

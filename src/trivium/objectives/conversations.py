@@ -124,7 +124,7 @@ def append_input(record: Record, text: str) -> str:
     return text if more is None else f"{text}\n\n{more}"
 
 
-def conversation(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
+def join_messages(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
     """Join the system message of a record, a prompt and a response into one list of messages."""
     messages = prepend_prompt(prompt, response)
     system = record.optional_text("system")
@@ -156,7 +156,7 @@ def are_texts(record: Record, *turns: Turn | None) -> bool:
     return "system" not in record.columns and not any(isinstance(turn, tuple) for turn in turns)
 
 
-def plain(turn: Turn) -> str:
+def as_text(turn: Turn) -> str:
     """Return a turn as plain text. The contents of messages are joined by line breaks."""
     return turn if isinstance(turn, str) else "\n".join(message["content"] for message in turn)
 

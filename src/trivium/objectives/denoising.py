@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import Bools, Floats, Ints, RowBatch, padded_length
+from trivium.data.batch import Bools, Floats, Ints, RowBatch, round_up
 from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
@@ -75,7 +75,7 @@ class Denoising(EncoderDecoderObjective):
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
-    def default_start(self, vocabulary: Vocabulary) -> int | None:
+    def default_start_id(self, vocabulary: Vocabulary) -> int | None:
         """Return the id of the end-of-text token, which is BART's decoder start token."""
         return vocabulary.end_id
 
@@ -143,7 +143,7 @@ class Denoising(EncoderDecoderObjective):
                 copied = stop
             rows.append([*row, *tokens[copied:]])
         new_lengths = np.array([len(row) for row in rows])
-        columns = min(padded_length(new_lengths.max(initial=0)), width)
+        columns = min(round_up(new_lengths.max(initial=0)), width)
         infilled = np.full((len(rows), columns), vocabulary.pad_id, dtype=np.int64)
         infilled[np.arange(columns) < new_lengths[:, None]] = np.concatenate(rows)
         return infilled, new_lengths

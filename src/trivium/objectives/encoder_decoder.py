@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch, length_mask
+from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch, make_length_mask
 from trivium.data.row_order import RowRandom
 from trivium.objectives.objective import Objective
 from trivium.objectives.row_arrays import left_pack
@@ -35,9 +35,9 @@ class EncoderDecoderObjective(Objective):
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """Return the decoder start token id of the vocabulary, or else the objective's default."""
         start = vocabulary.decoder_start_id
-        return self.default_start(vocabulary) if start is None else start
+        return self.default_start_id(vocabulary) if start is None else start
 
-    def default_start(self, vocabulary: Vocabulary) -> int | None:
+    def default_start_id(self, vocabulary: Vocabulary) -> int | None:
         """Return the id of the padding token, which is T5's decoder start token."""
         return vocabulary.pad_id
 
@@ -57,7 +57,7 @@ class EncoderDecoderObjective(Objective):
         has_label = np.arange(targets.shape[1]) < target_lengths[:, None]
         return Batch(
             input_ids=input_ids,
-            attention_mask=length_mask(lengths, input_ids.shape[1]),
+            attention_mask=make_length_mask(lengths, input_ids.shape[1]),
             decoder_input_ids=shift_right(targets, start),
             labels=np.where(has_label, targets, IGNORE_INDEX),
         )

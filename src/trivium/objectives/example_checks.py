@@ -50,7 +50,7 @@ def check_examples(
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
     examples_by_text: dict[str, dict[tuple[str, ...], str]] = {}
     where: dict[str, str] = {}
-    for index, labels in enumerate(objective.labels_of(examples)):
+    for index, labels in enumerate(objective.labels_by_example(examples)):
         one, names = examples[index], tuple(labels)
         split, text = TRAIN if index < len(train) else VALIDATION, objective.input_text(one)
         inputs.add(hash(text), split, text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trivium.data.records import RecordOptions
-from trivium.data.splitting import text_digest
+from trivium.data.splitting import hash_text
 from trivium.errors import DataError
 from trivium.objectives.labelled import LabelledObjective
 
@@ -17,7 +17,7 @@ def hash_group(example: Any) -> int:
 
     White space and the Unicode normalisation form do not change the hash.
     """
-    return text_digest(" ".join(example.group.split()))
+    return hash_text(" ".join(example.group.split()))
 
 
 def read_examples(
@@ -44,7 +44,7 @@ def read_examples(
         raise DataError("\n".join(skipped) or f"{', '.join(paths)}: no examples inside.")
     if isinstance(validation, Sequence):
         return examples, list(objective.read(validation, options))
-    return split_examples(examples, validation, objective.labels_of(examples))
+    return split_examples(examples, validation, objective.labels_by_example(examples))
 
 
 def split_examples(

@@ -29,7 +29,7 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(text)
 
 
-def beginning(text: str, count: int) -> str:
+def first_words(text: str, count: int) -> str:
     """Return the first `count` words of the first sentence of a text."""
     text = _find_sentence(text)
     return text[: max((word.end() for word in _find_first_words(text, count)), default=0)]
@@ -67,7 +67,7 @@ def generate_continuation(
     was trained. Returns None if the prompt alone is too long. `options` are passed to
     `lm.generate`.
     """
-    prompt = beginning(text, num_words)
+    prompt = first_words(text, num_words)
     limit = (lm.trained_length or 1 << 30) - len(prompt_ids(lm, prompt))
     if limit < 1:
         return None

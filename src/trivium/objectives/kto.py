@@ -26,9 +26,9 @@ from trivium.objectives.conversations import (
     SYSTEM,
     Turn,
     are_texts,
-    conversation,
+    as_text,
+    join_messages,
     note_missing_space,
-    plain,
     read_prompt,
     read_turn,
 )
@@ -62,7 +62,7 @@ class UnpairedPreference:
         It groups the examples for the validation split: examples of the same group are never in
         different splits.
         """
-        return plain(self.prompt) or plain(self.response)
+        return as_text(self.prompt) or as_text(self.response)
 
 
 class KTO(ReferenceObjective):
@@ -118,7 +118,7 @@ class KTO(ReferenceObjective):
         if are_texts(record, prompt, turn):
             note_missing_space(record, prompt or "", [turn])  # type: ignore[arg-type]
             return UnpairedPreference(prompt or "", turn, value in _DESIRABLE, record.where)
-        messages = conversation(record, prompt, turn)
+        messages = join_messages(record, prompt, turn)
         return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
 
     def resolve(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
@@ -186,7 +186,7 @@ class KTO(ReferenceObjective):
             sums, _, terms = log_probabilities(model, part)
             return sums, terms
 
-        sums, terms = batch.compute_rows(compute_log_p, _split_into_slices(batch))
+        sums, terms = batch.compute_by_slice(compute_log_p, _split_into_slices(batch))
         reference, is_desirable = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
         ratio, other = (sums - reference).unbind(1)
         metric, other = ratio.detach(), other.detach()

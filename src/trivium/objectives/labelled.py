@@ -69,7 +69,7 @@ class LabelledObjective(Objective):
         chosen = {name: column for name, column in schema.chosen.items() if name in names}
         return replace(schema, slots=self.inputs, chosen=chosen)
 
-    def unlabelled(self, record: Record, lm: LanguageModel) -> Any:
+    def read_unlabelled(self, record: Record, lm: LanguageModel) -> Any:
         """Read an example without labels from a record, so that the model can predict the labels.
 
         `record.columns` has one column for each field in `inputs`. Raises DataError, with file and
@@ -103,7 +103,7 @@ class LabelledObjective(Objective):
         """
         schema = self.record_schema
         for record in records:
-            with options.skipping():
+            with options.skip_invalid_records():
                 if isinstance(record, Record):
                     schema.resolve(record, options.report)
                     record = self.example(record)
@@ -132,7 +132,7 @@ class LabelledObjective(Objective):
         """Return whether rare labels can get more weight with `objective.class_weights`."""
         return False
 
-    def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
+    def labels_by_example(self, examples: Sequence[Any]) -> list[Sequence[str]]:
         """Return the labels of each example, by default none.
 
         The labels are used to stratify the split into training and validation examples.
@@ -153,7 +153,7 @@ class LabelledObjective(Objective):
         """
         return self
 
-    def with_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
+    def with_label_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
         """Add statistics of the training examples to the settings. By default none are added."""
         return settings
 
@@ -223,7 +223,7 @@ class LabelledObjective(Objective):
         """
         return metrics
 
-    def check_metrics(self) -> None:
+    def check_metric_libraries(self) -> None:
         """Raise MissingExtraError if a library in `metric_libraries` is not installed.
 
         This method is called before training.
@@ -287,7 +287,7 @@ def encode_texts(
     return inputs, rows
 
 
-def next_tokens(encoded: TextInput) -> list[int]:
+def next_token_labels(encoded: TextInput) -> list[int]:
     """Return the next token of each position as its label, for the LM loss.
 
     If the text is truncated, special tokens are not labels. Otherwise the model would learn to stop

@@ -28,7 +28,7 @@ from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.advice import ADVICE, Advice
-from trivium.objectives.excerpt import beginning, mask_middle
+from trivium.objectives.excerpt import first_words, mask_middle
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
 from trivium.text.roles import SENTINELS, role_of
 from trivium.text.vocabulary import Vocabulary
@@ -58,7 +58,7 @@ class Objective(Choice, Config, ABC):
     """Whether `loss` compares all rows of a step, as with in-batch negatives.
 
     The model still processes the rows in micro-batch slices, which are distributed over the
-    processes (`TensorBatch.compute_rows`). The longest rows must come first.
+    processes (`TensorBatch.compute_by_slice`). The longest rows must come first.
     """
     rolls_out: ClassVar[bool] = False
     """Whether each step trains on texts that the model generates (`PolicyGradient`)."""
@@ -245,6 +245,6 @@ class Objective(Choice, Config, ABC):
         """
         mask = self.advice().mask
         if mask is None:
-            return f"generate {run} {shlex.quote(beginning(text, 6) or 'Once upon a time')}"
+            return f"generate {run} {shlex.quote(first_words(text, 6) or 'Once upon a time')}"
         prompt, _ = mask_middle(text, mask) or (f"The {mask} was closed.", "")
         return f"fill-mask {run} {shlex.quote(prompt)}"

@@ -21,7 +21,7 @@ from pydantic import Field, PrivateAttr, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
 from trivium.adapt.lora import adapted_layers, disable_adapter
-from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, length_mask
+from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, make_length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import derived_seed
@@ -35,15 +35,15 @@ from trivium.models.base_model import Spec
 from trivium.models.heads.tokens import TaggerHead
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.advantages import (
-    clipped_loss,
+    clipped_policy_loss,
     clipped_value_loss,
     compute_gae,
     compute_grpo_advantages,
     compute_rloo_advantages,
-    find_equal_reward_groups,
+    equal_reward_mask,
     whiten,
 )
-from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
+from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, join_messages, read_prompt
 from trivium.objectives.labelled import column_key
 from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, encode_prompt, sample_responses
@@ -260,7 +260,7 @@ class PolicyGradient(Alignment):
         """
         prompt = read_prompt(record)
         if not are_texts(record, prompt):
-            prompt = conversation(record, prompt)
+            prompt = join_messages(record, prompt)
         while isinstance(prompt, tuple) and prompt and prompt[-1]["role"] == "assistant":
             prompt = prompt[:-1]
         if not prompt:
@@ -334,7 +334,7 @@ class PolicyGradient(Alignment):
             row[: len(values)] = values
         column = np.arange(ids.shape[1])
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
-        mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
+        mask = make_length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
         metrics = self._compute_rollout_metrics(responses, self.num_generations)
         arrays = self._compute_token_arrays(lm, model, batch, metrics["reward"], map_over_ranks)
@@ -372,7 +372,7 @@ class PolicyGradient(Alignment):
         )
         indices = batch.extras["indices"][positions // width] * width + positions % width
         old_logp = self._get_old_logps(logp.detach(), indices)
-        losses, clipped = clipped_loss(logp - old_logp, advantage, self.clip)
+        losses, clipped = clipped_policy_loss(logp - old_logp, advantage, self.clip)
         terms["policy"], terms["entropy"] = losses.sum(), -old_logp.sum()
         metrics = batch.extras["metrics"].T
         terms |= {name: one.sum() for name, one in zip(self._metric_names, metrics, strict=True)}
@@ -461,7 +461,7 @@ class PolicyGradient(Alignment):
             np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
         ]
         if num_generations > 1:
-            values.append(find_equal_reward_groups(reward, num_generations).astype(float))
+            values.append(equal_reward_mask(reward, num_generations).astype(float))
         return dict(zip(self._metric_names, values))
 
     def _compute_token_arrays(
@@ -502,14 +502,14 @@ class PolicyGradient(Alignment):
         if with_value:
             advantages = compute_gae(rewards, values, self.gamma, self.gae_lambda)
             advantages = np.where(real, advantages, 0.0)
-            differ = real & ~find_equal_reward_groups(reward, len(reward))[:, None]
+            differ = real & ~equal_reward_mask(reward, len(reward))[:, None]
             returns, advantages = advantages + values, whiten(advantages, differ)
         else:
             returns, totals = values, rewards.sum(axis=1)
             if self.algorithm == "rloo":
                 each = compute_rloo_advantages(totals, self.num_generations)
             else:
-                equal = find_equal_reward_groups(reward, self.num_generations)
+                equal = equal_reward_mask(reward, self.num_generations)
                 each = np.where(equal, 0.0, compute_grpo_advantages(totals, self.num_generations))
             advantages = np.where(real, each[:, None], 0.0)
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))

@@ -38,7 +38,7 @@ from trivium.objectives.preference_pairs import (
     stack_pairs,
     unstack_pairs,
 )
-from trivium.objectives.task_metrics import Metrics, compute_perplexity, first_prediction
+from trivium.objectives.task_metrics import Metrics, compute_perplexity, read_prediction
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden, to_device
 from trivium.text.vocabulary import Vocabulary
 
@@ -60,7 +60,7 @@ class Alignment(LabelledObjective):
         if lm.settings.chat_template is not None:
             return f"chat {run}"
         command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
-        prompt = str(first_prediction(run).get("prompt", "a prompt"))[:_MAX_PROMPT]
+        prompt = str(read_prediction(run).get("prompt", "a prompt"))[:_MAX_PROMPT]
         return f"{command} {run} {shlex.quote(prompt)}"
 
 

@@ -25,9 +25,9 @@ from trivium.objectives.conversations import (
     SYSTEM,
     Turn,
     are_texts,
-    conversation,
+    as_text,
+    join_messages,
     note_missing_space,
-    plain,
     prepend_prompt,
     read_prompt,
     read_turn,
@@ -72,7 +72,7 @@ class Preference:
 
         Pairs with equal prompts are put into the same split.
         """
-        return plain(self.prompt) or plain(self.chosen)
+        return as_text(self.prompt) or as_text(self.chosen)
 
 
 class GivenResponses(LabelledObjective):
@@ -107,7 +107,7 @@ class GivenResponses(LabelledObjective):
 
     def to_texts(self, example: Any) -> dict[str, str]:
         """Return the prompt and the responses of an example as texts, by the name of the field."""
-        return {name: plain(getattr(example, name)) for name in ("prompt", *self.responses)}
+        return {name: as_text(getattr(example, name)) for name in ("prompt", *self.responses)}
 
     def list_turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
         """Return a pair (prompt, response) for every response of every example."""
@@ -115,7 +115,9 @@ class GivenResponses(LabelledObjective):
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Yield the texts of the examples, each a prompt followed by one of its responses."""
-        return (plain(prompt) + plain(response) for prompt, response in self.list_turns(examples))
+        return (
+            as_text(prompt) + as_text(response) for prompt, response in self.list_turns(examples)
+        )
 
 
 class PreferencePairs(GivenResponses):
@@ -146,13 +148,13 @@ class PreferencePairs(GivenResponses):
         prompt = read_prompt(record)
         if are_texts(record, prompt, chosen, rejected):
             return _build_text_pair(record, prompt, chosen, rejected)  # type: ignore[arg-type]
-        one, other = (conversation(record, prompt, turn) for turn in (chosen, rejected))
+        one, other = (join_messages(record, prompt, turn) for turn in (chosen, rejected))
         start = min(_count_common_prefix(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
         """Return a finding on whether most chosen responses are longer than the rejected ones."""
-        lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
+        lengths = ((len(as_text(one.chosen)), len(as_text(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
         return [Finding.of("chosen_longer", longer, len(examples), _MAX_LONGER, "add_shorter")]
 
@@ -214,7 +216,7 @@ def encode_responses(
         row (see `EncodedExamples`).
     """
     if lm.spec.family == "encoder-decoder":
-        return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
+        return pair_rows(lm, [(as_text(prompt), as_text(response)) for prompt, response in pairs])
     return group_by_field([_encode_response(lm, prompt, response) for prompt, response in pairs])
 
 

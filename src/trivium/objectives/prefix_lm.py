@@ -10,7 +10,7 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
-from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
+from trivium.objectives.causal import LeftToRight, build_causal_batch, next_token_labels
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, pack_with_eos
 from trivium.objectives.excerpt import generate_continuation
 from trivium.objectives.row_arrays import padding_mask
@@ -42,8 +42,8 @@ class PrefixLM(LeftToRight):
         in_prefix = (
             np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None] - 1
         )
-        labels = np.where(in_prefix, IGNORE_INDEX, next_tokens(rows))
-        return causal_batch(rows, labels)
+        labels = np.where(in_prefix, IGNORE_INDEX, next_token_labels(rows))
+        return build_causal_batch(rows, labels)
 
 
 class Seq2SeqPrefixLM(EncoderDecoderObjective):
@@ -68,7 +68,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         "pad", description="first decoder input: padding (T5) or the end-of-text token (BART)"
     )
 
-    def default_start(self, vocabulary: Vocabulary) -> int | None:
+    def default_start_id(self, vocabulary: Vocabulary) -> int | None:
         """Return the id of the decoder start token, which depends on `start_token`.
 
         It is the padding token, or the token that ends a text.

@@ -24,7 +24,7 @@ from trivium.data.records import (
     RecordOptions,
     json_type,
     read_records,
-    without_surrogates,
+    replace_surrogates,
 )
 from trivium.data.schema import Fields, Slot
 from trivium.data.sources import file_format, list_sources
@@ -40,7 +40,7 @@ from trivium.models.heads import Head
 from trivium.objectives.excerpt import split_words
 from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.task_heads import build_span_head
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.symbols import UNSPACED
 
@@ -135,14 +135,14 @@ class QuestionAnswering(LabelledObjective):
             if "answers" not in columns:
                 usual = ", ".join(ANSWERS.usual_of("answers"))
                 lacks = [(f"for the answers (such as {usual})", "answers")]
-                raise self.record_schema.no_column(record, lacks)
+                raise self.record_schema.make_column_error(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None
             answers = _parse_answers(record.value(columns["answers"]), start, record.where)
             spans = tuple(_locate_answer(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
         return Question(identity, question, context, spans, record.where)
 
-    def unlabelled(self, record: Record, lm: LanguageModel) -> Question:
+    def read_unlabelled(self, record: Record, lm: LanguageModel) -> Question:
         """Read a question and its context from a record, without answers.
 
         Raises DataError if the question or the context is blank.
@@ -249,7 +249,7 @@ class QuestionAnswering(LabelledObjective):
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return an `answer` command with a validation question and its context."""
-        example = first_prediction(run)
+        example = read_prediction(run)
         question = shlex.quote(example.get("question", "Who wrote it?"))
         context = shlex.quote(example.get("context", "Ada wrote it."))
         return f"answer {run} {question} --context {context}"
@@ -343,7 +343,7 @@ def _read_squad(path: str, options: RecordOptions) -> Iterator[Record] | None:
     if not isinstance(tree, dict) or "data" not in tree:
         return None
     if "\\ud" in text.lower():
-        tree = without_surrogates(tree, path, options.errors)
+        tree = replace_surrogates(tree, path, options.errors)
     return _iter_squad_questions(path, tree["data"])
 
 

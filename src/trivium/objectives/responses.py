@@ -14,7 +14,7 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.language_model import LanguageModel
 from trivium.objectives.chat import chat_template
-from trivium.objectives.conversations import Turn, plain
+from trivium.objectives.conversations import Turn, as_text
 from trivium.rewards import RewardFunction, Sample, compute_scores
 
 SLOTS = 128
@@ -38,7 +38,7 @@ class Prompt:
     @property
     def group(self) -> str:
         """The prompt as one text. Equal prompts are put into the same split."""
-        return plain(self.prompt)
+        return as_text(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _build_reward_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
     text = prompt.group + request.text.rstrip()
     if not isinstance(prompt.prompt, str):
         messages = (*prompt.prompt, {"role": "assistant", "content": response})
-        text = plain(messages).rstrip()
+        text = as_text(messages).rstrip()
     ended = request.finish_reason == "stop"
     record = Record(prompt.columns, prompt.where)
     return Sample(prompt.group, response, text, record, messages, ended)

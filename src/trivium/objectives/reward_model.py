@@ -35,8 +35,8 @@ from trivium.objectives.preference_pairs import (
     stack_pairs,
     unstack_pairs,
 )
-from trivium.objectives.task_heads import SingleStackTask, classifier_head, default_pooling
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.task_heads import SingleStackTask, build_classifier_head, choose_pooling
+from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.vocabulary import Vocabulary
 
@@ -107,7 +107,7 @@ class Reward(SingleStackTask, PreferencePairs):
         Raises RecipeError if the objective does not support the model.
         """
         self.require_fit(spec)
-        return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
+        return (build_classifier_head(spec, 1, self.pooling or choose_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
         """Encode the chosen and the rejected text of N pairs in the format of `classify`.
@@ -190,7 +190,7 @@ class Reward(SingleStackTask, PreferencePairs):
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `classify` command with both texts of a validation pair."""
-        example = first_prediction(run)
+        example = read_prediction(run)
         both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
         texts = [one[:_MAX_TEXT] for one in both]
         return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"

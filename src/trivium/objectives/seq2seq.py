@@ -23,7 +23,7 @@ from trivium.data.records import (
     read_header,
     read_records,
 )
-from trivium.data.schema import Fields, Schema, Slot, layout_line
+from trivium.data.schema import Fields, Schema, Slot, format_layout
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
@@ -33,7 +33,7 @@ from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.objectives.conversations import append_input
 from trivium.objectives.labelled import LabelledObjective
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
 from trivium.text.symbols import LETTERS, is_cjk, is_unspaced
 
@@ -265,7 +265,7 @@ class SourceToTarget(LabelledObjective):
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `translate` command with a validation source, including the prefix."""
-        source = first_prediction(run).get("source", "a text of yours")
+        source = read_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(lm.settings.task_prefixes[0] + source)}"
 
 
@@ -449,7 +449,7 @@ def _read_parallel(src_path: str, tgt_path: str, options: RecordOptions) -> Iter
     sources, targets = (_read_text_lines(src_path, options), _read_text_lines(tgt_path, options))
     if options.report is not None:
         options.report.add_layout(
-            layout_line({"source": src_path, "target": tgt_path}, ()), src_path
+            format_layout({"source": src_path, "target": tgt_path}, ()), src_path
         )
     rows = itertools.zip_longest(sources, targets, fillvalue="")
     for number, (source, target) in enumerate(rows, start=1):

@@ -73,7 +73,7 @@ class SpanCorruption(EncoderDecoderObjective):
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
 
-    def count_noise(self, length: int) -> tuple[int, int]:
+    def count_noise_spans(self, length: int) -> tuple[int, int]:
         """Return the numbers of noise tokens and of noise spans in a row of `length` tokens.
 
         Both are 0 if the row has fewer than two tokens.
@@ -126,7 +126,7 @@ class SpanCorruption(EncoderDecoderObjective):
         noise_draws, kept_draws = rng.uniform(max_length, _NOISE), rng.uniform(max_length, _KEPT)
         noise = np.zeros((len(lengths), max_length), dtype=bool)
         for row, length in enumerate(lengths.tolist()):
-            size, spans = self.count_noise(length)
+            size, spans = self.count_noise_spans(length)
             if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
                     f"a row of {length} tokens has {spans} noise spans, but the tokenizer has only "

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
-from trivium.data.schema import Fields, Slot, layout_line
+from trivium.data.schema import Fields, Slot, format_layout
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import open_text
@@ -32,11 +32,11 @@ from trivium.objectives.task_heads import SingleStackTask, build_tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
-    class_metrics,
-    first_prediction,
+    compute_class_metrics,
+    find_label_id,
+    find_unknown_labels,
     get_label_scores,
-    label_id,
-    unknown_labels,
+    read_prediction,
 )
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.text.inputs import encode_words, join_words
@@ -170,7 +170,7 @@ class Tagging(SingleStackTask):
             )
         return TaggedSentence(words, tags, record.where)
 
-    def unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
+    def read_unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
         """Read the words of a sentence from a record, without tags.
 
         Raises DataError if there are no words.
@@ -203,7 +203,7 @@ class Tagging(SingleStackTask):
         single = "W" if any(name.startswith("W") for name in known_tags) else "S"
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
-    def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
+    def labels_by_example(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
         """Return the distinct tags of every sentence, to stratify the validation split."""
         return [sorted({*one.tags}) for one in examples]
 
@@ -231,7 +231,7 @@ class Tagging(SingleStackTask):
         if options.report is not None:
             others = [str(index) for index in range(width) if index not in (word, tag)]
             read = {"words": str(word), "tags": str(tag)}
-            options.report.add_layout(layout_line(read, others), path)
+            options.report.add_layout(format_layout(read, others), path)
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
         # A header in another language is detected if all other cells of its column are chunk tags.
         others = {cells[tag] for rows in sentences for _, cells in rows if cells is not head}
@@ -243,7 +243,7 @@ class Tagging(SingleStackTask):
             warnings.warn(f"{path}: the first line ({shown}) is read as a header.", stacklevel=2)
         for rows in sentences:
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
-            with options.skipping():
+            with options.skip_invalid_records():
                 for number, cells in rows:
                     if not cells[word] or cells[tag].strip() in missing:
                         what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
@@ -329,7 +329,7 @@ class Tagging(SingleStackTask):
         examples = self._repair_tags(examples, lm.settings.labels)
         known = {name: i for i, name in enumerate(lm.settings.labels)}
         ids = [
-            [label_id(tag, known, one.locate_word(i)) for i, tag in enumerate(one.tags)]
+            [find_label_id(tag, known, one.locate_word(i)) for i, tag in enumerate(one.tags)]
             for one in examples
         ]
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
@@ -376,7 +376,7 @@ class Tagging(SingleStackTask):
         names = lm.settings.labels
         examples = self._repair_tags(examples, names)
         chunks = are_chunk_tags(names)
-        more, notes = unknown_labels([one.tags for one in examples], names)
+        more, notes = find_unknown_labels([one.tags for one in examples], names)
         names = (*names, *more)
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
@@ -386,7 +386,7 @@ class Tagging(SingleStackTask):
             right, answered = (
                 [names.index(tag) for tags in each for tag in tags] for each in (gold, predicted)
             )
-            metrics = class_metrics(right, answered, names)
+            metrics = compute_class_metrics(right, answered, names)
         mistakes = (
             Mistake(one.locate_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
@@ -401,7 +401,7 @@ class Tagging(SingleStackTask):
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `tag` command with the words of a validation sentence."""
-        words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
+        words = read_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 
@@ -420,7 +420,7 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
         for is_boundary, lines in itertools.groupby(numbered, lambda row: _is_boundary(row[1])):
             if is_boundary:
                 continue
-            with options.skipping():
+            with options.skip_invalid_records():
                 rows: list[tuple[int, list[str]]] = []
                 for number, line in lines:
                     comment = line.startswith("# ")

@@ -21,7 +21,7 @@ class SingleStackTask(LabelledObjective):
         return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 
-def default_pooling(spec: Spec) -> ClassifierPooling:
+def choose_pooling(spec: Spec) -> ClassifierPooling:
     """Choose how a classifier pools the hidden states of this model by default.
 
     If the model has a classifier head, its pooling is used. Otherwise the default is "mean" for
@@ -36,7 +36,7 @@ def default_pooling(spec: Spec) -> ClassifierPooling:
     return "last" if ends else "first"
 
 
-def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
+def build_classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
     """Build a head that classifies a text by its pooled hidden states.
 
     If the model has a classifier head with this pooling, the new head has the same layers.

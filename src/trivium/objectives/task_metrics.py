@@ -174,7 +174,7 @@ def merge_metrics(results: Mapping[str, Metrics]) -> Metrics:
     )
 
 
-def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
+def write_evaluation(folder: str | Path, task: str, metrics: Metrics) -> None:
     """Write metrics to `evaluation.json` and predictions to `predictions.jsonl` in a folder.
 
     `evaluation.json` also contains the name of the task.
@@ -185,7 +185,7 @@ def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
     write_file(Path(folder) / PREDICTIONS, "".join(lines))
 
 
-def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
+def compute_class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
     """Compute accuracy, F1, Matthews correlation and the confusion matrix for single-label texts.
 
     Macro F1 is the mean over the labels that occur.
@@ -211,7 +211,7 @@ def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -
     )
 
 
-def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
+def compute_multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
     """Compute F1 and subset accuracy for texts with any number of labels each.
 
     Subset accuracy is the fraction of texts for which all labels are correct.
@@ -236,7 +236,7 @@ def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str])
     )
 
 
-def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
+def compute_regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
     """Compute R2, correlations and errors of N predicted numbers.
 
     R2 is the main metric, because unlike a correlation it depends on the scale of the predictions.
@@ -303,7 +303,7 @@ def get_label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict
     )
 
 
-def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
+def find_label_id(name: str, ids: Mapping[str, int], where: str) -> int:
     """Return the id of a label.
 
     Raises DataError, with the location `where` of the example, if the model does not know the
@@ -317,7 +317,7 @@ def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
     return ids[name]
 
 
-def unknown_labels(
+def find_unknown_labels(
     labels: Sequence[Sequence[str]], known: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Find labels of the examples that the model does not know.
@@ -345,7 +345,7 @@ def quote_names(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def first_prediction(run: str) -> dict[str, Any]:
+def read_prediction(run: str) -> dict[str, Any]:
     """Read the first validation example from `predictions.jsonl` of a run.
 
     Returns {} if there is none.

@@ -84,7 +84,7 @@ class TensorBatch:
             rows = slice(part.start, part.stop)
             yield part, {name: x[rows, ..., : part.width] for name, x in self.inputs.items()}
 
-    def compute_rows(
+    def compute_by_slice(
         self,
         compute: Callable[[Any], tuple[Tensor, LossTerms]],
         parts: Iterable[tuple[MicroBatchSlice, Any]],

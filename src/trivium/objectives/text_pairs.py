@@ -22,11 +22,11 @@ from trivium.messages import english
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import Pooling, pool
 from trivium.objectives.causal import is_causal
-from trivium.objectives.excerpt import beginning
+from trivium.objectives.excerpt import first_words
 from trivium.objectives.labelled import LabelledObjective, column_key
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.retrieval import retrieve
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction
 from trivium.text.symbols import WORD
 
 TEXTS = ("sentence", "paragraph", "passage", "content", "document")
@@ -77,7 +77,7 @@ class TextPairs(LabelledObjective):
         None, description="pooling: mean, first or last; default: mean, for decoders last"
     )
 
-    def pooled(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def pool(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Pool the hidden states [B, T, D] of B texts. Returns their embeddings [B, D]."""
         return pool(hidden, attention_mask, self.pooling or "mean")
 
@@ -175,9 +175,9 @@ class TextPairs(LabelledObjective):
 
         They are a validation query, its passage, and the passage retrieved for the query.
         """
-        example = first_prediction(run)
+        example = read_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
-        texts = [beginning(text, 12) or text for text in texts]
+        texts = [first_words(text, 12) or text for text in texts]
         shown = " ".join(shlex.quote(text) for text in dict.fromkeys(texts))
         return f"embed {run} {shown} --similarities"
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.data.batch import Batch, RowBatch, length_mask
+from trivium.data.batch import Batch, RowBatch, make_length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Slot
@@ -21,7 +21,7 @@ from trivium.models.heads import Head
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import TransformerSpec
 from trivium.nn import EncoderOutput, SequenceInfo
-from trivium.objectives.labelled import next_tokens
+from trivium.objectives.labelled import next_token_labels
 from trivium.objectives.row_arrays import left_pack, padding_mask
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
@@ -85,7 +85,7 @@ class TSDAE(TextPairs):
         encoded = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
         sequences = {
             "input_ids": [one.ids for one in encoded],
-            "labels": [next_tokens(one) for one in encoded],
+            "labels": [next_token_labels(one) for one in encoded],
         }
         # All tokens except the first are targets.
         truncations = [(one.cut, len(one.ids) - 1 + one.cut, one.cut) for one in encoded]
@@ -110,7 +110,7 @@ class TSDAE(TextPairs):
         input_ids, lengths = left_pack(ids, keep, vocabulary.pad_id or 0)
         return Batch(
             input_ids=input_ids,
-            attention_mask=length_mask(lengths, input_ids.shape[1]),
+            attention_mask=make_length_mask(lengths, input_ids.shape[1]),
             decoder_input_ids=ids[:, :-1],
             labels=rows.labels[:, :-1],
         )
@@ -121,7 +121,7 @@ class TSDAE(TextPairs):
         assert model.decoder is not None
         inputs = dict(batch.inputs)
         shifted, mask = inputs.pop("decoder_input_ids"), inputs.get("attention_mask")
-        vectors = self.pooled(model.encode(**inputs), mask)
+        vectors = self.pool(model.encode(**inputs), mask)
         context = SequenceInfo.of_length(
             shifted.shape[1],
             shifted.device,

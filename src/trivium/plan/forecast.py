@@ -126,7 +126,7 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
 
     Raises RecipeError if the GPU runs out of memory.
     """
-    borders = trainer.planned_borders()
+    borders = trainer.planned_phase_ends()
     batch = trainer.loader.step(borders[-2] if borders else 0, SINGLE_PROCESS)  # in the last phase
     try:
         rate = batch.num_tokens / _measure_step_seconds(trainer, batch)
@@ -158,7 +158,7 @@ def count_budget_tokens(trainer: Trainer, speed: float = math.nan) -> float:
         return 60.0 * train.minutes * speed
     if train.tokens is not None:
         return train.tokens
-    if not (borders := trainer.planned_borders()):
+    if not (borders := trainer.planned_phase_ends()):
         return trainer.budget_steps * trainer.loader.step(0, SINGLE_PROCESS).num_tokens
     sizes = [phase.tokens_per_step for phase in trainer.loader.phases]
     starts = [0, *borders]
@@ -287,7 +287,7 @@ def max_useful_epochs(tokens_per_epoch: float, num_parameters: int) -> int:
     return max(1, min(16, round(25.0 * math.sqrt(tokens_per_epoch / num_parameters))))
 
 
-def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
+def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     """Build a trainer with random weights and random tokens, and return its memory use.
 
     Such a trainer is used to time training steps. Raises RecipeError for labelled examples, several
@@ -305,7 +305,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
             "its forecast before the first step."
         )
     objective = recipe.objectives[0]
-    spec, vocabulary = planned_model(recipe, recipe.data.paths)
+    spec, vocabulary = plan_model(recipe, recipe.data.paths)
     objective.check_tokens(vocabulary)
     spec = spec.with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
@@ -331,7 +331,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         return module
 
     planned = build_module(torch.device("meta"))
-    precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
+    precision = hardware.choose_precision(recipe.train.precision, device, planned, {}).precision
     memory = fit_memory(
         recipe, planned, [stream], SINGLE_PROCESS, precision=precision, device=device
     )
@@ -350,7 +350,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     return trainer, memory
 
 
-def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
+def plan_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
     """Return the spec of the model that a recipe trains, and the vocabulary of its tokenizer.
 
     The spec has the heads of the objectives, unless they depend on labelled examples. A tokenizer
@@ -378,7 +378,7 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
     assert spec is not None
     if isinstance(tokenizer, TokenizerFile):
         vocabulary = Tokenizer.load(tokenizer.path).vocabulary
-        return defaults.with_vocabularies(spec, vocabulary.size), vocabulary
+        return defaults.with_vocabulary_sizes(spec, vocabulary.size), vocabulary
     assert isinstance(tokenizer, TokenizerConfig)
     size = tokenizer.vocab_size
     if size is None and paths:
@@ -389,7 +389,7 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
         size = defaults.vocabulary_size(spec, text_bytes(paths))
     if size is not None:
         source = size if recipe.model.separate_vocabularies else None
-        spec = defaults.with_vocabularies(spec, size, source)
+        spec = defaults.with_vocabulary_sizes(spec, size, source)
     special = tokenizer.special_vocabulary
     specials = tuple(range(special.size))
     return spec, dataclasses.replace(special, size=spec.vocab_size, special_ids=specials)

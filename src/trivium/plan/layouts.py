@@ -30,8 +30,8 @@ from trivium.gpus import Gpu
 from trivium.messages import english
 from trivium.models import flops_per_token
 from trivium.models.base_model import Spec
-from trivium.train.loader import equal_parts
-from trivium.train.memory import Layout, ModelSizes, model_sizes, training_memory
+from trivium.train.loader import equal_part_size
+from trivium.train.memory import Layout, ModelSizes, count_model_parameters, training_memory
 
 NODE = 8
 """The number of GPUs per machine. GPUs are connected by links, and machines by the network."""
@@ -86,7 +86,7 @@ class Workload:
     @property
     def sizes(self) -> ModelSizes:
         """The parameter counts of the model and its parts."""
-        return model_sizes(self.spec)  # type: ignore[arg-type]
+        return count_model_parameters(self.spec)  # type: ignore[arg-type]
 
     @property
     def flops_per_token(self) -> float:
@@ -134,7 +134,7 @@ class Step:
         return round(self.work.batch_tokens / self.work.length / self.dp_size)
 
     @cached_property
-    def micro_rows(self) -> int:
+    def micro_batch_rows(self) -> int:
         """The number of rows per micro-batch, at least 1.
 
         It is the largest number that fits in memory and splits `rows` into micro-batches of nearly
@@ -147,17 +147,17 @@ class Step:
 
         usable = USABLE_MEMORY * self.work.gpu.memory
         fitting = bisect_right(range(1, self.rows + 1), usable, key=total_memory)
-        return equal_parts(self.rows, fitting) if fitting else 1
+        return equal_part_size(self.rows, fitting) if fitting else 1
 
     @property
     def micro_batches(self) -> int:
         """The number of micro-batches per step (gradient accumulation steps)."""
-        return -(-self.rows // self.micro_rows)
+        return -(-self.rows // self.micro_batch_rows)
 
     @cached_property
     def memory(self) -> dict[str, float]:
         """The memory per GPU in bytes, by use ("weights", "gradients", ...)."""
-        return self._compute_memory(self.micro_rows)
+        return self._compute_memory(self.micro_batch_rows)
 
     @property
     def memory_bytes(self) -> float:
@@ -189,7 +189,7 @@ class Step:
             "memory_bytes": self.memory,
         }
         if self.rows:
-            values["micro_batch_tokens"] = self.micro_rows * self.work.length
+            values["micro_batch_tokens"] = self.micro_batch_rows * self.work.length
             values["micro_batches"] = self.micro_batches
         if self.problem is None:
             values["tokens_per_second_per_gpu"] = self.tokens_per_second
@@ -244,12 +244,12 @@ class Step:
         """
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
-    def _compute_memory(self, micro_rows: int) -> dict[str, float]:
-        """Return the memory per GPU in bytes, by use, for micro-batches of `micro_rows` rows."""
+    def _compute_memory(self, micro_batch_rows: int) -> dict[str, float]:
+        """Return the memory per GPU in bytes, by use, for a size of micro-batches in rows."""
         work = self.work
         return training_memory(
             work.spec,
-            rows=micro_rows,
+            rows=micro_batch_rows,
             length=work.length,
             precision=work.precision,
             layout=self.layout,

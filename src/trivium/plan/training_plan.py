@@ -126,7 +126,7 @@ def plan_training(
     return TrainingPlan(name, tokens, step, steps, measured)
 
 
-def fewest_gpus(work: Workload) -> Workload:
+def find_fewest_gpus(work: Workload) -> Workload:
     """Return the workload with the smallest sufficient number of GPUs, a power of two.
 
     Layouts without activation checkpointing are preferred, even if they need more GPUs. Raises

@@ -16,7 +16,7 @@ import numpy as np
 
 from trivium.errors import CheckpointError
 from trivium.files import write_file
-from trivium.messages import terminal_language, translated
+from trivium.messages import detect_language, translated
 from trivium.progress import format_duration
 from trivium.report.common_table import find_different_settings, name_runs
 from trivium.report.ranking import describe_differences, format_ranking, have_same_text, rank_runs
@@ -329,7 +329,7 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
     style = vendor_style + own_style
     page = _make_environment().get_template(template)
     path.parent.mkdir(parents=True, exist_ok=True)
-    values["language"] = terminal_language()
+    values["language"] = detect_language()
     write_file(path, page.render(scripts=scripts, style=style, policy=policy, **values))
     return path
 

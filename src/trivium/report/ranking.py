@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trivium.messages import display_width, padded, translated, translated_english
+from trivium.messages import display_width, padded, translate_english, translated
 from trivium.progress import format_duration
 from trivium.report.common_examples import compare_common_examples
 from trivium.report.run_files import Points, RunFiles, to_float
@@ -101,7 +101,7 @@ def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
     Runs may differ in the objective, in the metrics or in the validation examples.
     """
     objectives = dict.fromkeys(_format_objective(run) for run in runs)
-    translated_notes = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
+    translated_notes = (map(translate_english, run.evaluation.get("notes") or ()) for run in runs)
     notes = dict.fromkeys(map(translated("join.semicolon").join, translated_notes))
     sentences = []
     if len(objectives) > 1:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.messages import display_width, padded, translated, translated_english
+from trivium.messages import display_width, padded, translate_english, translated
 from trivium.report.run_files import RunFiles, to_float
 
 # In nats. A model with a loss closer than this to the unigram baseline has learned little more than
@@ -125,7 +125,7 @@ def _list_warnings(run: RunFiles) -> Iterator[str]:
     """Yield the warnings logged during training, and a sentence about skipped steps."""
     for record in run.metrics:
         if "warning" in record:
-            step, warning = record.get("step"), translated_english(str(record["warning"]))
+            step, warning = record.get("step"), translate_english(str(record["warning"]))
             yield translated("verdict.warned", step=step, warning=warning)
     skipped = max((count for _, count in run.get_curve("skipped_steps")), default=0)
     if skipped:

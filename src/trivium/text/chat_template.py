@@ -64,10 +64,10 @@ class ChatTemplate:
         """Create a chat template with the special tokens of a tokenizer.
 
         Special-token names in messages are plain text if the tokenizer encodes them so (see
-        `Tokenizer.reads_text`).
+        `Tokenizer.split_special_tokens`).
         """
         tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
-        literals = tokenizer.literal_encoders if tokenizer.reads_text else None
+        literals = tokenizer.literal_encoders if tokenizer.split_special_tokens else None
         return cls(source, tokens, literals)
 
     def render(

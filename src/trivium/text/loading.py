@@ -42,7 +42,7 @@ def load_backend(
     """
     if not path.exists():
         raise TokenizerError(f"There is no tokenizer at {path}. It can be a folder or {FORMATS}.")
-    file = find_file(path) if path.is_dir() else path
+    file = find_tokenizer_file(path) if path.is_dir() else path
     if file is None:
         raise TokenizerError(f"{path} contains no tokenizer: none of {FORMATS}.")
     try:
@@ -84,7 +84,7 @@ def _check_template(backend: tokenizers.Tokenizer) -> None:
             raise TokenizerError(f"it adds the id {index} around a text, but no token has this id.")
 
 
-def find_file(folder: Path) -> Path | None:
+def find_tokenizer_file(folder: Path) -> Path | None:
     """Return the file in a folder that contains its tokenizer, or None if there is none.
 
     Raises TokenizerError if several files contain a tokenizer.

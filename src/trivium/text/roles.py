@@ -107,7 +107,7 @@ def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list
     ]
 
 
-def special_names(backend: tokenizers.Tokenizer) -> set[str]:
+def list_special_tokens(backend: tokenizers.Tokenizer) -> set[str]:
     """Return the names of the special tokens of a tokenizer."""
     added = backend.get_added_tokens_decoder().values()
     return {token.content for token in added if token.special}
@@ -115,7 +115,7 @@ def special_names(backend: tokenizers.Tokenizer) -> set[str]:
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
     """Make the tokenizer add [CLS] and [SEP] to texts and pairs, if it has these tokens."""
-    roles = infer_roles(special_names(backend))
+    roles = infer_roles(list_special_tokens(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
 

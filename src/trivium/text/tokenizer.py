@@ -119,11 +119,11 @@ class Tokenizer:
             assert files is not None
             texts = read_blocks([files] if isinstance(files, str | Path) else files)
         keys = {key: value for key, value in keys.items() if value is not None}
-        config = cls.config_of(kind).from_tree(keys, where=f"{kind} tokenizer")
+        config = cls.get_config_class(kind).from_tree(keys, where=f"{kind} tokenizer")
         return config.train(texts, progress=progress)
 
     @classmethod
-    def config_of(cls, kind: str) -> Any:
+    def get_config_class(cls, kind: str) -> Any:
         """Return the `TokenizerConfig` class for a kind of tokenizer, such as "wordpiece".
 
         Raises TokenizerError if there is no such kind.
@@ -371,7 +371,7 @@ class Tokenizer:
 
         The dictionary is indexed by file name, such as BERT's `vocab.txt`.
         """
-        return self.config_of(self.kind).other_files(self)
+        return self.get_config_class(self.kind).other_files(self)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -394,7 +394,7 @@ class Tokenizer:
         return {token.content: index for index, token in added if token.special}
 
     @property
-    def reads_text(self) -> bool:
+    def split_special_tokens(self) -> bool:
         """Whether special-token names in the input are encoded as plain text.
 
         This is `split_special_tokens` in transformers.

@@ -118,7 +118,7 @@ def find_checkpoint_to_resume(
     no valid checkpoint.
     """
     checkpoint = last_good_checkpoint(
-        folder, lambda one: find_checkpoint_damage(one) if verify else None, warn
+        folder, lambda one: verify_checkpoint(one) if verify else None, warn
     )
     if checkpoint is not None:
         return checkpoint
@@ -130,7 +130,7 @@ def find_checkpoint_to_resume(
     )
 
 
-def find_checkpoint_damage(checkpoint: Path) -> str | None:
+def verify_checkpoint(checkpoint: Path) -> str | None:
     """Verify the checksums of a checkpoint's files.
 
     Returns a description of the first problem, or None if the checkpoint is valid.
@@ -165,7 +165,7 @@ def restore(
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
         checkpoint = find_checkpoint_to_resume(checkpoint, warn, verify=verify)
-    elif verify and (problem := find_checkpoint_damage(checkpoint)):
+    elif verify and (problem := verify_checkpoint(checkpoint)):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
     try:
@@ -424,7 +424,7 @@ def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
     for checkpoint in checkpoints(folder):
         if good >= keep:
             shutil.rmtree(checkpoint, ignore_errors=True)
-        elif checkpoint == newest or find_checkpoint_damage(checkpoint) is None:
+        elif checkpoint == newest or verify_checkpoint(checkpoint) is None:
             good += 1
 
 

@@ -79,7 +79,7 @@ def pad_vocabulary_size(vocab_size: int) -> int:
     return -(-vocab_size // 64) * 64
 
 
-def with_vocabularies(spec: Spec, vocab_size: int, source_size: int | None = None) -> Spec:
+def with_vocabulary_sizes(spec: Spec, vocab_size: int, source_size: int | None = None) -> Spec:
     """Return the spec with the vocabulary sizes of the tokenizers, padded to multiples of 64.
 
     If `source_size` is None, the source and the target share one vocabulary.
@@ -119,7 +119,7 @@ def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
     return "adamw"
 
 
-def pretraining_rate(spec: Spec) -> float:
+def pretraining_learning_rate(spec: Spec) -> float:
     """Return the default peak learning rate of AdamW for new weights.
 
     The rate depends on the architecture, the width, and whether blocks are post-norm.
@@ -152,12 +152,12 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
     """
     if new_weights or not spec.stacks:
         trained = 0.4 if _reads_characters(spec) else 0.1
-        return pretraining_rate(spec) * (0.5 if new_weights else trained)
+        return pretraining_learning_rate(spec) * (0.5 if new_weights else trained)
     if _has_post_norm(spec):
         rate = 5e-5 * (768 / spec.d_model)
     else:
         rate = max(1e-3 * (256 / spec.d_model) ** 2, 2e-5)
-    return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_rate(spec))
+    return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_learning_rate(spec))
 
 
 def _adjust_lr_to_task(task: LabelledObjective, lr: float, *, has_adapter: bool) -> float:
@@ -228,7 +228,7 @@ def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
         )
     else:
         # Trained weights would forget at the learning rate of new weights.
-        rate = pretraining_rate(spec) * (1.0 if new else 0.1)
+        rate = pretraining_learning_rate(spec) * (1.0 if new else 0.1)
     scale = embedding_lr_scale(spec) if new and not labelled else 1.0
     optimizer, schedule = recipe.optimizer.with_default_learning_rates(rate, scale), recipe.schedule
     if schedule.warmup is None:

@@ -148,7 +148,7 @@ class Parallel:
         return numbers.tolist()
 
     @contextmanager
-    def main_first(self) -> Iterator[None]:
+    def main_process_first(self) -> Iterator[None]:
         """Context manager that runs the block on rank 0 first, then on the other processes.
 
         The other processes can then read files that rank 0 prepared.

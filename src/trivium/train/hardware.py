@@ -74,7 +74,7 @@ class Arithmetic:
     gflops: Mapping[str, float] = field(default_factory=dict)
 
 
-def choose_arithmetic(
+def choose_precision(
     precision: str, device: torch.device, model: nn.Module, metadata: Mapping[str, Any]
 ) -> Arithmetic:
     """Choose the precision and the number of CPU threads of a run.

@@ -21,7 +21,7 @@ from trivium.interop.tensor_files import read_safetensors
 from trivium.model_folder import WEIGHTS, checkpoints
 from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
-from trivium.train.checkpoint import Checkpoints, find_checkpoint_damage
+from trivium.train.checkpoint import Checkpoints, verify_checkpoint
 from trivium.train.distributed import Parallel
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
@@ -62,7 +62,7 @@ class KeptWeights(Callback):
         """Record which best weights would be needed to resume the run from this checkpoint."""
         self._saved_best_step = self.state.best_step
 
-    def compares_losses(self, *, repeats_data: bool) -> bool:
+    def keeps_lowest_loss(self, *, repeats_data: bool) -> bool:
         """Return whether to keep the weights with the lowest validation loss.
 
         Unless the recipe sets this, they are kept from the second epoch on, when overfitting
@@ -73,7 +73,7 @@ class KeptWeights(Callback):
             return repeats_data
         return train.keep_best is not False
 
-    def offer(self, score: float) -> None:
+    def save_if_best(self, score: float) -> None:
         """Save the current weights if their score is the best so far. Also updates the run state.
 
         The run state counts the evaluations since the best one, for early stopping.
@@ -96,7 +96,7 @@ class KeptWeights(Callback):
             best = read_safetensors(self.run.best_weights_path(self.state.best_step))
             self.model.whole.load_state_dict(best)
 
-    def candidates(self) -> list[dict[str, Tensor]]:
+    def candidate_weights(self) -> list[dict[str, Tensor]]:
         """Return the candidates for the final weights of the run, with adapters merged.
 
         The candidates are the current weights and, unless there is an adapter, the mean of the last
@@ -109,7 +109,7 @@ class KeptWeights(Callback):
         return [weights, {name: mean[name] for name in weights}]
 
 
-def drop_abandoned_best(
+def delete_stale_best_weights(
     run: RunFolder, state: TrainState, log: ProgressLine, parallel: Parallel
 ) -> None:
     """Delete best weights that were saved after the checkpoint from which a run is resumed.
@@ -134,7 +134,7 @@ def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
     Source: Vaswani et al. 2017, section 6.1.
     """
     total: dict[str, Tensor] = {}
-    good = [path for path in checkpoints(folder) if find_checkpoint_damage(path) is None][:count]
+    good = [path for path in checkpoints(folder) if verify_checkpoint(path) is None][:count]
     for checkpoint in good:
         for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
             if not weight.is_floating_point():  # a table that is not trained

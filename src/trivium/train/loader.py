@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.data.batch import PAD_TO_MULTIPLE_OF, Batch, RowBatch, padded_length
+from trivium.data.batch import PAD_TO_MULTIPLE_OF, Batch, RowBatch, round_up
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, contiguous_rows, shuffled_rows, shuffled_rows_from
 from trivium.data.rows import Rows
@@ -95,7 +95,7 @@ class BatchStream:
             return max_tokens
         rows = -(-self.rows_per_step // num_processes)
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
-        return max(1, int(equal_parts(rows, max(1, int(max_tokens / length))) * length))
+        return max(1, int(equal_part_size(rows, max(1, int(max_tokens / length))) * length))
 
     def step(
         self,
@@ -201,7 +201,7 @@ class BatchStream:
 
     def _split_equally(self, num_rows: int, micro_batch_tokens: int) -> list[np.ndarray]:
         """Split the row positions 0 to `num_rows` - 1 into micro-batches of nearly equal size."""
-        size = equal_parts(num_rows, max(1, micro_batch_tokens // self.longest))
+        size = equal_part_size(num_rows, max(1, micro_batch_tokens // self.longest))
         return _split_row_positions(num_rows, size)
 
     def _shard_micro_batches(
@@ -518,12 +518,12 @@ class Loader:
         return rows
 
 
-def equal_parts(num_rows: int, max_rows: int) -> int:
+def equal_part_size(num_rows: int, max_rows: int) -> int:
     """Return the part size that splits rows into parts of nearly equal size.
 
     Each part has at most `max_rows` rows; the last part may be smaller.
 
-    >>> equal_parts(10, 4), equal_parts(10, 64)
+    >>> equal_part_size(10, 4), equal_parts(10, 64)
     (4, 10)
     """
     return -(-num_rows // -(-num_rows // min(num_rows, max_rows)))
@@ -571,7 +571,7 @@ def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.nda
     for end, length in enumerate(lengths[order].tolist()):
         longest = int(lengths[order[starts[-1]]])
         padding += longest - length
-        size = (end + 1 - starts[-1]) * padded_length(longest)
+        size = (end + 1 - starts[-1]) * round_up(longest)
         full = size > micro_batch_tokens and end > starts[-1]
         most = _TOKENS_PER_CALL * (1 if (end - starts[-1]) % PAD_TO_MULTIPLE_OF == 0 else 2)
         if padding > most or full:

@@ -15,7 +15,7 @@ from trivium.objectives import AUX_LOSS, LossTerms
 from trivium.train.loader import BatchStream
 
 
-def joined(record: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+def merge_records(record: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
     """Merge two records of metrics for `metrics.jsonl`. Raises RecipeError for a duplicate name.
 
     Duplicates are possible, since users choose the names of sources, and authors of objectives the
@@ -101,7 +101,7 @@ class LossMeter:
             if stream.name:
                 named[f"{split}_{stream.name}"] = loss
             apart = means if len(nats) > 1 else means.keys() - nats.keys()
-            named = joined(
+            named = merge_records(
                 named, {f"{prefix}{term}": means[term] for term in means if term in apart}
             )
         return named

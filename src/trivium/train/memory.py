@@ -65,7 +65,7 @@ class ModelSizes:
 
 
 @cache
-def model_sizes(spec: Spec) -> ModelSizes:
+def count_model_parameters(spec: Spec) -> ModelSizes:
     """Count the parameters of a model on the meta device, which allocates no memory."""
     model = build(spec, device="meta")
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
@@ -107,7 +107,7 @@ def training_memory(
         samples: the number of texts, of `length` tokens, that the model generates at the same time.
         labelled: the fraction of tokens with labels, for which logits are computed.
     """
-    sizes = model_sizes(spec)  # type: ignore[arg-type]
+    sizes = count_model_parameters(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
     shards = tensor if layout.data == "ddp" else gpus
     if layout.data == "fsdp":
@@ -153,7 +153,7 @@ def generation_memory(spec: Spec, num_texts: int, length: int) -> float:
     return kept + 24.0 * num_texts * spec.vocab_size
 
 
-def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
+def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
     """Return the arguments of `training_memory` that describe what a recipe trains, by name.
 
     They are the fraction of trained parameters, the size of the optimizer state, the number of
@@ -189,7 +189,9 @@ class MemoryUse:
     idle: str
 
 
-def resumed_micro_batch(recipe: Recipe, metadata: Mapping[str, Any], parallel: Parallel) -> Recipe:
+def reuse_micro_batch_size(
+    recipe: Recipe, metadata: Mapping[str, Any], parallel: Parallel
+) -> Recipe:
     """Return the recipe with the micro-batch size with which the resumed run was started.
 
     Another size would draw different dropout masks. The recipe's own size is kept if the user has
@@ -306,7 +308,7 @@ class _Estimate:
         free += weights
         length = max(stream.longest for stream in streams)
         most_rows = max(stream.rows_per_step for stream in streams)
-        state = trained_state(recipe, module)
+        state = training_memory_options(recipe, module)
         labelled = max(map(_estimate_labelled_fraction, streams))
         if isinstance(objective, PolicyGradient):
             length += objective.max_new_tokens

@@ -95,7 +95,7 @@ class PhaseConfig(Config):
         return self
 
 
-def phase_borders(
+def phase_end_steps(
     untils: Sequence[float],
     tokens_per_step: Sequence[float],
     *,
@@ -104,9 +104,9 @@ def phase_borders(
 ) -> list[int]:
     """Return the step at which each phase ends, counted from 0. The last phase ends with the run.
 
-    >>> phase_borders([0.9], [32_768, 131_072], steps=1_000_000)
+    >>> phase_end_steps([0.9], [32_768, 131_072], steps=1_000_000)
     [900000, 1000000]
-    >>> phase_borders([0.5], [100, 400], tokens=1_600)
+    >>> phase_end_steps([0.5], [100, 400], tokens=1_600)
     [8, 10]
 
     Args:

@@ -142,10 +142,10 @@ class Recipe(Config):
                     f"phases[{number}].optimizer.weight_decay changes optimizer.weight_decay: give "
                     "both, and both more than 0"
                 )
-            self.in_phase(number)
+            self.for_phase(number)
         return self
 
-    def in_phase(self, index: int) -> Self:
+    def for_phase(self, index: int) -> Self:
         """Return the recipe for one phase, with the overrides of this phase and without phases.
 
         The last phase has no table and uses the values of the recipe itself.

@@ -57,7 +57,7 @@ def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
         _apply_layer(tree, make(tree, spec), origins)
 
 
-def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+def get_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     """Return the complete published recipe that a recipe follows, or None if there is none.
 
     `tree` is the recipe as a nested dict. A recipe follows the published recipe of its preset if
@@ -70,7 +70,7 @@ def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
 
 def has_published_budget(recipe: Recipe) -> bool:
     """Return whether the budget of a run comes from the published recipe, not from the user."""
-    budget, published = recipe.train.budget, published_of(recipe.to_tree())
+    budget, published = recipe.train.budget, get_published_recipe(recipe.to_tree())
     if budget is None or published is None:
         return False
     key = f"train.{budget[0]}"

@@ -46,7 +46,7 @@ A list contains strings such as `"train.steps=500"`. A dict may be nested or hav
 """
 
 
-def shipped_recipes() -> dict[str, Path]:
+def builtin_recipes() -> dict[str, Path]:
     """Return the paths of the built-in recipes, by name."""
     folder = Path(__file__).parent.parent / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -58,12 +58,12 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises RecipeError if the file does not exist or is not valid TOML.
     """
     name = os.fspath(path)
-    file = shipped_recipes().get(name, Path(name))
+    file = builtin_recipes().get(name, Path(name))
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
         return {name: value for name, value in tree.items() if name not in version_entry()}
     except FileNotFoundError:
-        known = ", ".join(shipped_recipes())
+        known = ", ".join(builtin_recipes())
         raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
     except (OSError, ValueError, RecursionError) as error:  # also if a number is too long
         raise RecipeError(f"{file}: not valid TOML: {error}") from None
@@ -118,7 +118,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     recipe's model. Sources in `mix` replace `[objective]` and `data.paths`, and vice versa.
     """
     new = copy.deepcopy(parse_changes(changes))
-    check_tables(new, "changes of the recipe")
+    check_sections(new, "changes of the recipe")
     for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
         if any(name in (new.get(section) or {}) for name in alternatives):
             for name in alternatives:
@@ -131,7 +131,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     merge_changes(tree, new)
 
 
-def check_tables(tree: Mapping[str, Any], location: str) -> None:
+def check_sections(tree: Mapping[str, Any], location: str) -> None:
     """Raise RecipeError if a section of a recipe is not a table.
 
     `mix` and `phases` must be lists of tables. `location` names the recipe in error messages.
@@ -189,11 +189,11 @@ def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     name = os.fspath(recipe)
     if name in presets:
         return {"model": {"preset": name}}
-    if name in shipped_recipes() or name.endswith(".toml"):
+    if name in builtin_recipes() or name.endswith(".toml"):
         return read_recipe(name)
     if Path(name).is_dir():
         return {"model": {"init_from": name}}
-    near = did_you_mean_preset(name, shipped_recipes())
+    near = did_you_mean_preset(name, builtin_recipes())
     raise RecipeError(
         f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
         "`trivium presets` lists all presets."
@@ -245,7 +245,7 @@ def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
     return map_paths(tree, make_absolute)
 
 
-def recipe_file(recipe: Recipe) -> str:
+def format_recipe_file(recipe: Recipe) -> str:
     """Return the content of a run's `recipe.toml`, with absolute paths.
 
     A comment after each value states the origin of the value.
@@ -325,7 +325,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     valid.
     """
     tree = copy.deepcopy(tree)
-    check_tables(tree, where)
+    check_sections(tree, where)
     apply_changes(tree, changes)
     changed, given = flatten_keys(parse_changes(changes)), "given" if where == "recipe" else where
     origins = {key: "--set" if key in changed else given for key in flatten_keys(tree)}

@@ -19,7 +19,7 @@ from trivium.data.row_order import derived_seed
 from trivium.language_model import LanguageModel
 from trivium.objectives import AUX_LOSS
 from trivium.objectives.policy import PolicyGradient
-from trivium.train.loader import GlobalBatch, Loader, equal_parts
+from trivium.train.loader import GlobalBatch, Loader, equal_part_size
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ class RolloutLoader(Loader):
             self._drawn = step, samples
         _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
-        size = equal_parts(-(-samples.num_rows // self.parallel.data_size), most)
+        size = equal_part_size(-(-samples.num_rows // self.parallel.data_size), most)
         parts = [*self.parallel.shard(range(0, samples.num_rows, size))]
         counts = objective.label_counts(samples)
         if batch.stream.has_aux_loss:

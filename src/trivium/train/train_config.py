@@ -133,7 +133,7 @@ class TrainConfig(Config):
         return next(((name, size) for name, size in sizes if size is not None), None)
 
     @property
-    def most_checkpoints(self) -> int:
+    def max_checkpoints(self) -> int:
         """The maximum number of checkpoints to keep."""
         return sys.maxsize if self.keep_checkpoints == "all" else self.keep_checkpoints
 

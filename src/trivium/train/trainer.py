@@ -41,7 +41,7 @@ from trivium.train.optimizers import (
     set_learning_rate,
 )
 from trivium.train.optimizers.muon import gather_full_tensor
-from trivium.train.phases import phase_borders
+from trivium.train.phases import phase_end_steps
 from trivium.train.recipe import Recipe
 from trivium.train.unfreezing import GradualUnfreezing
 
@@ -153,8 +153,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         numbers = range(len(self.recipe.phases))
-        self._phase_recipes = [*map(self.recipe.in_phase, numbers), self.recipe]
-        self.loader.borders = self.planned_borders()[:-1]
+        self._phase_recipes = [*map(self.recipe.for_phase, numbers), self.recipe]
+        self.loader.borders = self.planned_phase_ends()[:-1]
 
     def train(self, state: TrainState) -> TrainState:
         """Train until the budget is used up or early stopping ends the run.
@@ -340,7 +340,7 @@ class Trainer:
         """The number of steps of a budget in steps or epochs. The last step may be smaller."""
         steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
         if self.recipe.phases and epochs:
-            return self.planned_borders()[-1]
+            return self.planned_phase_ends()[-1]
         # Less than the rounding error of the product.
         return steps or max(1, math.ceil(epochs * self.loader.steps_per_epoch() - 1e-6))
 
@@ -355,14 +355,14 @@ class Trainer:
             return epochs * last.steps_per_epoch * last.tokens_per_step
         return self.recipe.train.tokens
 
-    def planned_borders(self) -> list[int]:
+    def planned_phase_ends(self) -> list[int]:
         """Return the step at which each phase ends, including the last phase.
 
         The list is empty if there are no phases, or if the budget is in minutes.
         """
         if not self.recipe.phases or self.recipe.train.minutes is not None:
             return []
-        return phase_borders(
+        return phase_end_steps(
             [phase.until for phase in self.recipe.phases],
             [phase.tokens_per_step for phase in self.loader.phases],
             steps=self.recipe.train.steps,

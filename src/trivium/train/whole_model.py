@@ -68,7 +68,7 @@ class WholeModel:
             if 2 * size < hardware.free_memory(device):
                 self.whole.to(device)
 
-    def release(self) -> None:
+    def move_to_host(self) -> None:
         """Move a gathered model from the GPU to the host, since training needs the memory."""
         if self.is_sharded:
             self.whole.cpu()

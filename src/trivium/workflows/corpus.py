@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from trivium.data.batch import Ints
-from trivium.data.documents import text_bytes, text_columns
+from trivium.data.documents import describe_text_columns, text_bytes
 from trivium.data.encoded import has_target
-from trivium.data.prepare import PrepareProgress, prepare, texts_changed
+from trivium.data.prepare import PrepareProgress, have_texts_changed, prepare
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
-from trivium.data.shards import TRAIN, VALIDATION, Shards, are_shards, holds_shards, unigram_loss
+from trivium.data.shards import TRAIN, VALIDATION, Shards, are_shards, has_shards, unigram_loss
 from trivium.data.sources import PYTHON
 from trivium.data.splitting import (
     CorpusOptions,
-    training_texts,
-    validation_digests,
+    hash_validation_texts,
+    read_training_texts,
     write_split_texts,
 )
 from trivium.errors import DataError, RecipeError
@@ -41,7 +41,7 @@ from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
 from trivium.train.data_config import MixConfig, TokenizerFile
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import read_recipe, recipe_file
+from trivium.train.recipe_loading import format_recipe_file, read_recipe
 from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "training_text", "source_texts": "sources", "target_texts": "targets"}
@@ -166,7 +166,7 @@ class RawText:
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """Yield the training documents. Raw text has no sides, so `side` is ignored."""
-        return training_texts(list(self.config.paths), self.options)
+        return read_training_texts(list(self.config.paths), self.options)
 
     def num_bytes(self, side: str = "texts") -> int:
         """Return the approximate size in bytes of the text. `side` is ignored."""
@@ -328,7 +328,7 @@ def remove_outdated_data(run: RunFolder, recipe: Recipe) -> bool:
     """
     if not run.recipe.is_file():
         return False
-    before, now = read_recipe(run.recipe), tomllib.loads(recipe_file(recipe))
+    before, now = read_recipe(run.recipe), tomllib.loads(format_recipe_file(recipe))
     same = all(before.get(name) == now.get(name) for name in _PREPARED_BY)
     if same and not any(_data_may_differ(source, run) for source in recipe.sources):
         return False
@@ -345,7 +345,7 @@ def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
         return True
     out = run.shards / source.name
     held_out = source.validation or 0.0
-    return holds_shards(out) and texts_changed(Shards.open(out), source.paths, held_out)
+    return has_shards(out) and have_texts_changed(Shards.open(out), source.paths, held_out)
 
 
 def load_corpus(
@@ -386,7 +386,7 @@ def load_corpus(
     ]
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
     for source in corpus.texts:
-        read = source.shards.manifest.options_of_text["special_tokens"]
+        read = source.shards.manifest.full_options["special_tokens"]
         if recipe.data.special_tokens == "special" != read:
             raise RecipeError(
                 f"{source.shards.folder} was prepared with --special-tokens {read}: leave "
@@ -424,8 +424,8 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, log: Progres
     options = recipe.data.model_dump(include=keys)
     control = tuple(config.objective.control_tokens)
     options = CorpusOptions(**options, validation=config.validation or 0.0, control_tokens=control)
-    if not holds_shards(run.shards / config.name):  # else the text may be gone
-        _print_columns(recipe, config, text_columns(config.paths, options), log)
+    if not has_shards(run.shards / config.name):  # else the text may be gone
+        _print_columns(recipe, config, describe_text_columns(config.paths, options), log)
     return RawText(config, options, recipe.data.keep_text)
 
 
@@ -505,7 +505,7 @@ def _read_examples(
     )
     held_out = config.validation or 0.0
     train, valid = read_examples(objective, config.paths, held_out, options)
-    objective.check_metrics()
+    objective.check_metric_libraries()
     _print_columns(recipe, config, report.lines, log)
     if bad is not None and bad.count:
         warnings.warn("\n".join(bad.notes(len(train) + len(valid))), stacklevel=2)
@@ -643,9 +643,9 @@ def _encode_source(
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name
-    if holds_shards(out):
+    if has_shards(out):
         shards = Shards.open(out)
-        if texts_changed(shards, paths, source.options.validation):
+        if have_texts_changed(shards, paths, source.options.validation):
             log.warn("resuming with the text as it was when the run began: it has changed since")
     else:
         # With equal fractions, a document's hash assigns it to the same split in all sources.
@@ -654,7 +654,7 @@ def _encode_source(
             for other in sources
             if isinstance(other, RawText) and other.options.validation != source.options.validation
         ]
-        elsewhere = [validation_digests(list(one.config.paths), one.options) for one in others]
+        elsewhere = [hash_validation_texts(list(one.config.paths), one.options) for one in others]
         shards = prepare(
             paths,
             tokenizer,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.adapt.quantize import Quantization
-from trivium.data.documents import ReadOptions, read_documents, text_columns
+from trivium.data.documents import ReadOptions, describe_text_columns, read_documents
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.sources import Paths, list_paths
 from trivium.errors import DataError, RecipeError, TriviumError, did_you_mean
@@ -23,7 +23,7 @@ from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
 from trivium.train.data_config import as_list
-from trivium.train.recipe_loading import Changes, check_tables, parse_changes, read_recipe
+from trivium.train.recipe_loading import Changes, check_sections, parse_changes, read_recipe
 from trivium.workflows.text_options import TextOptions
 
 PERPLEXITY = "perplexity"
@@ -83,10 +83,10 @@ def evaluate(
     recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
     task = task or infer_task(lm)
     names = list_paths(data)
-    changes, read_keys = data_changes(changes)
+    changes, read_keys = split_data_overrides(changes)
     bad = BadRecords() if read_keys.pop("bad_records", "stop") == "skip" else None
     text = dataclasses.replace(text, **read_keys)
-    seen = _note_training_data(names, recipe)
+    seen = _note_training_overlap(names, recipe)
     if task == PERPLEXITY and changes:
         raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
     if task != PERPLEXITY and dataclasses.replace(text, errors="strict", encoding="utf-8") != _TEXT:
@@ -106,7 +106,7 @@ def evaluate(
         )
         note = english("note.windows", window=result.window, stride=result.stride)
         notes = (english("note.whole_texts") if result.window is None else note, *seen)
-        notes = (*text_columns(names, text), *notes)
+        notes = (*describe_text_columns(names, text), *notes)
         if result.num_ends:
             notes += (english("note.loss_with_ends"),)
         if result.pseudo:
@@ -116,7 +116,7 @@ def evaluate(
     if capability is not None:
         lm.require(capability)
     objective = build_task_objective(lm, task, recipe, changes)
-    objective.check_metrics()
+    objective.check_metric_libraries()
     report = ReadReport()
     records = RecordOptions(errors=text.errors, encoding=text.encoding, bad=bad, report=report)
     examples = list(itertools.islice(objective.read(names, records), limit))
@@ -128,7 +128,7 @@ def evaluate(
     return dataclasses.replace(metrics, notes=(*report.lines, *skipped, *metrics.notes, *seen))
 
 
-def data_changes(overrides: Changes) -> tuple[Changes, dict[str, Any]]:
+def split_data_overrides(overrides: Changes) -> tuple[Changes, dict[str, Any]]:
     """Split overrides into those of the `[data]` section and all others.
 
     Returns the other overrides, and the keys of `[data]` as a dict. Raises RecipeError for keys of
@@ -159,7 +159,7 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
         )
 
 
-def _note_training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
+def _note_training_overlap(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
     """Return a note if the model was trained on one of the evaluated paths, else an empty tuple.
 
     `recipe` is the recipe of the run. Paths that the run used for validation are not reported.
@@ -220,10 +220,10 @@ def build_task_objective(
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
     fields = LabelledObjective.kinds[task].model_fields
     options = {k: v for k, v in lm.settings.task_options(task).items() if k in fields}
-    return task_objective(task, options | tree, overrides)
+    return make_objective(task, options | tree, overrides)
 
 
-def task_objective(task: str, keys: dict[str, Any], overrides: Changes) -> LabelledObjective:
+def make_objective(task: str, keys: dict[str, Any], overrides: Changes) -> LabelledObjective:
     """Build the objective of a task from its keys and from overrides such as "objective.KEY=VALUE".
 
     Raises RecipeError if an override is not a key of the objective.
@@ -247,5 +247,5 @@ def read_run_recipe(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     recipe = read_recipe(file)
-    check_tables(recipe, str(file))
+    check_sections(recipe, str(file))
     return recipe

@@ -15,11 +15,11 @@ import torch
 
 from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
-from trivium.messages import translated, translated_english
+from trivium.messages import translate_english, translated
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
-from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, merge_metrics, write_metrics
+from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, merge_metrics, write_evaluation
 from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
@@ -205,7 +205,7 @@ class FinishedRun:
                 )
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = merge_metrics(metrics)
-            write_metrics(run.path, next(kinds), mixed)
+            write_evaluation(run.path, next(kinds), mixed)
             known = {key: value for key, value in mixed.values.items() if math.isfinite(value)}
             values = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
             print_message(
@@ -216,7 +216,7 @@ class FinishedRun:
                 time=format_duration(took),
             )
             for note in mixed.notes:
-                print_message("", "run.note", note=translated_english(note))
+                print_message("", "run.note", note=translate_english(note))
             for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
                 self.log.print_line(labelled("" if number else "certainty", text))
         write_report(run.path)
@@ -239,8 +239,8 @@ class FinishedRun:
     def _write_best_weights(self) -> dict[str, Metrics]:
         """Evaluate the candidate weights, write the best ones, and return their metrics.
 
-        The candidates are those of `KeptWeights.candidates`. Adapters are merged into the weights.
-        Without labelled examples there is only one candidate, and the metrics are empty.
+        The candidates are those of `KeptWeights.candidate_weights`. Adapters are merged into the
+        weights. Without labelled examples there is only one candidate, and the metrics are empty.
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:
@@ -249,17 +249,17 @@ class FinishedRun:
         if not self.corpus.examples and not config.rank:
             self._write_model()
             return {}
-        candidates = self.kept.candidates()
+        candidate_weights = self.kept.candidate_weights()
         self.lm = copy.copy(self.model.lm)
         self.lm.module = build(self.lm.spec, seed=0, device=module.device)
-        self.lm.module.load_state_dict(candidates[0])
+        self.lm.module.load_state_dict(candidate_weights[0])
         self._write_model()
         results: list[dict[str, Metrics]] = []
-        share = _END_FRACTION / len(candidates)
+        share = _END_FRACTION / len(candidate_weights)
         limit = self.validation.count_affordable_examples(self.recipe.train.eval_examples, share)
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
-                for tensors in candidates:
+                for tensors in candidate_weights:
                     self.lm.module.load_state_dict(tensors)
                     self._print_final_evaluation(limit)
                     results.append(self.validation.evaluate(self.lm, limit))
@@ -272,7 +272,7 @@ class FinishedRun:
             )
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
-        self.lm.module.load_state_dict(candidates[best])
+        self.lm.module.load_state_dict(candidate_weights[best])
         if best:
             self._write_model()
         chosen = results[best] if results else {}

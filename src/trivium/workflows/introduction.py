@@ -25,7 +25,7 @@ from trivium.train import defaults
 from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_layers import compare_with_published, published_of
+from trivium.train.recipe_layers import compare_with_published, get_published_recipe
 from trivium.train.trainer import Trainer, TrainState
 from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.finished_run import ValidationMetrics
@@ -63,7 +63,7 @@ def make_metadata(
         "unknown_shares": corpus.compute_unk_rates(has_targets=spec.family == "encoder-decoder"),
         "digests": corpus.digests,
         "recipe": recipe.to_tree(),
-        "default_lr": defaults.pretraining_rate(spec),
+        "default_lr": defaults.pretraining_learning_rate(spec),
         "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
         "trivium": version("trivium"),
         "samples": [],
@@ -144,7 +144,7 @@ def print_num_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
 
 def print_phases(log: ProgressLine, trainer: Trainer) -> None:
     """Print which recipe keys each training phase changes, and when the phase ends."""
-    phases, borders = trainer.recipe.phases, trainer.planned_borders()
+    phases, borders = trainer.recipe.phases, trainer.planned_phase_ends()
     for number, phase in enumerate(phases):
         changed = flatten_keys(phase.to_tree())
         keys = ", ".join(f"{key} {value}" for key, value in changed.items() if key != "until")
@@ -325,7 +325,7 @@ def _print_published_comparison(log: ProgressLine, recipe: Recipe) -> None:
     preset = recipe.model.preset
     if preset is None or is_own_size(preset) or recipe.labelled:
         return
-    published = published_of(recipe.to_tree())
+    published = get_published_recipe(recipe.to_tree())
     if published is None:
         known = published_recipes().get(preset)
         if recipe.defaults == "fast" and known is not None and not known.is_complete:

@@ -107,7 +107,7 @@ def set_up_model(
     _check_same_labels(corpus)
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
-        settings = source.objective.with_statistics(settings, source.train)
+        settings = source.objective.with_label_statistics(settings, source.train)
         _warn_of_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
     keeps_weights = base is not None and not corpus.recipe.model.new_weights
@@ -316,7 +316,7 @@ def _build_final_spec(
     if new:
         source = corpus.source_tokenizer
         sizes = corpus.tokenizer.vocab_size, source.vocab_size if source else None
-        spec = defaults.with_vocabularies(spec, *sizes)
+        spec = defaults.with_vocabulary_sizes(spec, *sizes)
         spec = spec.replace(**_find_padding_offset_change(spec, corpus.tokenizer))
     final = spec.with_heads(tuple(heads[kind] for kind in ordered))
     return final.with_dropout(defaults.dropout(recipe))

@@ -24,9 +24,9 @@ from trivium.train.recipe_loading import Changes
 from trivium.workflows.evaluate import (
     Model,
     build_task_objective,
-    data_changes,
     infer_task,
     read_run_recipe,
+    split_data_overrides,
 )
 
 _ROWS = 256  # the number of rows that the model predicts at a time
@@ -95,7 +95,7 @@ def predict(
     format_line = _choose_line_formatter(out, paths)
     if (threshold is None) != (below is None) or not 0 < (threshold or 1) <= 1:
         raise TriviumError("give a threshold from 0 to 1 and the label below it, or neither.")
-    changes, keys = data_changes(changes)
+    changes, keys = split_data_overrides(changes)
     if keys.keys() - {"errors", "encoding"}:
         raise RecipeError("predict uses data.encoding and data.errors, and no other key of data.")
     reading = replace(reading, **keys)
@@ -131,7 +131,7 @@ def predict(
         nonlocal num_below
         rest, done = read_records(), 0
         while batch := list(islice(rest, _ROWS)):
-            answers = objective.predict(lm, [objective.unlabelled(one, lm) for one in batch])
+            answers = objective.predict(lm, [objective.read_unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
                 values = objective.predicted(
                     answer, in_cell=format_line in (_format_csv_line, _format_tsv_line)
@@ -145,7 +145,7 @@ def predict(
 
     for record in read_records(report):
         num_rows += 1
-        objective.unlabelled(record, lm)
+        objective.read_unlabelled(record, lm)
         _check_writable(record, added_columns, format_line)
         columns |= dict.fromkeys(record)
     columns |= dict.fromkeys(added_columns)
@@ -182,7 +182,7 @@ def _check_writable(record: Record, added_columns: Sequence[str], format_line: L
     """Raise DataError if a record already has an added column or cannot be written."""
     if taken := [name for name in added_columns if name in record]:
         raise DataError(
-            f'{record.table_or_row} has a column "{taken[0]}" already. Choose other names with '
+            f'{record.column_source} has a column "{taken[0]}" already. Choose other names with '
             "--prefix: --prefix model_ adds model_prediction, ..."
         )
     try:

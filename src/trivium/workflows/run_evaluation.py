@@ -14,7 +14,7 @@ from trivium.objectives import Metrics
 from trivium.progress import ProgressLine
 from trivium.train.kept_weights import KeptWeights
 from trivium.train.loader import BatchStream
-from trivium.train.loss_meter import joined
+from trivium.train.loss_meter import merge_records
 from trivium.train.trainer import Trainer, TrainState, validation_losses
 from trivium.workflows.finished_run import ValidationMetrics
 
@@ -56,12 +56,12 @@ class RunEvaluation:
         by_loss = (
             "valid_loss" in record
             and not measured.sources
-            and kept.compares_losses(repeats_data=trainer.repeats_data(state.step - 1))
+            and kept.keeps_lowest_loss(repeats_data=trainer.repeats_data(state.step - 1))
         )
         if measured.sources or self.callbacks_read or by_loss:
             kept.model.gather(self.device if measured.sources else torch.device("cpu"))
         if by_loss and trainer.parallel.is_main:
-            kept.offer(-record["valid_loss"])
+            kept.save_if_best(-record["valid_loss"])
         if not measured.sources or not measured.predicts_here:
             return record
         metrics = measured.evaluate(kept.model.lm, measured.limit)
@@ -69,15 +69,15 @@ class RunEvaluation:
             return record
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
-            record = joined(record, {prefix + key: v for key, v in one.values.items()})
+            record = merge_records(record, {prefix + key: v for key, v in one.values.items()})
         name, first = next(iter(metrics.items()))
         if measured.sources[0].objective.rolls_out:
             record = {**record, "samples": first.predictions[:_SAMPLES]}
         if kept.metric == "":
             self._set_metric(f"{name}/{first.main}" if name else first.main, first)
         loss_score = -record.get("valid_loss", math.nan)
-        kept.offer(first.score if kept.metric else loss_score)
-        kept.model.release()
+        kept.save_if_best(first.score if kept.metric else loss_score)
+        kept.model.move_to_host()
         return record
 
     def _set_metric(self, name: str, metrics: Metrics) -> None:

@@ -58,7 +58,7 @@ def build_streams(
             data = None
             if examples:
                 encoded = folder / f"{number}-{split}"
-                with parallel.main_first():
+                with parallel.main_process_first():
                     # Encode in chunks, since ids as Python integers take ten times the memory.
                     starts = range(0, len(examples), _EXAMPLES_AT_ONCE)
                     parts = (examples[start : start + _EXAMPLES_AT_ONCE] for start in starts)
@@ -119,7 +119,7 @@ def build_phases(
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):
-        current, fields = recipe.in_phase(number), {}
+        current, fields = recipe.for_phase(number), {}
         if number < len(recipe.phases):
             fields = recipe.phases[number].objective or {}
         continues = number > 0 and defaults.row_length(current) == length

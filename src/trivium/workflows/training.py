@@ -17,10 +17,10 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from trivium.config import flatten_keys
-from trivium.data.prepare import texts_changed
-from trivium.data.python_data import Data, PathList, named_data, write_data
-from trivium.data.shards import Shards, are_shards, holds_shards
-from trivium.data.sources import check_libraries, missing_paths
+from trivium.data.prepare import have_texts_changed
+from trivium.data.python_data import Data, PathList, resolve_data, write_data
+from trivium.data.shards import Shards, are_shards, has_shards
+from trivium.data.sources import check_libraries, describe_missing_paths
 from trivium.errors import CheckpointError, DataError, MissingExtraError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
 from trivium.messages import translated
@@ -42,13 +42,13 @@ from trivium.train.recipe_loading import (
     Changes,
     apply_changes,
     build_recipe,
+    format_recipe_file,
     load_recipe_tree,
     make_paths_absolute,
     map_paths,
     parse_changes,
     read_origins,
     read_recipe,
-    recipe_file,
     recipe_name,
 )
 from trivium.train.run_folder import Resume
@@ -116,10 +116,10 @@ def pretrain(
     resume = run.is_resumed(resume)
     is_main = os.environ.get("RANK", "0") == "0"
     log = ProgressLine(console if is_main else Console(quiet=True, force_terminal=False))
-    data, rows = named_data(data, "data")
+    data, rows = resolve_data(data, "data")
     held_out = None
     if not isinstance(validation, float | int | None):
-        validation, held_out = named_data(validation, "validation")
+        validation, held_out = resolve_data(validation, "validation")
     recipe = _load_run_recipe(run, recipe, data, validation, changes, log, resume=resume)
     _check_requirements(run, recipe, resume=resume)
     if any(are_shards(source.paths) for source in recipe.sources):
@@ -144,11 +144,11 @@ def pretrain(
             start = device if parallel.size == 1 else torch.device("cpu")
             _check_model(recipe, spec, start, num_copies=parallel.local_size)
             _check_parallel_layout(recipe, spec, parallel)
-            with parallel.main_first():
+            with parallel.main_process_first():
                 if parallel.is_main:
                     if not resume and remove_outdated_data(run, recipe):
                         log.print_message("starting", "run.prepared_anew")
-                    write_file(run.recipe, recipe_file(recipe))
+                    write_file(run.recipe, format_recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
                         file = run.python_data / f"{name}.jsonl"
                         if given is not None and not (resume and file.is_file()):
@@ -317,7 +317,7 @@ def _find_missing_paths(
     data: tuple[str, ...], validation: float | tuple[str, ...] | None
 ) -> list[str]:
     """Return an error message for each training or validation path that does not exist."""
-    return missing_paths(data + (validation if isinstance(validation, tuple) else ()))
+    return describe_missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
 
 def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies: int) -> None:
@@ -442,9 +442,9 @@ def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
     for old, new in zip(before.sources, after.sources):
         shards, held_out = run.shards / new.name, new.validation or 0.0
         is_other = (old.paths, old.validation) != (new.paths, new.validation)
-        if is_other and holds_shards(shards):
-            is_missing = missing_paths(new.paths) != []
-            if is_missing or texts_changed(Shards.open(shards), new.paths, held_out):
+        if is_other and has_shards(shards):
+            is_missing = describe_missing_paths(new.paths) != []
+            if is_missing or have_texts_changed(Shards.open(shards), new.paths, held_out):
                 _reject_change(run, "data.paths", list(old.paths), list(new.paths))
 
 

@@ -23,11 +23,11 @@ from trivium.train.callback import Callback
 from trivium.train.carried_state import carried_state
 from trivium.train.checkpoint import Checkpoints, SaveCheckpoints
 from trivium.train.distributed import Parallel, parallelize_step
-from trivium.train.kept_weights import KeptWeights, drop_abandoned_best
+from trivium.train.kept_weights import KeptWeights, delete_stale_best_weights
 from trivium.train.loader import BatchStream, LoaderPhase
-from trivium.train.memory import MemoryUse, StoreMicroBatchSize, fit_memory, resumed_micro_batch
+from trivium.train.memory import MemoryUse, StoreMicroBatchSize, fit_memory, reuse_micro_batch_size
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import recipe_file
+from trivium.train.recipe_loading import format_recipe_file
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_warnings import RunHistory, RunWarnings
@@ -82,11 +82,11 @@ def train_run(
     module, lm, before = setup.module, setup.lm, run.read_metadata()
     num_examples = sum(one.num_train for one in corpus.examples)
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
-    arithmetic = _choose_precision_and_threads(context, recipe, module, before)
+    arithmetic = _choose_precision(context, recipe, module, before)
     precision = arithmetic.precision
     batches = _build_batches(context, recipe, corpus, setup, precision)
     memory = fit_memory(
-        resumed_micro_batch(recipe, before, parallel) if resume else recipe,
+        reuse_micro_batch_size(recipe, before, parallel) if resume else recipe,
         module,
         [stream for phase in batches.phases for stream in phase.streams],
         parallel,
@@ -98,7 +98,7 @@ def train_run(
     _enable_fast_kernels(context, recipe, module)
     is_sharded = parallel.size > 1 and memory.data == "fsdp"
     if is_sharded:
-        _check_sharded(recipe)
+        _check_sharding_support(recipe)
     validation = ValidationMetrics(corpus, recipe, precision, parallel, is_sharded=is_sharded)
     validation.set_eval_limit(lm, before.get("eval_limit"))
     model = WholeModel(module, lm, recipe.objectives[0].models, parallel, is_sharded=is_sharded)
@@ -118,7 +118,7 @@ def train_run(
         parallel,
         carried=carried,
         files=run.model_files,
-        keep=max(recipe.train.most_checkpoints, recipe.train.average),
+        keep=max(recipe.train.max_checkpoints, recipe.train.average),
     )
     machine = {
         "device": hardware.describe_device(device),
@@ -133,7 +133,7 @@ def train_run(
         _check_data_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, log.warn, verify=recipe.train.verify)
         _print_resumed_step(context, state, machine, before)
-        drop_abandoned_best(run, state, log, parallel)
+        delete_stale_best_weights(run, state, log, parallel)
     parallel.barrier()  # all processes have read run.json, which rank 0 overwrites now
     metadata: dict[str, Any] = {}
     if parallel.is_main:
@@ -180,7 +180,7 @@ def train_run(
         print_budget_used_up(log, recipe, state)
     if parallel.is_main:
         table = TerminalLog(log, recipe.train, metadata, lambda: kept.metric, not is_finished)
-        trainer.callbacks = _callbacks(context, trainer, metadata, save, kept, table)
+        trainer.callbacks = _build_callbacks(context, trainer, metadata, save, kept, table)
     trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
     [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # known to rank 0 only
@@ -210,7 +210,7 @@ class _Batches:
     probabilities: Mapping[str, float]
 
 
-def _choose_precision_and_threads(
+def _choose_precision(
     context: RunContext, recipe: Recipe, module: nn.Module, stored: Mapping[str, Any]
 ) -> hardware.Arithmetic:
     """Choose the precision and the number of threads, and set the threads in PyTorch.
@@ -219,7 +219,7 @@ def _choose_precision_and_threads(
     of a resumed run, or empty.
     """
     device = context.device
-    arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, stored)
+    arithmetic = hardware.choose_precision(recipe.train.precision, device, module, stored)
     known = list(hardware.PRECISIONS.values())  # if GPUs differ, use one that all support
     [index] = context.parallel.all_reduce_max(known.index(arithmetic.precision))
     # Norm weights intentionally stay in float32 when activations are bfloat16 (Gemma 2, Qwen3).
@@ -271,7 +271,7 @@ def _print_steps_and_forecast(context: RunContext, trainer: Trainer, memory: Mem
         context.run.write_metadata(metadata)
 
 
-def _callbacks(
+def _build_callbacks(
     context: RunContext,
     trainer: Trainer,
     metadata: Mapping[str, Any],
@@ -295,7 +295,7 @@ def _callbacks(
     ]
 
 
-def _check_sharded(recipe: Recipe) -> None:
+def _check_sharding_support(recipe: Recipe) -> None:
     """Raise RecipeError if the optimizer or an objective does not support sharded weights."""
     if not recipe.optimizer.supports_sharding:
         raise RecipeError(
@@ -320,7 +320,7 @@ def _write_run_files(
 ) -> None:
     """Write all files of a run except the weights, and print the summary of the run."""
     run, before = context.run, context.run.read_metadata()
-    write_file(run.recipe, recipe_file(recipe))
+    write_file(run.recipe, format_recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
     write_without_weights(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
     metadata["preparation_seconds"] = round(time.monotonic() - context.started, 3)

@@ -32,7 +32,7 @@ def explain(
         text or [_TEXT], tokenizer, WITH_SENTINELS, num_copies=2, add_special_tokens=False
     )
     objective = SpanCorruption.from_tree({"probability": probability, "mean_span": mean_span})
-    noise, spans = objective.count_noise(int(rows.lengths[0]))
+    noise, spans = objective.count_noise_spans(int(rows.lengths[0]))
     return build_objective_page(
         get_text("span_corruption.span_corruption"),
         objective,

@@ -9,8 +9,8 @@ from pathlib import Path
 from trivium.data.shards import MANIFEST, VALIDATION, Manifest
 from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
-from trivium.objectives.excerpt import beginning, mask_middle
-from trivium.objectives.task_metrics import first_prediction
+from trivium.objectives.excerpt import first_words, mask_middle
+from trivium.objectives.task_metrics import read_prediction
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.texts import LANGUAGES
 
@@ -56,14 +56,14 @@ def find_validation_texts(run: Path) -> dict[str, str]:
 
     Fields without a text are left out. The dict is empty if the folder is not a run.
     """
-    example = first_prediction(str(run))
+    example = read_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
     users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
     excerpt = next(_find_excerpts(run), "")
     masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
     texts = {
-        "text": text or beginning(excerpt, _SHOWN_WORDS),
-        "completions": text or beginning(excerpt, _PROMPT_WORDS),
+        "text": text or first_words(excerpt, _SHOWN_WORDS),
+        "completions": text or first_words(excerpt, _PROMPT_WORDS),
         "fill-mask": masked[0] if masked else "",
         "pair": example.get("pair", ""),
         "tag": " ".join(example.get("words", ())),

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from trivium.errors import TriviumError
-from trivium.explain import explain, get_topic_summary, load_topic, topic_names
+from trivium.explain import explain, get_topic_summary, list_topics, load_topic
 from trivium.explain.page import render
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
@@ -26,7 +26,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
         models: the models of the tab.
         opened: the event that occurs when the tab is opened for the first time.
     """
-    topic = gr.Dropdown(topic_names(), label=make_label("learn.topic"), elem_id="learn-topic")
+    topic = gr.Dropdown(list_topics(), label=make_label("learn.topic"), elem_id="learn-topic")
     with gr.Row(visible=False) as of_text:
         words = tabs.make_text_box("learn", "text", key="learn.text", lines=2)
         run = tabs.make_run_button("learn")
@@ -61,7 +61,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
         }
         return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
 
-    topics = topic_names()
+    topics = list_topics()
     gr.on([opened], fill_menu, None, topic, **tabs.EVENT)
     gr.on([opened, topic.input], choose_topic, topic, [of_text, words, shown], **tabs.EVENT)
     gr.on([run.click, words.submit], show_topic, [topic, words], shown, **tabs.EVENT)
