@@ -44,7 +44,7 @@ def make_corpus(folder: Path, gigabytes: float) -> None:
     rng = np.random.default_rng(0)
     for number in range(max(1, round(gigabytes * 1e9 / FILE_BYTES))):
         with (folder / f"{number:05}.txt").open("wb") as file:
-            while file.print_message() < FILE_BYTES:
+            while file.tell() < FILE_BYTES:
                 part = parts[rng.integers(len(parts))].copy()
                 count = (len(part) + 1) // 2
                 places = rng.integers(0, count, size=1 + count // 10) * 2

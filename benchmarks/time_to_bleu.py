@@ -43,7 +43,7 @@ from time_to_loss import Clock, falling
 import trivium
 from trivium.objectives.seq2seq import Translation, choose_bleu_tokenizer
 from trivium.text import Tokenizer
-from trivium.train.defaults import sample_bytes
+from trivium.train.defaults import choose_sample_bytes
 
 RATE, ROWS = 5e-4, 32
 
@@ -194,7 +194,7 @@ def main() -> None:
         names = ("data", "validation", "vocab_size", "settings", "rate", "rows")
         job = {name: getattr(chosen, name) for name in (*names, "beams", "dropout", "smoothing")}
         minutes = shortest_minutes(chosen)
-        job["sample_bytes"] = sample_bytes(Tokenizer.kinds["unigram"], minutes)
+        job["sample_bytes"] = choose_sample_bytes(Tokenizer.kinds["unigram"], minutes)
         print("| side | prepared | seconds | steps | BLEU | chrF | of the peer's time |")
         print("|---|---|---|---|---|---|---|")
         for side, figures, peer in timed_runs(chosen, job):

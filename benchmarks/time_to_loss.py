@@ -62,7 +62,7 @@ from trivium.objectives.masked import Masked
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.objectives.tensor_batch import to_device
 from trivium.text import Tokenizer
-from trivium.train.defaults import sample_bytes
+from trivium.train.defaults import choose_sample_bytes
 from trivium.train.loader import BatchStream
 
 LENGTH = 128
@@ -358,7 +358,10 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|")
         for family in chosen.families:
             kind = Tokenizer.kinds[FAMILIES[family].tokenizer]
-            job = {"family": family, "sample_bytes": sample_bytes(kind, shortest_minutes(chosen))}
+            job = {
+                "family": family,
+                "sample_bytes": choose_sample_bytes(kind, shortest_minutes(chosen)),
+            }
             for side, figures, peer in timed_runs(chosen, shared | job):
                 print(row(family, side, figures, peer), flush=True)
 

@@ -27,7 +27,6 @@ from rich.console import Console
 
 import trivium
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom
 from trivium.data.samples import copy_samples
 from trivium.inference.forward import vocabulary_log_probabilities
@@ -52,18 +51,11 @@ class PrefixTranslation(Chat):
 
     kind: Literal["prefix-translation"] = "prefix-translation"
 
-    def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
-        """A row each: the prefix of a packed row would be that of its first conversation."""
-        ids, labels = zip(*(self._row(one, lm) for one in examples))
-        return EncodedExamples(
-            {"input_ids": ids, "labels": labels}, pad_id=lm.text_tokenizer.pad_id or 0
-        )
-
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """See `with_prefix`."""
         return with_prefix(rows)
 
-    def answers(
+    def predict(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
         """Nats and tokens of the responses, one by one."""

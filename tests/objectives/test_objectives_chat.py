@@ -18,7 +18,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives.chat import Chat, Conversation
 from trivium.presets import presets
-from trivium.serve.generation import _conversation_ids as serving_ids
+from trivium.serve.generation import _encode_conversation as serving_ids
 from trivium.serve.schemas import ChatMessage
 from trivium.text import chat_template
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
