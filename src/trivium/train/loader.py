@@ -523,7 +523,7 @@ def equal_part_size(num_rows: int, max_rows: int) -> int:
 
     Each part has at most `max_rows` rows; the last part may be smaller.
 
-    >>> equal_part_size(10, 4), equal_parts(10, 64)
+    >>> equal_part_size(10, 4), equal_part_size(10, 64)
     (4, 10)
     """
     return -(-num_rows // -(-num_rows // min(num_rows, max_rows)))
