@@ -55,8 +55,8 @@ class Contrastive(SingleStackTask, TextPairs):
     temperature. The sum is over the embeddings c of the positives and the hard negatives of all
     examples in the step, with two exceptions. Texts that are identical to the anchor or the
     positive of example i are excluded, except p_i itself. If other examples have the same anchor as
-    example i, their positives are also excluded. The embedding of a text is the mean, the first or the
-    last of its hidden states:
+    example i, their positives are also excluded. The embedding of a text is the mean, the first or
+    the last of its hidden states:
 
         anchor    [CLS] who wrote it [SEP]
         positive  [CLS] Ada wrote the first program [SEP]
