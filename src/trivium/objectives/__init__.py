@@ -22,16 +22,16 @@ import_submodules(__name__, __path__)
 
 
 def task_kinds() -> tuple[str, ...]:
-    """Return the `kind` of every fine-tuning task, such as "classification"."""
+    """Return the `kind` of every fine-tuning task, for example "classification"."""
     return tuple(kind for kind, cls in Objective.kinds.items() if cls.labelled)
 
 
 def default_objective(spec: Spec) -> Objective:
-    """Return the objective that models of this architecture were originally pretrained with.
+    """Return the pretraining objective with which this architecture was published.
 
     Raises:
-        RecipeError: models of this architecture were not pretrained, but trained directly for a
-            supervised task such as translation.
+        RecipeError: the architecture was published without pretraining, for a supervised task such
+            as translation.
     """
     for cls in Objective.kinds.values():
         if cls.is_default_for(spec):

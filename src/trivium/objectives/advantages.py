@@ -1,4 +1,4 @@
-"""Advantages of sampled responses for policy gradients, and the clipped losses of PPO.
+"""Advantages of sampled responses for policy gradient methods, and the clipped losses of PPO.
 
 Shape letters: B responses, T positions, M sampled tokens of all responses.
 """
@@ -20,8 +20,8 @@ _VARIANCE_EPSILON = 1e-8
 def compute_rloo_advantages(rewards: Floats, group_size: int) -> Floats:
     """Return the RLOO advantages [B]: each reward minus the mean of the other rewards in its group.
 
-    A group is the responses to the same prompt. The advantages give an unbiased estimate of the
-    policy gradient.
+    A group consists of the responses to the same prompt. With these advantages the estimate of the
+    policy gradient is unbiased.
 
     Args:
         rewards: the rewards of the responses, [B]; the responses of a group are adjacent.
@@ -36,10 +36,10 @@ def compute_rloo_advantages(rewards: Floats, group_size: int) -> Floats:
 
 
 def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
-    """Return the GRPO advantages [B]: rewards standardised within each group.
+    """Return the GRPO advantages [B]: the rewards, standardised within each group.
 
-    A group is the responses to the same prompt. In each group the advantages have mean 0 and
-    standard deviation 1.
+    A group consists of the responses to the same prompt. In each group the advantages have mean 0
+    and standard deviation 1.
 
     Args:
         rewards: the rewards of the responses, [B]; the responses of a group are adjacent.
@@ -54,12 +54,11 @@ def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
 
 
 def equal_reward_mask(rewards: Floats, group_size: int) -> Bools:
-    """Return a mask of the responses whose group has only equal rewards, bool [B].
+    """Return a mask, bool [B]: True for responses in groups where all rewards are equal.
 
-    A group is the responses to the same prompt. If all rewards are equal, no response is better
-    than another, and the advantages should be 0. Otherwise normalisation would amplify tiny
-    differences of the KL penalty. The mask is False for groups of one response, because there is no
-    other response to compare with.
+    A group consists of the responses to the same prompt. If its rewards are all equal, no response
+    is better than another, so the advantages should be 0. Without this mask, standardisation would
+    amplify tiny differences in the KL penalty. The mask is False for groups of a single response.
     """
     equal = (np.ptp(rewards.reshape(-1, group_size), axis=1) < 1e-9) & (group_size > 1)
     return np.repeat(equal, group_size)
@@ -70,14 +69,15 @@ def compute_gae(rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 
     A_t = d_t + gamma lambda A_(t+1), where d_t = r_t + gamma V_(t+1) - V_t
 
-    r_t is the reward, V_t the value and d_t the TD error of position t. For lambda = gamma = 1, A_t
-    is the sum of the rewards from position t on, minus V_t. For lambda = 0, A_t equals d_t.
+    At position t, r_t is the reward, V_t the value and d_t the temporal-difference (TD) error. For
+    lambda = 0, A_t equals d_t. For lambda = gamma = 1, A_t is the sum of the rewards from position
+    t onward, minus V_t.
 
     Args:
-        rewards: r, [B, T], 0 after the end of a response.
-        values: V, [B, T], 0 after the end of a response.
+        rewards: r, [B, T]; 0 after the end of a response.
+        values: V, [B, T]; 0 after the end of a response.
         gamma: the discount factor.
-        gae_lambda: lambda.
+        gae_lambda: lambda, the trade-off between bias (0) and variance (1).
 
     Source: Schulman et al. 2016, equations 11, 12 and 16.
     """
@@ -91,9 +91,10 @@ def compute_gae(rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 
 
 def whiten(advantages: Floats, mask: Bools) -> Floats:
-    """Return advantages [B, T] standardised to mean 0 and variance 1 where `mask` is True.
+    """Standardise advantages to mean 0 and variance 1 over the positions where `mask` is True.
 
-    Returns 0 at all other positions, and everywhere if `mask` has fewer than two positions.
+    Returns an array [B, T] with 0 where `mask` is False. If `mask` is True at fewer than two
+    positions, the whole array is 0.
     """
     selected = advantages[mask]
     if len(selected) < 2:
@@ -103,15 +104,18 @@ def whiten(advantages: Floats, mask: Bools) -> Floats:
 
 
 def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return the clipped policy loss of PPO for every token, and whether it is clipped: [M] each.
+    """Return the clipped policy loss of PPO for every token.
 
     loss = - min(r A, clamp(r, 1 - clip, 1 + clip) A)
 
     Args:
         log_ratio: log r, [M]: the current log-probability of each token, minus its log-probability
             when it was sampled.
-        advantage: A, [M].
+        advantage: A, the advantage of each token, [M].
         clip: the maximum distance of r from 1.
+
+    Returns:
+        The loss of each token, [M], and a mask of the tokens whose loss is clipped, bool [M].
 
     Source: Schulman et al. 2017 (PPO), equation 7.
     """
@@ -124,12 +128,12 @@ def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> tu
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Return the clipped value loss of PPO for every token, [M].
 
-    loss = 1/2 max((V - R)^2, (V' - R)^2), where V' is V, clamped to V_old - clip ... V_old + clip
+    loss = 1/2 max((V - R)^2, (V' - R)^2), where V' = clamp(V, V_old - clip, V_old + clip)
 
     Args:
-        values: V, [M], the current values.
-        old_values: V_old, [M], the values when the tokens were sampled.
-        returns: R, [M].
+        values: V, the current value of each token, [M].
+        old_values: V_old, the value of each token when it was sampled, [M].
+        returns: R, the return of each token, [M].
         clip: the maximum distance of V' from V_old.
 
     Source: the code released with Schulman et al. 2017. The paper does not mention this loss.

@@ -1,7 +1,7 @@
 """Defaults and error messages for each kind of objective.
 
-The defaults apply to recipe keys that are not set. A kind without an entry in `ADVICE` uses the
-entry of its base class, or else the defaults of `Advice`.
+The defaults apply to recipe keys that are not set. If a kind has no entry in `ADVICE`, the entry of
+its base class is used. If there is none, the default values of `Advice` are used.
 """
 
 from __future__ import annotations
@@ -21,33 +21,31 @@ class Advice:
     """Defaults and error messages for one kind of objective.
 
     Args:
-        purpose: the part of the error message for unsupported models that follows the name of the
-            objective, such as "is for models that generate text". If empty, it is derived from
-            `supported_family`.
-        suggested: the models (or another objective) that this error message recommends.
-        mask: the mask token in the example command after training; None for objectives that do not
-            train models to fill masks.
-        fast: the objective keys that have another default with `defaults = "fast"`, and these
-            defaults.
-        multi_epoch_decay: whether small new models need stronger weight decay from the second
-            epoch.
-        unigram_offset: nats added to the unigram baseline before it is compared with the loss; None
-            if the baseline and the loss cannot be compared.
+        purpose: a phrase for the error message about unsupported models, such as "is for models
+            that generate text". In the message it follows the name of the objective. If empty, the
+            phrase is derived from `supported_family`.
+        suggested: the models, or another objective, that this error message recommends.
+        mask: the mask token in the example command that is printed after training. None if the
+            objective does not train the model to fill masks.
+        fast: the defaults of objective keys that differ if the recipe sets `defaults = "fast"`.
+        multi_epoch_decay: whether small models that are trained from scratch need stronger weight
+            decay from the second epoch.
+        unigram_offset: nats added to the unigram baseline before the loss is compared with it. None
+            if the loss cannot be compared with the baseline.
         steps_to_beat_unigram: the number of steps after the warm-up within which the loss should
             fall clearly below the unigram baseline. The default is about three times the number
             that `benchmarks/loss_bands.py` measures for the slowest models, which are encoders and
             post-norm decoders.
         reads_case: whether the labels depend on upper and lower case.
-        batch_examples: the number of examples per step if the recipe does not set
-            `train.batch_examples`.
+        batch_examples: the default of `train.batch_examples`, the number of examples per step.
         lr_factor: the factor by which the default learning rate of fine-tuning is multiplied.
-        lr_range: the minimum and the maximum of the default learning rate. Both are ten times as
-            large for a LoRA adapter.
-        dropout: the dropout of fine-tuning if the recipe does not set `model.dropout`.
-        epochs: the number of epochs if the recipe does not set a budget; None if it depends on the
+        lr_range: the minimum and the maximum of the default learning rate. For a LoRA adapter both
+            are ten times as large.
+        dropout: the default of `model.dropout` in fine-tuning.
+        epochs: the number of epochs if the recipe does not set a budget. None if it depends on the
             number of examples.
         longest: the default of `data.length`, the maximum number of tokens per row. It is reduced
-            for models with fewer positions. On a CPU a micro-batch is one row of this length.
+            for models with a shorter context. On a CPU a micro-batch is one row of this length.
     """
 
     purpose: str = ""
@@ -126,4 +124,4 @@ ADVICE: Mapping[str, Advice] = {
     "translation": Advice(suggested=_SEQ2SEQ, batch_examples=128, multi_epoch_decay=True),
     "tsdae": Advice(batch_examples=64),
 }
-"""The kinds of objectives for which some values differ from the defaults of `Advice`."""
+"""The `Advice` for each kind of objective that does not use only the default values."""

@@ -1,4 +1,4 @@
-"""Bidirectional language modelling (ELMo): predict tokens from their left and right contexts."""
+"""Bidirectional language modelling (ELMo): predict tokens from the left and from the right."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class BidirectionalLM(Objective):
         labels     upon  a     time  -100    from the left
                    -100  once  upon  a       from the right
 
-    Labels are [B, 2, T] for B rows, 2 directions and T positions. The loss is averaged over both
-    directions, so that it is in nats per token, like the loss of a causal language model.
+    The labels have shape [B, 2, T] for B rows, 2 directions and T positions. The reported loss is
+    the mean over both directions, so it is in nats per token, like the loss of a causal language
+    model.
 
-    Source: Peters et al. 2018, section 3.1. There the losses of both directions are added.
+    Source: Peters et al. 2018, section 3.1. In the paper the losses of both directions are added.
     """
 
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
@@ -44,7 +45,7 @@ class BidirectionalLM(Objective):
         return spec.is_bilm
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch with the next and previous tokens as labels, int64 [B, 2, T]."""
+        """Return a batch whose labels are the next and the previous tokens, int64 [B, 2, T]."""
         forward = next_token_labels(rows)
         backward = np.full_like(forward, IGNORE_INDEX)
         # If token t predicts token t + 1, then token t + 1 also predicts token t.

@@ -1,4 +1,4 @@
-"""Autoregressive blank filling (GLM): spans are cut out of a text and generated after it."""
+"""Autoregressive blank filling (GLM): masked spans of a text are generated after the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trivium.objectives.causal import LeftToRight, is_causal
 from trivium.objectives.row_arrays import poisson_probabilities
 from trivium.text.vocabulary import Vocabulary
 
-# Channels of noise.
+# Channels of random numbers.
 _KIND, _LENGTH, _GAP, _ORDER = range(4)
 # The maximum length of a span. The probability of a longer span is below 1e-6 for means up to 20.
 _MAX_SPAN = 48
@@ -27,9 +27,9 @@ class BlankFilledRow:
     """One training row of GLM: part A (the text with masks), followed by part B (the spans).
 
     Args:
-        input_ids: the tokens of part A and part B, int64 [T].
-        labels: the labels, int64 [T], -100 for part A.
-        positions: two positions per token, in the text and in the span, int64 [T, 2]; see
+        input_ids: the tokens of part A, then those of part B, int64 [T].
+        labels: the labels, int64 [T]; -100 in part A.
+        positions: the position of each token in the text and in its span, int64 [T, 2]; see
             `TwoDimensional`.
         prefix_length: the number of tokens in part A.
     """
@@ -43,14 +43,15 @@ class BlankFilledRow:
 class BlankFilling(LeftToRight):
     """The autoregressive blank-filling objective of GLM.
 
-    L = - sum_i log P(s_i | c, s_1 ... s_(i-1)) for spans s_1, s_2, ... of a row in a random order,
-    where c is the rest of the row.
+    L = - sum_i log P(s_i | c, s_1 ... s_(i-1))
 
-    The model input consists of two parts. Part A is the text in which each span is replaced with
-    one mask token. Part B contains the spans in the random order, each after a start token. Every
-    span is predicted up to an end token. Tokens of part A attend to all of part A. Tokens of part B
-    attend to part A and to earlier tokens of part B. In this example `<m>` is the mask token and
-    `<s>` the start token:
+    s_1, s_2, ... are spans of a row in random order, and c is the rest of the row.
+
+    The model input consists of two parts. Part A is the text, with each span replaced with one mask
+    token. Part B contains the spans in random order, each preceded by a start token. The model
+    predicts each span and the end token that follows it. Tokens of part A attend to all of part A.
+    Tokens of part B attend to part A and to earlier tokens of part B. In this example `<m>` is the
+    mask token, `<s>` the start token and `</s>` the end token:
 
         row        thank you  for  inviting me
         input_ids  thank <m>  inviting <m>  <s> me   <s> you  for
@@ -58,23 +59,23 @@ class BlankFilling(LeftToRight):
         in span    0     0    0        0    1   2    1   2    3
         labels     -100  -100 -100     -100 me  </s> you for  </s>
 
-    Each time a row is used, one of three kinds of spans is sampled for it:
+    In every epoch, one of three kinds of spans is sampled for each row:
 
     - Several spans with lengths from a zero-truncated Poisson distribution. Together they contain a
       fraction `probability` of the tokens.
-    - One span at the end of the row, with at least half of its tokens ("document-level"). It trains
-      the model to continue a text. A fraction `document_share` of the rows is of this kind.
-    - The whole row as part B, without mask, start and end tokens. It trains the model to continue a
-      prompt that is read from left to right (`trivium generate`). A fraction `whole_share` of the
-      rows is of this kind.
+    - One span at the end of the row, which contains at least half of the row ("document-level").
+      Such rows train the model to continue a text. Their fraction is `document_share`.
+    - The whole row as part B, without mask, start and end tokens. Such rows train the model to
+      continue a prompt that is read from left to right (`trivium generate`). Their fraction is
+      `whole_share`.
 
-    Two tokens are added to a row for each span. End-of-document tokens inside a row are masked and
+    Each span makes a row two tokens longer. End-of-document tokens inside a row are masked and
     predicted like other tokens.
 
-    Source: Du et al. 2022, sections 2.1 and 2.2 (15 %, mean 3, half of the rows document-level).
-    Differences: the last span is shortened to match `probability` exactly, spans are never
-    adjacent, the span of a document-level row is always at the end of the row, and the third kind
-    is not in the paper.
+    Source: Du et al. 2022, sections 2.1 and 2.2. In the paper 15 % of the tokens are masked, the
+    mean span length is 3, and half of the rows are document-level. There are four differences. The
+    last span is shortened to match `probability` exactly. Spans are never adjacent. The span of a
+    document-level row is always at the end of the row. The paper does not have the third kind.
     """
 
     separates_documents: ClassVar[bool] = False
@@ -103,7 +104,7 @@ class BlankFilling(LeftToRight):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the tokenizer defaults of GLM: lossless byte-level BPE, and special tokens."""
+        """Return defaults of `[tokenizer]` keys: byte-level BPE and the special tokens of GLM."""
         return {"kind": "byte-bpe", "special_tokens": ("<s>", "<pad>", "</s>", "<mask>")}
 
     def fits(self, spec: Spec) -> bool:
@@ -111,10 +112,10 @@ class BlankFilling(LeftToRight):
         return self.is_default_for(spec) and spec.attention_only
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch of rows [B, T] with their spans moved to the end of the row (part B).
+        """Sample spans in each of B rows, and return a batch with the spans moved to part B.
 
-        The batch has `input_ids` and `labels` [B, U], and `position_ids` [B, U, 2]. U is the number
-        of tokens in the longest new row, including the start and end tokens of the spans.
+        In the batch `input_ids` and `labels` are [B, U], and `position_ids` are [B, U, 2]. U is the
+        length of the longest new row. `prefix_lengths` [B] are the lengths of part A.
         """
         width = rows.input_ids.shape[1]
         kinds, lengths, gaps, orders = (
@@ -149,14 +150,15 @@ class BlankFilling(LeftToRight):
         )
 
     def _sample_spans(self, length: int, lengths: Floats, gaps: Floats) -> list[tuple[int, int]]:
-        """Return the start and stop positions of the spans to mask in a row, from left to right.
+        """Sample the spans to mask in a row.
 
-        At least one token remains between two spans.
+        Returns the (start, stop) positions of the spans, from left to right. There is at least one
+        token between two spans.
 
         Args:
             length: the number of tokens in the row.
-            lengths: uniform random numbers in [0, 1) that determine the lengths of the spans.
-            gaps: uniform random numbers in [0, 1) that determine the positions of the spans.
+            lengths: uniform random numbers in [0, 1) that determine the span lengths.
+            gaps: uniform random numbers in [0, 1) that determine the span positions.
         """
         size = max(round(length * self.probability), 1)
         sizes = 1 + np.searchsorted(self._span_length_cdf(), lengths[:size], side="right")
@@ -169,7 +171,7 @@ class BlankFilling(LeftToRight):
         return [*zip((stops - sizes).tolist(), stops.tolist(), strict=True)]
 
     def _span_length_cdf(self) -> Floats:
-        """Return P(span length <= n) for n = 1, 2, ... (zero-truncated Poisson)."""
+        """Return the CDF of the zero-truncated Poisson distribution of span lengths 1, 2, ..."""
         chances = poisson_probabilities(self.mean_span, range(1, _MAX_SPAN))
         return np.cumsum(chances / chances.sum())[:-1]
 
@@ -177,12 +179,12 @@ class BlankFilling(LeftToRight):
 def blank_out_spans(
     ids: Ints, spans: Sequence[tuple[int, int]], order: Sequence[int], vocabulary: Vocabulary
 ) -> BlankFilledRow:
-    """Build a training row of GLM: replace spans with masks, and append the spans as part B.
+    """Build a training row of GLM: replace each span with a mask, and append the spans as part B.
 
     Args:
         ids: the tokens of the row, int64 [T].
-        spans: the start and stop position of each span, from left to right.
-        order: the indices of the spans in the order of part B.
+        spans: the (start, stop) positions of the spans, from left to right.
+        order: the indices of the spans, in the order in which part B contains them.
         vocabulary: a vocabulary with a mask token, a start token and an end token.
     """
     mask, start, end = (
@@ -205,7 +207,7 @@ def blank_out_spans(
 
 
 def _build_single_span_row(ids: Ints) -> BlankFilledRow:
-    """Build a training row of GLM without part A: all tokens are predicted, as a single span."""
+    """Build a training row of GLM without part A: the whole row is predicted as a single span."""
     places = np.arange(1, len(ids) + 1)
     positions = np.stack((np.zeros_like(places), places), axis=1)
     return BlankFilledRow(ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, 0)

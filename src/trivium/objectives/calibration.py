@@ -1,7 +1,7 @@
 """Calibration of a classifier: the calibration error, accuracy by coverage, and a threshold.
 
 A prediction is accepted if its probability is at least the threshold. Coverage is the fraction of
-accepted predictions.
+predictions that are accepted.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ _RULE = (
 class Calibration:
     """The expected calibration error, accuracy by coverage, and a suggested threshold.
 
-    Source: Guo et al. 2017, equation 3, for the expected calibration error.
+    Source of the expected calibration error: Guo et al. 2017, equation 3.
 
     Args:
-        calibration_error: the expected calibration error, from 0 to 1: the mean absolute difference
-            between accuracy and probability over equal-width bins of the probability, weighted by
-            the number of examples in each bin.
-        points: at most 100 tuples (threshold, coverage, accuracy), from the highest threshold to
-            the lowest, which accepts all predictions.
+        calibration_error: the expected calibration error, from 0 to 1. Predictions are grouped into
+            equal-width bins by probability. In each bin, the absolute difference between accuracy
+            and mean probability is computed. The error is the mean over the bins, weighted by the
+            number of predictions in each bin.
+        points: at most 100 tuples (threshold, coverage, accuracy), in order of decreasing
+            threshold. The last threshold accepts all predictions.
         threshold: the suggested threshold; None if no threshold satisfies `rule`.
         coverage: the coverage at `threshold`.
         accuracy: the accuracy of the predictions that are accepted at `threshold`.
-        bins: the number of bins of the calibration error.
+        bins: the number of bins for the calibration error.
         rule: a description of how the threshold is chosen.
     """
 
@@ -50,7 +51,10 @@ class Calibration:
     rule: str = _RULE
 
     def lines(self) -> list[str]:
-        """Return the calibration as two or three lines of text in the user's language."""
+        """Return two or three lines of text that describe the calibration in the user's language.
+
+        The third line is about the threshold, if there is one.
+        """
         targets = (1.0, 0.75, 0.5, 0.25)
         chosen = (next(point for point in self.points if point[1] >= target) for target in targets)
         known = {coverage: accuracy for _, coverage, accuracy in chosen}
@@ -61,7 +65,7 @@ class Calibration:
 
 
 def compute_calibration(is_correct: ArrayLike, probabilities: ArrayLike) -> Calibration:
-    """Compute the calibration error, accuracy by coverage and a threshold from N >= 1 predictions.
+    """Compute the calibration of N >= 1 predictions.
 
     Args:
         is_correct: whether each prediction is correct, bool [N].
@@ -91,10 +95,10 @@ def compute_calibration(is_correct: ArrayLike, probabilities: ArrayLike) -> Cali
 
 
 def _round_midpoint(low: float, high: float) -> float:
-    """Round the midpoint of `low` and `high` to as few decimals as possible.
+    """Round the midpoint of `low` and `high` to as few decimal places as possible, at least two.
 
-    The result has at least two decimals and is in the interval (low, high]. Returns `high` if no
-    rounded value is in the interval.
+    The result is greater than `low` and at most `high`. Returns `high` if no rounded value is in
+    this range.
     """
     rounded = (round((low + high) / 2, digits) for digits in range(2, 17))
     return next((value for value in rounded if low < value <= high), high)

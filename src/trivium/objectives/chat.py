@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (SFT) of a decoder on prompts with responses, or on conversations."""
+"""Supervised fine-tuning (SFT) of a decoder on conversations, or on prompts and responses."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ _NUM_GENERATIONS = 16  # validation conversations with a generated response at t
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation: a list of messages {"role", "content"}, at least one by the assistant."""
+    """A conversation: messages {"role", "content"}, of which at least one is by the assistant."""
 
     messages: tuple[Message, ...]
     where: str
 
     @property
     def group(self) -> str:
-        """The text before the first response. It groups the examples for the validation split.
+        """The key for grouping conversations when splitting: the text before the first response.
 
-        Conversations of the same group are never in different splits (training and validation).
+        Conversations with the same key are in the same split (training or validation).
         """
         roles = [message["role"] for message in self.messages]
         first = max(1, roles.index("assistant"))
@@ -79,8 +79,8 @@ class Chat(LabelledObjective):
         input_ids  User : how are you ? Assistant : fine </s>
         labels     -100 ...                    fine </s> -100
 
-    The chat template defines which tokens belong to a response. The end-of-turn token is one of
-    them.
+    The chat template determines which tokens belong to a response. They include the end-of-turn
+    token.
 
     Source: Radford et al. 2018, equation 1; Ouyang et al. 2022, section 3.5 (SFT).
     """
@@ -96,14 +96,14 @@ class Chat(LabelledObjective):
     responses_only: bool = Field(True, description="compute the loss only on assistant messages")
 
     def example(self, record: Record) -> Conversation:
-        """Read a conversation from the messages, or the prompt and response, of a record.
+        """Read a conversation from a record: a list of messages, or a prompt and a response.
 
-        An `input` column that is not blank is appended to the instruction. A `system` column
-        becomes the first message. Assistant messages with `weight` 0 are excluded from the loss.
+        An `input` column that is not blank is appended to the prompt. A `system` column becomes the
+        first message. Assistant messages with `weight` 0 are excluded from the loss.
 
         Raises:
-            DataError: a message is blank, a role is unknown, or there is no response. The error
-                message contains the file and the line.
+            DataError: a message is blank, a role is unknown, or there is no response with a weight
+                other than 0. The error message contains the file and the line.
         """
         columns = record.columns
         if "messages" in columns:
@@ -121,12 +121,16 @@ class Chat(LabelledObjective):
         return Conversation(messages, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
-        """Add the task to the settings, and a plain chat template if the model has none."""
+        """Return the settings with the task "chat", and a plain chat template if they have none."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
-        """Encode each conversation as one row, with labels for the tokens of the responses."""
+        """Encode each conversation as one row, with labels only for the tokens of the responses.
+
+        If `responses_only` is false, the whole text has labels, except assistant messages with
+        weight 0.
+        """
         template = chat_template(lm)
         _warn_about_names(template, examples)
         sequences, truncations = group_by_field(
@@ -137,7 +141,7 @@ class Chat(LabelledObjective):
     def _encode_conversation(
         self, example: Conversation, template: ChatTemplate, lm: LanguageModel
     ) -> LabelledRow:
-        """Encode a conversation with the chat template, with labels for the responses."""
+        """Encode a conversation with the chat template, and label the tokens of the responses."""
         text, spans = template.responses(example.messages)
         responses = [message for message in example.messages if message["role"] == "assistant"]
         excluded = [span for span, message in zip(spans, responses) if message.get("weight") == 0]
@@ -156,7 +160,10 @@ class Chat(LabelledObjective):
     def predict(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
-        """Return the summed loss in nats and the number of labelled tokens of each batch."""
+        """Compute the loss of the labelled tokens.
+
+        Returns one pair per batch: the summed loss in nats, and the number of labelled tokens.
+        """
         sums = []
         for _, rows in batches_by_length(self.encode(examples, lm)):
             batch = rows.to_batch()
@@ -174,10 +181,11 @@ class Chat(LabelledObjective):
         return Metrics(values).with_examples({"messages": list(x.messages)} for x in examples)
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
-        """Generate a response to the first few validation conversations, for the report.
+        """Generate responses for the first 16 validation conversations, for the report.
 
-        The response replies to the messages before the last response of the assistant. It is stored
-        as `predicted` in the predictions of the returned metrics.
+        In each conversation, the last assistant message is generated from the messages before it.
+        Returns the metrics with the generated texts in their predictions, under the key
+        `predicted`.
         """
         requests: dict[int, GenerationRequest] = {}
         for index, row in enumerate(metrics.predictions[:_NUM_GENERATIONS]):
@@ -201,7 +209,7 @@ class Chat(LabelledObjective):
 
 
 def _warn_about_names(template: ChatTemplate, examples: Sequence[Conversation]) -> None:
-    """Warn if messages have names that the chat template does not render."""
+    """Warn if some messages have a "name" and the chat template does not render it."""
     named = [one for one in examples if any("name" in message for message in one.messages)]
     nameless = [{**message, "name": ""} for one in named[:1] for message in one.messages]
     if named and template.render(named[0].messages) == template.render(nameless):
@@ -213,24 +221,26 @@ def _warn_about_names(template: ChatTemplate, examples: Sequence[Conversation]) 
 
 
 def chat_template(lm: LanguageModel) -> ChatTemplate:
-    """Return the chat template of the model, or a plain template if the model has none."""
+    """Return the chat template of the model, or the plain template if the model has none."""
     return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 
 LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
-"""The token ids of a text, their labels, and the counts for `EncodedExamples.truncations`."""
+"""The token ids of a row, their labels, and the three counts of `EncodedExamples.truncations`."""
 
 
 def encode_spans(
     lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
 ) -> LabelledRow:
-    """Encode a text as a training row with labels only for the tokens in `spans`.
+    """Encode a text as a training row, with labels only for the tokens in `spans`.
+
+    The row is truncated on the right to `lm.max_length` tokens.
 
     Args:
-        lm: the model. The row is truncated at the end to `lm.max_length` tokens.
+        lm: the model.
         text: the text.
-        spans: the start and stop character offsets of the labelled spans.
-        end: token ids that are appended to the text. They also have labels.
+        spans: the (start, stop) character offsets of the spans whose tokens have labels.
+        end: token ids to append to the row. They have labels, too.
     """
     tokenizer, limit = lm.text_tokenizer, lm.max_length
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -249,6 +259,10 @@ def encode_spans(
 
 
 def group_by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Truncations]:
-    """Convert rows to lists of ids and labels by field name, and a list of truncation counts."""
+    """Convert rows to the arguments of `EncodedExamples`.
+
+    Returns a dict with two fields, `input_ids` and `labels`, which contain one list per row. Also
+    returns the truncation counts of each row.
+    """
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

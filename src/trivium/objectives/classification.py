@@ -1,4 +1,4 @@
-"""Classification of texts and text pairs: single-label, multi-label, or regression."""
+"""Classification of texts and text pairs: single-label, multi-label or regression."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ _LM_WEIGHT = 0.5  # Radford et al. 2018, section 4.1
 class LabelledText:
     """A text or text pair, with its label or labels.
 
-    `label` is a string, or a tuple of strings for several labels. Numbers are also stored as
-    strings. Whole numbers have no decimal point: "3", but "2.5".
+    `label` is a string, or a tuple of strings if there are several labels. Numbers are also stored
+    as strings, and whole numbers have no decimal point: "3" and "2.5".
     """
 
     text: str
@@ -89,28 +89,28 @@ class LabelledText:
 
     @property
     def group(self) -> str:
-        """The text, or the first text of a pair. It groups the examples for the validation split.
+        """The key for grouping examples when splitting: the text, or the first text of a pair.
 
-        Examples of the same group are never in different splits.
+        Examples with the same key are in the same split (training or validation).
         """
         return self.text
 
     @property
     def texts(self) -> dict[str, str]:
-        """The text and, for a text pair, the second text, with the keys `text` and `pair`."""
+        """A dict with the text (key `text`) and, for a text pair, the second text (key `pair`)."""
         return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
 
     @property
     def as_text(self) -> str:
-        """The text or, for a text pair, both texts joined by a space."""
+        """The text or, for a text pair, both texts joined with a space."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
 
 class TextClassification(SingleStackTask):
     """Text classification: L = L_label + lambda L_LM.
 
-    The language modelling loss L_LM is only for decoders. L_label depends on the kind of labels,
-    for B texts and N labels:
+    The language modelling loss L_LM is used only for decoders with an LM head. The label loss
+    L_label depends on the kind of labels. For B texts and N label names it is:
 
         input_ids        [CLS] a dull film [SEP]
         sequence_labels  0            classes [B]: softmax cross-entropy
@@ -158,7 +158,7 @@ class TextClassification(SingleStackTask):
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
         """Yield the records of JSON Lines, CSV, TSV or Parquet files, or of folders of texts.
 
-        A folder of texts has one subfolder of .txt files for each class.
+        In a folder of texts, each class has a subfolder with .txt files.
         """
         folders = [path for path in paths if _is_class_folder(Path(path))]
         names = self.text_field or "text", self.label_field or "label"
@@ -170,10 +170,10 @@ class TextClassification(SingleStackTask):
             yield from read_records(files, options)
 
     def example(self, record: Record) -> LabelledText:
-        """Read the text or text pair, and the label, of a record.
+        """Read a text or text pair and its label from a record.
 
-        Raises DataError if the text or the label is missing or blank. With the `label_kind`
-        "multi-label", a record may lack labels.
+        Raises DataError if a text or the label is missing or blank. If `label_kind` is
+        "multi-label", the label may be missing or empty.
         """
         columns = record.columns
         is_number = self.label_kind == "regression"
@@ -187,10 +187,10 @@ class TextClassification(SingleStackTask):
         )
 
     def read_unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
-        """Read only the text or text pair of a record, to classify it.
+        """Read a text or text pair without a label from a record, to classify it.
 
-        Raises DataError if a text is blank, or if the model was trained on pairs and the record has
-        only one text (or the reverse).
+        Raises DataError if a text is blank. Also raises DataError if the model was trained on text
+        pairs and the record has only one text, or vice versa.
         """
         columns, is_pair = record.columns, "pair" in record.columns
         if lm.settings.reads_pairs not in (None, is_pair):
@@ -204,19 +204,19 @@ class TextClassification(SingleStackTask):
     def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
         """Return the names of the columns that `trivium predict` adds to the records.
 
-        The columns contain the two most probable labels with their probabilities. For regression,
-        and for models with only one label, the only column is `prediction`.
+        The columns contain the two most probable labels and their probabilities. For regression,
+        and for models with only one label, there is a single column, `prediction`.
         """
         if lm.settings.label_kind == "regression" or label_count(lm.spec, "classifier") == 1:
             return ("prediction",)
         return "prediction", "score", "runner_up", "runner_up_score"
 
     def predicted(self, answer: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of `predicted_columns` for one prediction.
+        """Return the values of the columns in `predicted_columns` for one prediction.
 
-        The values are the label or labels, their probability, the most probable other label and its
-        probability. For regression the only value is the predicted number. If `in_cell`, several
-        labels are joined into one string for a table cell.
+        The values are the predicted label or labels, their probability, the most probable other
+        label and its probability. For regression, the only value is the predicted number. If
+        `in_cell`, several labels are joined into one string for a table cell.
         """
         if not answer.scores:
             return (answer.score,)
@@ -227,10 +227,11 @@ class TextClassification(SingleStackTask):
         return label, answer.score, *next(others, (None, None))
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
-        """Return the objective with `label_kind` and `lm_weight` inferred from examples and model.
+        """Return the objective with default values for `label_kind` and `lm_weight` filled in.
 
-        Warns if the labels are probably not meant as classes. Raises RecipeError if a recipe key
-        does not suit the model or the kind of labels.
+        `label_kind` is inferred from the examples. `lm_weight` is set only if the model keeps its
+        LM head. Warns if the inferred kind is "classes" but the labels look like ratings or missing
+        values. Raises RecipeError if a recipe key does not suit the model or the kind of labels.
         """
         kind = self.label_kind or infer_label_kind(examples)
         if kind == "classes" and self.label_kind is None:
@@ -254,10 +255,11 @@ class TextClassification(SingleStackTask):
         return self.replace(label_kind=kind, lm_weight=lm_weight)
 
     def adapt_to_model(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
-        """Return the objective with the label kind of a classifier that is fine-tuned further.
+        """Use the label kind of a classifier that is fine-tuned again, if the labels suit it.
 
-        The label kind changes only if the labels look like classes, but also suit the classifier,
-        which is multi-label or regression.
+        `settings` are the settings of this classifier. The label kind is changed only if the
+        classifier is multi-label or regression, and the labels look like classes but can also be
+        read as labels of its kind. Returns the new objective, or else the objective unchanged.
         """
         known, kind = settings.labels, settings.label_kind
         if not known or self.label_kind or settings.task not in (None, self.kind):
@@ -273,8 +275,9 @@ class TextClassification(SingleStackTask):
     def with_labels(self, labels: Sequence[str], examples: Sequence[LabelledText]) -> Self:
         """Return the objective with `class_weights` as numbers, in the order of `labels`.
 
-        With "balanced", classes without examples get weight 1. Raises RecipeError if the number of
-        weights differs from the number of classes.
+        If `class_weights` is "balanced", classes without examples have weight 1. If it is "none",
+        it remains unchanged. Raises RecipeError if the number of weights differs from the number of
+        classes.
         """
         weights = self.class_weights
         if weights == "balanced":
@@ -291,8 +294,8 @@ class TextClassification(SingleStackTask):
     def with_label_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
         """Return the settings with the mean and standard deviation of the regression labels.
 
-        The labels are standardised with these statistics. The settings are unchanged for other
-        kinds of labels.
+        These statistics are used to standardise the labels. For other kinds of labels, the settings
+        are returned unchanged.
         """
         if settings.label_kind != "regression":
             return settings
@@ -302,27 +305,27 @@ class TextClassification(SingleStackTask):
         return settings.with_label_scale(mean, deviation)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
-        """Return the sorted names of all labels in the examples; for regression, one name."""
+        """Return the distinct label names in the examples, sorted; ("value",) for regression."""
         kind = self.label_kind or infer_label_kind(examples)
         if kind == "regression":
             return ("value",)
         return sort_naturally(name for one in examples for name in self._split_labels(one, kind))
 
     def supports_class_weights(self, examples: Sequence[LabelledText]) -> bool:
-        """Return whether each example has exactly one class, as `class_weights` requires."""
+        """Return whether the labels are classes (one per text), as `class_weights` requires."""
         return (self.label_kind or infer_label_kind(examples)) == "classes"
 
     def input_text(self, example: LabelledText) -> str:
-        """Return the text of an example, or both texts of a pair joined by a space."""
+        """Return the text of an example, or both texts of a pair joined with a space."""
         return example.as_text
 
     def labels_by_example(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
-        """Return the labels of each example, or no labels for regression."""
+        """Return a sequence of labels for each example. For regression it is empty."""
         kind = self.label_kind or infer_label_kind(examples)
         return [() if kind == "regression" else self._split_labels(one, kind) for one in examples]
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
-        """Return the model's settings with the label names, the label kind and the task options.
+        """Add the label names, the label kind and the options of the task to the settings.
 
         Raises DataError if there is only one class, or if there are implausibly many classes for
         the number of examples.
@@ -351,10 +354,13 @@ class TextClassification(SingleStackTask):
         return settings.with_labels(names, kind).with_task("classification", **options)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return a classifier head with one output per label.
+        """Return the heads of the model.
 
-        A decoder with the pooling "last" also keeps its LM head. An encoder-decoder has only its LM
-        head. Raises RecipeError if a recipe key does not suit the model.
+        An encoder-decoder has only its LM head. All other models have a classification head with
+        one output per label. With the pooling "last", they also keep the LM head if they have one.
+
+        Raises RecipeError if the model has no hidden states for a classification head, or if a
+        recipe key does not suit the model.
         """
         self.require_fit(spec)
         lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.is_bilm)
@@ -369,14 +375,14 @@ class TextClassification(SingleStackTask):
         return *lm, build_classifier_head(spec, len(labels), pooling)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has hidden states that a task head can read."""
+        """Return whether a task head, such as a classification head, can be put on the model."""
         return spec.supports_task_heads
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Encode the texts and their labels for training.
 
-        For a decoder with an LM head, the next tokens are labels, too. For an encoder-decoder, the
-        target text is the name of the class.
+        If a decoder keeps its LM head, each token also has the next token as its label. The target
+        text of an encoder-decoder is the class name.
         """
         labels = self._encode_labels(examples, lm.settings)
         if lm.settings.label_kind == "regression":
@@ -397,21 +403,24 @@ class TextClassification(SingleStackTask):
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of labels per loss term.
 
-        "task" counts texts and "lm" counts next tokens. For models with the single loss term
-        "loss", this is the number of texts, or of tokens in the class names (encoder-decoders).
+        If there is a label loss and an LM loss, "task" is the number of texts and "lm" the number
+        of next-token labels. Otherwise the only term is "loss": the number of target tokens for an
+        encoder-decoder, and the number of texts for other models.
         """
         if batch.sequence_labels is None or batch.labels is None:
             return super().label_counts(batch)
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weight lambda of the LM loss."""
+        """Return the weight of the LM loss: lambda in the docstring of the class."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the label loss and, for a model with an LM head, the LM loss, each as a sum.
+        """Return the loss terms, each summed over the labels of the batch.
 
-        Cross-entropies are in nats.
+        If a decoder keeps its LM head, the terms are "task" (label loss) and "lm" (LM loss).
+        Otherwise the only term is "loss". The auxiliary loss of the model is added as a separate
+        term. Cross-entropies are in nats.
         """
         labels = batch.sequence_labels
         if labels is None:
@@ -436,24 +445,24 @@ class TextClassification(SingleStackTask):
         return {"task": total, "lm": nats, **terms}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Return an iterator over the input texts, each after the task prefix."""
+        """Return an iterator over the input texts, each with the task prefix prepended."""
         return (self.prefix + one.as_text for one in examples)
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Return an iterator over the class names, which an encoder-decoder generates."""
+        """Return an iterator over the class name of each example, for encoder-decoders."""
         return (one.label for one in examples if isinstance(one.label, str))
 
     def predict(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
-        """Classify the text or text pair of each example with `lm.classify`."""
+        """Return the classification of each text or text pair by `lm.classify`."""
         return lm.classify([(one.text, one.pair) for one in examples])
 
     def compute_metrics(
         self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
-        """Compute the metrics that suit the kind of labels, with predictions and mistakes.
+        """Compute metrics for the kind of labels, and collect the predictions and the mistakes.
 
-        The metrics are accuracy, F1 and Matthews correlation for classes, F1 scores for multi-label
-        examples, and correlations for regression.
+        The metrics of classes include accuracy, F1 and Matthews correlation. The metrics of
+        multi-label examples include F1 scores, and the metrics of regression include correlations.
         """
         names, kind = lm.settings.labels, lm.settings.label_kind
         if kind == "regression":
@@ -493,16 +502,16 @@ class TextClassification(SingleStackTask):
         return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `classify` command for a validation example, without the leading `trivium`."""
+        """Return a `classify` command with a validation example, without the leading `trivium`."""
         example = read_prediction(run)
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
         return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
 
     def _split_labels(self, example: LabelledText, kind: str) -> Sequence[str]:
-        """Return the class or labels of an example as a sequence of label names.
+        """Return the label names of an example. If `kind` is "classes", there is only one.
 
-        Splits several labels in one string at `label_separator`. Raises DataError if a label occurs
-        twice, or if `kind` is "classes" and there are several labels.
+        For multi-label examples, a string is split at `label_separator`. Raises DataError if a name
+        occurs twice, or if `kind` is "classes" and the example has a list of labels.
         """
         if kind == "classes" and isinstance(example.label, str):
             return (example.label,)
@@ -520,11 +529,14 @@ class TextClassification(SingleStackTask):
     def _encode_labels(self, examples: Sequence[LabelledText], settings: Settings) -> NDArray[Any]:
         """Encode the labels of N examples as an array, for a model with L label names.
 
-        The array contains class indices (int64 [N]), 0 or 1 for each label of multi-label examples
-        (float32 [N, L]), or numbers for regression (float64 [N]).
+        The array depends on the kind of labels:
 
-        Raises DataError, with file and line, for a label that the model does not know or, for
-        regression, a label that is not a number.
+        - classes: the class indices, int64 [N].
+        - multi-label: 1 for each label of the example and 0 for all others, float32 [N, L].
+        - regression: the numbers, float64 [N].
+
+        Raises DataError, with file and line, if the model does not know a label or, for regression,
+        if a label is not a number.
         """
         kind = settings.label_kind
         if kind == "regression":
@@ -547,14 +559,14 @@ class TextClassification(SingleStackTask):
 
 
 def _join_labels(label: str | list[str]) -> str:
-    """Return a label, or a list of labels separated by commas, as one string."""
+    """Return a label unchanged, or a list of labels as one string, separated by commas."""
     return label if isinstance(label, str) else ", ".join(label)
 
 
 def _compute_regression_metrics(
     examples: Sequence[LabelledText], references: NDArray[np.float64], predictions: Sequence[float]
 ) -> Metrics:
-    """Compute the regression metrics. The mistakes are sorted by error, the largest first."""
+    """Compute the regression metrics. All examples are listed as mistakes, largest error first."""
     rows = [
         {**one.texts, "label": label, "predicted": number}
         for one, label, number in zip(examples, references.tolist(), predictions)
@@ -574,12 +586,12 @@ def _compute_regression_metrics(
 def infer_label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     """Infer the kind of labels from the labels of the examples.
 
-    Lists are "multi-label". Numbers are "regression" if at least one of them is not a whole number.
-    All other labels are "classes".
+    The kind is "multi-label" if the labels are lists. It is "regression" if they are numbers and at
+    least one of them is not a whole number. Otherwise it is "classes".
 
     Raises:
-        DataError: there are no examples, only some labels are lists, a label among numbers is
-            missing or not finite, or numbers have a decimal comma.
+        DataError: there are no examples, only some of the labels are lists, all labels are numbers
+            except some that are missing or not finite, or numbers have a decimal comma.
     """
     if not examples:
         raise DataError("there is no labelled example.")
@@ -613,9 +625,9 @@ def infer_label_kind(examples: Sequence[LabelledText]) -> LabelKind:
 
 
 def find_label_problems(names: Sequence[str]) -> list[str]:
-    """Return warnings about class names that are probably not classes.
+    """Return warnings about class names that may not be classes.
 
-    A name such as "n/a" may be a missing label. Whole numbers may be a rating or an amount.
+    Names such as "n/a" may be missing labels. Whole numbers may be ratings or amounts.
     """
     problems = []
     missing = [name for name in names if name.lower() in _MISSING]
@@ -638,14 +650,14 @@ def find_label_problems(names: Sequence[str]) -> list[str]:
 
 
 def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct names in natural order, so that "a9" precedes "a10".
+    """Return the distinct names, sorted in natural order: "a9" comes before "a10".
 
     >>> sort_naturally(["a10", "b", "a9", "b"]), sort_naturally(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 
     def sort_key(name: str) -> tuple[float, str, str]:
-        """Return a key that sorts numbers first, by value, and pads the numbers inside names."""
+        """Return a sort key: numbers come first, by value; numbers inside names are padded."""
         number = _parse_number(name)
         padded = re.sub("[0-9]+", lambda digits: digits[0].zfill(20), name)
         return (-math.inf, padded, name) if number is None else (number, "", name)
@@ -654,10 +666,10 @@ def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def normalize_label(value: Any, location: str) -> str | tuple[str, ...]:
-    """Convert a label from a file to its normalised name, or a list of labels to a tuple of names.
+    """Normalise a label from a file. Returns its name, or a tuple of names for a list of labels.
 
-    `location` is the file and the line, for error messages. Raises DataError for values that cannot
-    be labels, such as null or an object.
+    `location` is the file and the line, for error messages. Raises DataError if a value cannot be a
+    label, for example null or an object.
     """
     if isinstance(value, list):
         return tuple(_normalize_label(item, location) for item in value)
@@ -665,11 +677,11 @@ def normalize_label(value: Any, location: str) -> str | tuple[str, ...]:
 
 
 def _normalize_label(value: Any, location: str) -> str:
-    """Convert a single label from a file to its normalised name.
+    """Normalise a single label from a file. Returns its name.
 
-    Equal values have equal names: true and True are "true", and 1 and 1.0 are "1". Raises
-    DataError, with the file and line `location`, if the value is not a string, a number or a
-    boolean.
+    Different spellings of the same value have the same name: true and True become "true", and 1 and
+    1.0 become "1". Raises DataError, with the file and line `location`, if the value is not a
+    string, a number or a boolean.
     """
     value = float(value) if isinstance(value, Decimal) else value
     kind = json_type(value)
@@ -685,7 +697,7 @@ def _normalize_label(value: Any, location: str) -> str:
 
 
 def _parse_number(label: object) -> float | None:
-    """Parse a label as a finite number. Returns None if the label is not a finite number."""
+    """Parse a label as a number. Returns None if the label is not a finite number."""
     try:
         number = float(label) if isinstance(label, str) and "_" not in label else math.nan
     except ValueError:
@@ -694,17 +706,17 @@ def _parse_number(label: object) -> float | None:
 
 
 def _is_class_folder(folder: Path) -> bool:
-    """Return whether a folder (or its subfolders) contains .txt files, but no record files."""
+    """Return whether a folder and its subfolders contain .txt files, but no record files."""
     formats = {file_format(path.name) for path in (*folder.glob("*"), *folder.glob("*/*"))}
     return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
 def _read_class_folders(folder: Path, options: RecordOptions) -> Iterator[tuple[str, str, str]]:
-    """Yield the path, text and label of each .txt file. The label is the name of the file's folder.
+    """Yield the path, text and label of each .txt file. The label is the name of its folder.
 
-    If there are subfolders, .txt files directly in `folder` are skipped (such as `urls_pos.txt` of
-    IMDB). The IMDB folder `unsup` of unlabelled texts is also skipped. Raises DataError for files
-    in deeper folders.
+    If subfolders contain .txt files, those directly in `folder` are skipped, such as `urls_pos.txt`
+    of IMDB. Folders named `unsup` are also skipped: in IMDB this folder has unlabelled texts.
+    Raises DataError if a file is more than one folder below `folder`.
     """
     paths = [Path(path) for path in walk_files(folder) if path.endswith(".txt")]
     for path in [path for path in paths if path.parent != folder] or paths:

@@ -1,4 +1,4 @@
-"""Contrastive learning of text embeddings: matching texts get similar embeddings."""
+"""Contrastive learning of text embeddings: matching texts learn similar embeddings."""
 
 from __future__ import annotations
 
@@ -53,24 +53,25 @@ class Contrastive(SingleStackTask, TextPairs):
 
     a_i and p_i are the embeddings of the anchor and the positive of example i, and T is the
     temperature. The sum is over the embeddings c of the positives and the hard negatives of all
-    examples in the step. Other texts that equal the anchor or the positive of example i are
-    excluded, and so are the positives of other examples with the same anchor. The embedding of a
-    text is the mean, the first or the last of its hidden states:
+    examples in the step, with two exceptions. Texts that are identical to the anchor or the
+    positive of example i are excluded, except p_i itself. If other examples have the same anchor as
+    example i, their positives are also excluded. The embedding of a text is the mean, the first or
+    the last of its hidden states:
 
         anchor    [CLS] who wrote it [SEP]
         positive  [CLS] Ada wrote the first program [SEP]
         negative  [CLS] Grace wrote the first compiler [SEP]
 
-    If the data are single texts, each text is made into a pair, differently in every epoch. With
-    `pairs` = "cloze" the anchor is a random sentence of the text, and the positive is the rest of
-    the text. In a tenth of the pairs the positive keeps the sentence. With "dropout" the anchor and
-    the positive are the same text with two different dropout masks. A text of one sentence is
-    always treated as with "dropout".
+    If the examples are single texts, an anchor and a positive are sampled from each text in every
+    epoch. With `pairs` = "cloze", the anchor is a random sentence of the text, and the positive is
+    the rest of the text. In 10 % of the pairs the positive is the whole text. With `pairs` =
+    "dropout", the anchor and the positive are both the whole text, with different dropout masks.
+    Texts of one sentence always use "dropout".
 
-    The loss is computed over the whole step, independent of the micro-batch size (GradCache).
-    First all texts are embedded without storing activations. Then each micro-batch slice is
-    computed again for its gradient, with the same dropout masks. Several processes share this work,
-    and each computes the loss from all embeddings.
+    The loss is computed over the whole step, so it does not depend on the micro-batch size
+    (GradCache). First, all texts are embedded without storing activations. Then each micro-batch
+    slice is embedded again, with the same dropout masks, to compute gradients. With several
+    processes, each process embeds some of the slices and computes the loss from all embeddings.
 
     Source: van den Oord et al. 2018, equation 4; Gao, Yao and Chen 2021 (SimCSE), equations 1, 4
     and 5; Lee et al. 2019 (inverse cloze task), section 4; Gao et al. 2021 (GradCache), section 3.
@@ -91,7 +92,7 @@ class Contrastive(SingleStackTask, TextPairs):
     temperature: float = Field(0.05, gt=0, description="temperature T that divides the cosines")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return no heads, because the embeddings are pooled hidden states.
+        """Return an empty tuple: no head is needed, because embeddings are pooled hidden states.
 
         Raises RecipeError if the objective cannot train the model.
         """
@@ -101,9 +102,10 @@ class Contrastive(SingleStackTask, TextPairs):
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
         """Encode each example as one row: its anchor, positive and hard negative, concatenated.
 
-        `document_ids` are 1, 2 and 3 for the tokens of these texts. If an example is a single text,
-        `document_ids` number its sentences from 1 and are 0 for special tokens. `sequence_labels`
-        [N, 3] are hashes of the three texts of each of the N examples, 0 for a missing text.
+        `document_ids` are 1 in the anchor, 2 in the positive and 3 in the hard negative. If the
+        example is a single text, its sentences are numbered from 1, and special tokens have 0.
+        `sequence_labels` [N, 3] are the hashes of the three texts of N examples; 0 if a text is
+        missing.
         """
         tokenizer = lm.source_tokenizer
         ends, pairs = tokenizer.vocabulary.ends_sentence, [(t, None) for t in self.texts(examples)]
@@ -134,10 +136,10 @@ class Contrastive(SingleStackTask, TextPairs):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch with one text per row, the longest texts first.
+        """Return a batch with one text per row. The longest texts come first.
 
-        For each of the R texts, `sequence_labels` [R, 3] contain the index of its example, its role
-        (0: anchor, 1: positive, 2: hard negative) and the hash of the text.
+        `sequence_labels` [R, 3] contain three numbers for each of the R texts: the index of its
+        example, its role (0: anchor, 1: positive, 2: hard negative) and its hash.
         """
         texts, text_ids = rows.sequence_labels, rows.document_ids
         assert texts is not None
@@ -165,10 +167,15 @@ class Contrastive(SingleStackTask, TextPairs):
         )
 
     def _sample_pairs(self, sentence_ids: Any, is_token: Any, rng: RowRandom) -> tuple[Any, Any]:
-        """Sample an anchor and a positive from each row that is a single text.
+        """Sample an anchor and a positive from each of B rows, as if all rows were single texts.
 
-        Returns the token masks of the anchors and the positives, bool [B, T] each. `sentence_ids`
-        [B, T] number the sentences of each text from 1, and `is_token` [B, T] is the padding mask.
+        Returns a mask of the anchor tokens and a mask of the positive tokens, bool [B, T] each.
+
+        Args:
+            sentence_ids: the number of the sentence that contains each token, from 1, [B, T]; 0 for
+                special tokens.
+            is_token: the padding mask, bool [B, T].
+            rng: the random numbers of the rows.
         """
         if self.pairs == "dropout":
             return is_token, is_token
@@ -181,19 +188,19 @@ class Contrastive(SingleStackTask, TextPairs):
         return anchor, np.where(several, is_token & (kept | ~sentence), is_token)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of loss terms L_i, which is the number of examples."""
+        """Return the number of examples, by which the summed loss is divided."""
         assert batch.sequence_labels is not None
         return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the contrastive loss of the whole step in nats, summed over the examples."""
+        """Return the contrastive loss in nats, summed over all examples of the step."""
         assert batch.sequence_labels is not None
         vectors, terms = batch.compute_by_slice(partial(self._embed, model), batch.parts())
         loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
-        """Return normalised embeddings [B, D] of B texts, and the auxiliary losses of the model."""
+        """Embed B texts. Returns normalised embeddings [B, D], and the model's auxiliary loss."""
         hidden, terms = forward_hidden(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
@@ -206,9 +213,9 @@ def contrastive_loss(vectors: Tensor, labels: Tensor, temperature: float) -> Ten
 
     Args:
         vectors: the normalised embeddings of R texts, [R, D].
-        labels: for each text the index of its example, its role (0: anchor, 1: positive, 2: hard
-            negative) and the hash of the text, int64 [R, 3].
-        temperature: T.
+        labels: three numbers for each text, int64 [R, 3]: the index of its example, its role (0:
+            anchor, 1: positive, 2: hard negative) and its hash.
+        temperature: the temperature T.
     """
     example, role, text = labels.unbind(1)
     order = torch.argsort(role * len(labels) + example)

@@ -1,4 +1,4 @@
-"""Read prompts, responses and lists of messages from records, for all tasks that use them."""
+"""Read prompts, responses and lists of messages from records."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _NO_SPACE = "data.no_space_after_prompt"
 
 Message = dict[str, Any]
 Turn = str | tuple[Message, ...]
-"""A text, or messages {"role", "content"}. Some messages also have a "name" or a "weight"."""
+"""A text, or messages {"role", "content"}. A message may also have a "name" and a "weight"."""
 
 
 def read_messages(record: Record, column: str, *, weighted: bool = False) -> list[Message]:
-    """Read the list of messages in a column. Messages that contain only tool calls are skipped.
+    """Read the messages in a column, which contains a list of messages or a single message.
 
-    The column may also contain a single message instead of a list.
+    Blank system messages and messages that contain only tool calls are skipped.
 
     Args:
         record: the record.
@@ -50,7 +50,8 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
             weight are excluded from the loss.
 
     Raises:
-        DataError: a message is blank, or its role is unknown.
+        DataError: the column contains no messages, a message other than a system message is blank,
+            or a role is unknown.
     """
     value: Any = record.value(column)
     if isinstance(value, dict) and {"role", "from"} & value.keys():
@@ -83,7 +84,10 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
 
 
 def _read_role(message: Record, column: str) -> str:
-    """Return the role of a message, such as "user". Raises DataError if the role is unknown."""
+    """Return the role of a message, such as "user". `column` is "role" or "from".
+
+    Raises DataError if the role is unknown.
+    """
     name = message.text(column)
     known = _OTHER_ROLES.get(name, name)
     if known not in ROLES:
@@ -95,7 +99,10 @@ def _read_role(message: Record, column: str) -> str:
 
 
 def _read_weight(message: Record) -> float:
-    """Return the loss weight of a message, 1 by default. Raises DataError if it is not 0 or 1."""
+    """Return the loss weight of a message, which is 1 if the message has no "weight".
+
+    Raises DataError if the weight is not 0 or 1.
+    """
     weight = message.get("weight")
     if weight is not None and weight not in (0, 1):
         raise DataError(f'"weight" of {message.where} is {weight!r}: give 0 or 1.')
@@ -103,7 +110,7 @@ def _read_weight(message: Record) -> float:
 
 
 def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
-    """Read a field of a record that contains a text or messages (see `read_messages`)."""
+    """Read a field of a record: a text, or a list of messages (see `read_messages`)."""
     column = record.columns[field]
     if isinstance(record.value(column), str):
         return record.text(column)
@@ -111,7 +118,10 @@ def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
 
 
 def read_prompt(record: Record) -> Turn | None:
-    """Read the prompt of a record and append its `input` column. Returns None without a prompt."""
+    """Read the prompt of a record: a text with its `input` appended, or a list of messages.
+
+    Returns None if the record has no prompt.
+    """
     if "prompt" not in record.columns:
         return None
     turn = read_turn(record, "prompt")
@@ -119,13 +129,19 @@ def read_prompt(record: Record) -> Turn | None:
 
 
 def append_input(record: Record, text: str) -> str:
-    """Append the `input` column of a record to an instruction, as in Alpaca, if it is not blank."""
+    """Append the `input` column of a record to its instruction, as in Alpaca.
+
+    Returns the instruction unchanged if `input` is missing or blank.
+    """
     more = record.optional_text("input")
     return text if more is None else f"{text}\n\n{more}"
 
 
 def join_messages(record: Record, prompt: Turn | None, response: Turn = ()) -> tuple[Message, ...]:
-    """Join the system message of a record, a prompt and a response into one list of messages."""
+    """Join the system message of a record, a prompt and a response into one tuple of messages.
+
+    If the prompt already starts with a system message, the `system` column is not used.
+    """
     messages = prepend_prompt(prompt, response)
     system = record.optional_text("system")
     if system is None or not messages:
@@ -137,10 +153,10 @@ def join_messages(record: Record, prompt: Turn | None, response: Turn = ()) -> t
 
 
 def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
-    """Join a prompt and its response into one list of messages.
+    """Join a prompt and its response into one tuple of messages.
 
-    If the response is a list of messages that does not begin with the assistant, it is already a
-    whole conversation and is returned without the prompt.
+    If the response consists of messages and the first one is not by the assistant, the response is
+    already a whole conversation. It is then returned without the prompt.
     """
     if isinstance(response, str):
         response = ({"role": "assistant", "content": response},)
@@ -152,20 +168,20 @@ def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
 
 
 def are_texts(record: Record, *turns: Turn | None) -> bool:
-    """Return whether a record has no system message and all of the given `turns` are texts."""
+    """Return whether the record has no `system` column and none of the `turns` are messages."""
     return "system" not in record.columns and not any(isinstance(turn, tuple) for turn in turns)
 
 
 def as_text(turn: Turn) -> str:
-    """Return a turn as plain text. The contents of messages are joined by line breaks."""
+    """Return a turn as plain text. The contents of messages are joined with line breaks."""
     return turn if isinstance(turn, str) else "\n".join(message["content"] for message in turn)
 
 
 def note_missing_space(record: Record, prompt: str, responses: Sequence[str]) -> None:
-    """Add a note to the read report if a space is probably missing between prompt and response.
+    """Add a note to the read report if a space seems to be missing before a response.
 
-    A prompt and its response are concatenated without a space, as in trl, because code and Chinese
-    need none.
+    A prompt and its response are concatenated without a space, as in trl. Code and Chinese text
+    need no space, but most other text does.
     """
     for text in responses:
         ends = prompt[-1:].isalnum() or prompt[-1:] in {*".,:;?!"}

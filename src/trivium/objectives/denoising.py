@@ -25,31 +25,34 @@ _MAX_SPAN = 64
 class Denoising(EncoderDecoderObjective):
     """The denoising objective of BART: text infilling and sentence permutation.
 
-    Each time a row is used, new noise is sampled for it. All five kinds of noise in the paper are
-    available, each with its own key. They are applied in this order: sentence permutation, document
-    rotation, token masking, token deletion, text infilling.
+    New noise is sampled for each row in every epoch. All five kinds of noise in the paper are
+    available. They are applied in this order: sentence permutation, document rotation, token
+    masking, token deletion, text infilling.
 
-    By default the sentences of each document are shuffled. Then text infilling replaces spans of
-    tokens with one mask token each. The span lengths have a Poisson distribution, and a fraction
-    `probability` of the tokens is replaced. A span of length 0 only inserts a mask. In this example
-    `<m>` is the mask, the two sentences are swapped, "sat on" is replaced, and a mask is inserted
-    before "we":
+    The default noise is sentence permutation and text infilling. First, the sentences of each
+    document are shuffled. Then spans of tokens are replaced with one mask token each. The span
+    lengths follow a Poisson distribution, and a fraction `probability` of the tokens is replaced. A
+    span of length 0 only inserts a mask. In this example `<m>` is the mask token. The two sentences
+    are swapped, "sat on" is replaced, and a mask is inserted before "we":
 
         row                the  cat sat  on   it   . we   saw  it   . </s>
         input_ids          <m>  we  saw  it   . the  cat  <m>  it   . </s>
         decoder_input_ids  </s> the cat  sat  on   it . we   saw  it   .
         labels             the  cat sat  on   it   . we   saw  it   . </s>
 
-    The other kinds of noise, if each of them selects the token "cat" of the same row:
+    The other kinds of noise are off by default. If they select the token "cat", they change the
+    same row as follows:
 
         mask_tokens        the  <m> sat  on   it   . we   saw  it   . </s>
         delete_tokens      the  sat on   it   .    we saw it   .    </s>
         rotate_documents   cat  sat on   it   .    we saw it   .    the </s>
 
-    Source: Lewis et al. 2019, sections 2.2 and 4 (30 %, mean 3, all sentences permuted). Their
-    final model does not use the last three kinds of noise. Permutation and rotation come first,
-    while documents are still complete. Differences: spans are never adjacent, and a row never has
-    more masks for spans than replaced tokens, so that no row becomes longer.
+    Permutation and rotation come first, because they need complete documents.
+
+    Source: Lewis et al. 2019, sections 2.2 and 4. The final model in the paper also uses only
+    permutation of all sentences, and infilling of 30 % of the tokens with a mean span length of 3.
+    There are two differences. Spans are never adjacent. A row never has more masks for spans than
+    replaced tokens, so rows do not become longer.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (*EncoderDecoderObjective.special_tokens, "<mask>")
@@ -65,13 +68,13 @@ class Denoising(EncoderDecoderObjective):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an encoder-decoder with learned positions, as in BART."""
+        """Return whether the model is an encoder-decoder with learned position embeddings."""
         learned = isinstance(spec.absolute_position_encoding, Learned)
         return spec.family == "encoder-decoder" and learned
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the tokenizer defaults of BART: byte-level BPE and its special tokens."""
+        """Return defaults of `[tokenizer]` keys: byte-level BPE and the special tokens of BART."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
@@ -80,7 +83,7 @@ class Denoising(EncoderDecoderObjective):
         return vocabulary.end_id
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Return the corrupted rows for the encoder, and the original rows for the decoder."""
+        """Return the corrupted rows as encoder inputs, and the original rows as targets."""
         ids, lengths, is_token = rows.input_ids, rows.lengths, padding_mask(rows)
         if self.permute_sentences:
             ids = _permute_sentences(ids, is_token, rng, vocabulary)
@@ -97,9 +100,9 @@ class Denoising(EncoderDecoderObjective):
     def _rotate_documents(
         self, ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> Ints:
-        """Return rows [B, T] in which some documents are rotated to start at a random token.
+        """Rotate some of the documents so that they start at a random token. Returns rows [B, T].
 
-        The special tokens at the start and at the end of each document are not moved.
+        Special tokens at the start and at the end of each document are not moved.
         """
         is_end = ids == vocabulary.end_id
         document = np.cumsum(is_end, axis=1) - is_end
@@ -116,9 +119,9 @@ class Denoising(EncoderDecoderObjective):
         return rotated
 
     def _delete_tokens(self, ids: Ints, is_token: Bools, rng: RowRandom) -> tuple[Ints, Ints]:
-        """Delete random tokens of each row, but at least one token remains.
+        """Delete random tokens in each row. At least one token remains.
 
-        Returns the shortened rows and their lengths.
+        Returns the shortened rows, padded on the right, and their lengths [B].
         """
         keep = is_token & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
@@ -126,9 +129,9 @@ class Denoising(EncoderDecoderObjective):
         return left_pack(ids, keep, 0)
 
     def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
-        """Replace random spans of each row with one mask token each (text infilling).
+        """Replace random spans in each row with one mask token each (text infilling).
 
-        Returns the padded rows and their lengths.
+        Returns the new rows, padded on the right, and their lengths [B].
         """
         assert vocabulary.mask_id is not None
         width = ids.shape[1]
@@ -149,14 +152,15 @@ class Denoising(EncoderDecoderObjective):
         return infilled, new_lengths
 
     def _place_spans(self, length: int, sizes: Ints, position: Floats) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each span to replace in a row, from left to right.
+        """Yield the (start, stop) positions of the spans to replace in a row, from left to right.
 
-        There is a gap before each token that is not replaced, and a gap after the last one. Each
-        span is placed in a different gap, so that spans are never adjacent.
+        There is a gap before each token that is kept, and a gap after the last one. Each span is
+        placed in a different gap, so that spans are never adjacent.
 
         Args:
             length: the number of tokens in the row.
-            sizes: the sampled lengths of the spans, of which only the first few are used.
+            sizes: the sampled span lengths. They are used in order until a fraction `probability`
+                of the tokens is replaced.
             position: a random number for each gap. The gaps with the smallest numbers are used.
         """
         budget = round(length * self.probability)
@@ -177,7 +181,7 @@ class Denoising(EncoderDecoderObjective):
 
 
 def _permute_sentences(ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-    """Return rows [B, T] in which the sentences of each document are shuffled."""
+    """Shuffle the sentences of each document. Returns rows [B, T]."""
     is_end = ids == vocabulary.end_id
     ends_sentence = vocabulary.ends_sentence[ids] | is_end
     sentence, document = (np.cumsum(ends, axis=1) - ends for ends in (ends_sentence, is_end))
@@ -189,5 +193,5 @@ def _permute_sentences(ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: V
 
 
 def _document_start_id(vocabulary: Vocabulary) -> int:
-    """Return the id of the special token at the start of each document; -1 if there is none."""
+    """Return the id of the special token that starts each document, or -1 if there is none."""
     return next(iter(vocabulary.prefix_ids), -1)

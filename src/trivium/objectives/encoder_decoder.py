@@ -1,4 +1,4 @@
-"""Base class for pretraining encoder-decoders: inputs and targets are made from the same text."""
+"""Base class of pretraining objectives for encoder-decoders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trivium.text.vocabulary import Vocabulary
 Padded = tuple[Ints, Ints]
 """Rows of token ids [B, T], padded on the right, and the number of tokens in each row, [B]."""
 PaddedPair = tuple[Padded, Padded]
-"""The rows of the encoder and the rows of the decoder."""
+"""The input rows of the encoder, and the target rows of the decoder."""
 
 
 class EncoderDecoderObjective(Objective):
@@ -24,8 +24,8 @@ class EncoderDecoderObjective(Objective):
 
     L = - sum_t log P(y_t | y_1 ... y_(t-1), x)
 
-    The encoder input x and the target y are made from the same row of text. Attention covers the
-    whole row, even if several documents are packed into it.
+    The encoder input x and the target y are made from the same row of text. If a row contains
+    several documents, tokens attend to all of them.
     """
 
     separates_documents: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class EncoderDecoderObjective(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the decoder start token id of the vocabulary, or else the objective's default."""
+        """Return the decoder start token id, from the vocabulary or else `default_start_id`."""
         start = vocabulary.decoder_start_id
         return self.default_start_id(vocabulary) if start is None else start
 
@@ -43,13 +43,13 @@ class EncoderDecoderObjective(Objective):
 
     @abstractmethod
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Return encoder inputs and decoder targets made from rows of text."""
+        """Make encoder inputs and decoder targets from rows of text. Returns both, padded."""
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch of encoder inputs, decoder inputs and labels for B rows of text.
+        """Corrupt B rows of text, and return a batch of encoder inputs, decoder inputs and labels.
 
-        `input_ids` are [B, S] with S encoder positions. `decoder_input_ids` and `labels` are [B, U]
-        with U decoder positions.
+        `input_ids` are [B, S] for S encoder positions. `decoder_input_ids` and `labels` are [B, U]
+        for U decoder positions.
         """
         start = self.decoder_start(vocabulary)
         assert start is not None
@@ -64,9 +64,9 @@ class EncoderDecoderObjective(Objective):
 
 
 def pack_with_eos(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
-    """Move the tokens where `keep` is True to the left of each row, and append the end token.
+    """Keep only the tokens where `keep` is True, and append the end token to each row.
 
-    Returns the rows, padded on the right, and their lengths.
+    Returns the new rows, padded on the right, and their lengths [B].
     """
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None
@@ -76,7 +76,7 @@ def pack_with_eos(ids: Ints, keep: Bools, vocabulary: Vocabulary) -> Padded:
 
 
 def shift_right(targets: Ints, start_id: int) -> Ints:
-    """Return the decoder inputs for `targets`: the start token, then all targets except the last.
+    """Return the decoder inputs for `targets`: the start token and all targets except the last.
 
     >>> shift_right(np.array([[11, 12, 1]]), 0).tolist()
     [[0, 11, 12]]

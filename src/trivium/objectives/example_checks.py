@@ -1,4 +1,4 @@
-"""Checks that count common problems of labelled examples (`trivium check`)."""
+"""Checks for common problems in labelled examples (`trivium check`)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def check_examples(
 ) -> list[Finding]:
     """Check the examples of a task for common problems. Returns one finding per check.
 
-    The examples are read and split as for training.
+    The examples are read and split in the same way as for training.
 
     Args:
         objective: the task.
         paths: the files to read.
-        validation: the fraction of the examples for validation, or the paths of validation files.
+        validation: the fraction of examples for validation, or the paths of validation files.
         encoding: the encoding of the files.
         errors: how encoding errors are handled, as in `open`.
         tokenizer: the tokenizer for checks that count tokens. If None, these checks count words.
-        report: the report to which the names of the columns that are read are added.
+        report: a report to fill with the names of the columns that are read.
 
     Raises:
         DataError: no example can be read.
@@ -91,7 +91,7 @@ def check_examples(
 
 
 def _find_bad_records(records: BadRecords, num_examples: int) -> Finding:
-    """Return a finding that counts the records that cannot be read as examples."""
+    """Return a finding that counts the records that could not be read as examples."""
     total = records.count + num_examples
     return Finding.of("bad_records", records.count, total, 0, "skip_bad_records", records.lines)
 
@@ -99,8 +99,8 @@ def _find_bad_records(records: BadRecords, num_examples: int) -> Finding:
 def _find_disputed_labels(examples_by_text: dict[str, dict[tuple[str, ...], str]]) -> Finding:
     """Return a finding that counts the texts that occur with different labels.
 
-    `examples_by_text` contains, for each text and each of its label sets, the file and line of the
-    first example.
+    `examples_by_text` maps each text to a dict. The dict maps each tuple of labels of the text to
+    the file and line of the first example with these labels.
     """
     cases = Cases()
     for text, place_by_labels in examples_by_text.items():
@@ -111,7 +111,10 @@ def _find_disputed_labels(examples_by_text: dict[str, dict[tuple[str, ...], str]
 
 
 def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
-    """Return a finding that counts labels so rare that a model might never predict them."""
+    """Return a finding that counts labels that are so rare that a model may never predict them.
+
+    If `has_class_weights`, its advice is to set class weights.
+    """
     share = min(_RARE_FRACTION, 0.5 / max(1, len(counts)))
     limit = share * counts.total()
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
@@ -120,7 +123,7 @@ def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
 
 
 def _find_case_variants(labels: Sequence[str]) -> Finding:
-    """Return a finding that counts the labels that differ only in upper and lower case."""
+    """Return a finding that counts groups of labels that differ only in upper and lower case."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(label.casefold(), []).append(label)

@@ -13,9 +13,9 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 def hash_group(example: Any) -> int:
-    """Return a hash of the example's `group`, which determines the split of the example.
+    """Return the 64-bit hash of an example's grouping key, which determines its split.
 
-    White space and the Unicode normalisation form do not change the hash.
+    Differences in white space or Unicode normalisation form do not change the hash.
     """
     return hash_text(" ".join(example.group.split()))
 
@@ -31,8 +31,8 @@ def read_examples(
     Args:
         objective: the task.
         paths: the files to read.
-        validation: the fraction of examples for validation, or the paths of validation files. If
-            such a file is also in `paths`, its examples are in both lists.
+        validation: the fraction of examples for validation, or the paths of validation files. If a
+            validation file is also in `paths`, its examples are in both lists.
         options: the options for reading records.
 
     Raises:
@@ -50,25 +50,25 @@ def read_examples(
 def split_examples(
     examples: Sequence[Any], validation: float, labels: Sequence[Sequence[str]] | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Split examples into training and validation examples. Both keep the order of the examples.
+    """Split examples into training and validation examples. Both keep the original order.
 
-    Examples with the same `group` are always in the same split. A group is a validation group
-    if its hash is in the lowest fraction `validation` of all possible hashes. The split therefore
-    depends only on the examples, and not on a seed.
+    A group consists of the examples with the same grouping key (`group`). It is never split. A
+    group is used for validation if its hash is in the lowest fraction `validation` of all possible
+    hashes. The split thus depends only on the examples, not on a seed.
 
     There are two exceptions, so that every label can be learned and evaluated. For each label, the
-    group with the highest hash is always a training group. If a label has no validation group, its
-    other group with the lowest hash becomes a validation group, if there is another group.
-    Therefore adding an example moves at most one other group of each of its labels to the other
-    split.
+    group with the highest hash is always used for training. If a label then has no validation
+    group, the group with the lowest hash among its remaining groups is used for validation, if
+    there is one. As a result, when an example is added, at most one other group of each of its
+    labels moves to the other split.
 
     Args:
         examples: the examples of any task.
         validation: the fraction of groups for validation.
-        labels: the labels of each example; None for a task without labels.
+        labels: the labels of each example; None for tasks without labels.
 
     Raises:
-        DataError: `validation` is not in [0, 1), or all examples are in one group.
+        DataError: `validation` is not in [0, 1), or all examples have the same grouping key.
     """
     if not 0 <= validation < 1:
         raise DataError(

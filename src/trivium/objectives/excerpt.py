@@ -1,4 +1,4 @@
-"""Short excerpts of texts in any language, for samples and for the example command after a run."""
+"""Short excerpts of texts in any language, for samples and example commands in reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIN_WORDS, _MAX_WORDS = 5, 30  # per excerpt
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words. Each Chinese or Japanese character is a separate word.
+    """Split a text into words. Each Chinese or Japanese character counts as one word.
 
     >>> split_words("to be \u4f60\u597d!")
     ['to', 'be', '\u4f60', '\u597d', '!']
@@ -38,10 +38,10 @@ def first_words(text: str, count: int) -> str:
 def mask_middle(
     text: str, mask_token: str, *, words: int = _MAX_WORDS, span: int = 1
 ) -> tuple[str, str] | None:
-    """Replace the middle `span` words in the first sentence of a text with one mask token.
+    """Replace `span` words in the middle of a text's first sentence with one mask token.
 
-    Returns the sentence with the mask, truncated to its first `words` words, and the masked words.
-    Returns None if the sentence has too few words.
+    The sentence is first truncated to `words` words. Returns the sentence with the mask, and the
+    masked words. Returns None if the sentence has too few words.
 
     >>> mask_middle("it was a dark and stormy night", "[MASK]")
     ('it was a [MASK] and stormy night', 'dark')
@@ -61,10 +61,10 @@ def mask_middle(
 def generate_continuation(
     lm: LanguageModel, text: str, num_words: int, **options: Any
 ) -> tuple[str, str] | None:
-    """Return the first `num_words` words of a text, and a continuation that the model generates.
+    """Return the first `num_words` words of a text as a prompt, and a generated continuation.
 
-    The prompt and the continuation together are not longer than the sequences on which the model
-    was trained. Returns None if the prompt alone is too long. `options` are passed to
+    Prompt and continuation together are at most as long as the sequences on which the model was
+    trained. Returns None if the prompt leaves no room for a continuation. `options` are passed to
     `lm.generate`.
     """
     prompt = first_words(text, num_words)
@@ -75,9 +75,10 @@ def generate_continuation(
 
 
 def _find_sentence(text: str) -> str:
-    """Return the first sentence that is neither a short heading nor very long.
+    """Return the first sentence of 5 to 30 words, which is probably not a heading.
 
-    If there is no such sentence, returns the first long sentence, or else the whole text.
+    If there is none, returns the first longer sentence. If there is none either, returns the whole
+    text.
 
     >>> _find_sentence("Spring\\nMeng Haoran\\nI slept and did not know it was dawn. Birds sang.")
     'I slept and did not know it was dawn.'
@@ -89,7 +90,7 @@ def _find_sentence(text: str) -> str:
 
 
 def _normalize_spaces(text: str) -> str:
-    """Return the text on one line, with single spaces and no spaces between Chinese characters."""
+    """Join the text into one line with single spaces, and none between Chinese characters."""
     return join_words(text.split())[0]
 
 

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization (KTO): learning from responses that are labelled individually."""
+"""Kahneman-Tversky optimization (KTO): learning from unpaired good and bad responses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DESIRABLE, _UNDESIRABLE = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-
 
 @dataclass(frozen=True, slots=True)
 class UnpairedPreference:
-    """A prompt, a response, and whether the response is desirable."""
+    """A prompt with a single response that is labelled as desirable or undesirable."""
 
     prompt: Turn
     response: Turn
@@ -57,10 +57,10 @@ class UnpairedPreference:
 
     @property
     def group(self) -> str:
-        """The text of the prompt or, without a prompt, the text of the response.
+        """The key for grouping examples when splitting: the prompt as one text.
 
-        It groups the examples for the validation split: examples of the same group are never in
-        different splits.
+        If there is no prompt, the key is the response. Examples with the same key are in the same
+        split.
         """
         return as_text(self.prompt) or as_text(self.response)
 
@@ -70,22 +70,24 @@ class KTO(ReferenceObjective):
 
     L = w (1 - sigmoid(s beta (r - z))), where r = log(p(y) / q(y)) and z = max(0, E[log(p / q)])
 
-    p is the probability under the model, and q is the probability under the reference, which is the
-    model at the start of the run. log q is computed once. Desirable responses have s = 1 and w =
-    `desirable_weight`. Undesirable responses have s = -1 and w = `undesirable_weight`.
+    p is the probability under the model, and q is the probability under the reference model, which
+    is the model at the start of the run. log q is computed only once. Desirable responses have
+    s = 1 and w = `desirable_weight`. Undesirable responses have s = -1 and w =
+    `undesirable_weight`.
 
-    z is the reference point, which has no gradient. Its expectation is estimated by pairing each
-    prompt of the step with a response to another prompt:
+    z is the reference point. No gradient flows through it. Its expectation is estimated from
+    mismatched responses: each prompt of the step is combined with a response to another prompt:
 
         prompt    who wrote it ?
         response  Ada did . </s>     label  true
         other     a rose is red . </s>      response to another prompt, for z
 
-    Since z depends on all examples of a step, the loss is computed over the whole step, independent
-    of the micro-batch size.
+    Since z depends on all examples of a step, the loss is computed over the whole step. It does not
+    depend on the micro-batch size.
 
-    Metrics in addition to the loss: `desirable` and `undesirable` are the mean r of these
-    responses in nats, and `divergence` is z before it is clamped at 0.
+    Three metrics are logged in addition to the loss. `desirable` and `undesirable` are the mean r
+    of the desirable and of the undesirable responses, in nats. `divergence` is z before it is
+    clamped at 0.
 
     The default learning rate is between 5e-7 and 5e-6, as recommended in the documentation of trl.
 
@@ -103,9 +105,9 @@ class KTO(ReferenceObjective):
     undesirable_weight: float = Field(1.0, ge=0, description="loss weight of undesirable responses")
 
     def example(self, record: Record) -> UnpairedPreference:
-        """Read a response, its label and, if present, its prompt from a record.
+        """Read a prompt, a response and its label from a record. The prompt is optional.
 
-        Raises DataError if the label is not true or false.
+        Raises DataError if the label is neither true nor false.
         """
         label = record.columns["label"]
         value = str(record.value(label)).strip().lower()
@@ -122,9 +124,9 @@ class KTO(ReferenceObjective):
         return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
 
     def resolve(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
-        """Return the objective unchanged, after checking that both labels occur in the examples.
+        """Check that both labels occur in the examples. Returns the objective unchanged.
 
-        Raises DataError if all responses are desirable, or all are undesirable.
+        Raises DataError if all responses are desirable, or if all are undesirable.
         """
         if len({one.is_desirable for one in examples}) == 1:
             kind = "desirable" if examples[0].is_desirable else "undesirable"
@@ -139,8 +141,12 @@ class KTO(ReferenceObjective):
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode two responses to each prompt: its own response and a mismatched response.
 
-        The mismatched response of example i of N is the response of example (i + N // 2) % N.
-        Returns the encoded pairs, and the truncation counts of the prompts' own responses.
+        If there are N examples, the mismatched response of example i comes from example
+        (i + N // 2) % N.
+
+        Returns:
+            The token ids and labels of both responses by field of `RowBatch`, and the truncation
+            counts of each prompt's own response (see `EncodedExamples`).
         """
         half = len(examples) // 2
         others = [*examples[half:], *examples[:half]]
@@ -153,36 +159,39 @@ class KTO(ReferenceObjective):
         return stack_pairs(rows), truncations[::2]
 
     def build_labels(self, examples: Sequence[UnpairedPreference], logq: np.ndarray) -> np.ndarray:
-        """Return the labels of N examples, float [N, 3].
+        """Return three labels for each of N examples, float [N, 3].
 
-        The columns are the reference log-probabilities of both responses (log q), and 1 if the
-        prompt's own response is desirable, otherwise 0.
+        The first two are log q of both responses, as given by `logq` [N, 2]. The third is 1 if the
+        prompt's own response is desirable, and 0 otherwise.
         """
         return np.column_stack((logq, [one.is_desirable for one in examples]))
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the batch with both responses of each row, [B, 2, U], longest rows first."""
+        """Return a batch with both responses of B examples, [B, 2, U], the longest examples first.
+
+        U is the length of the longest row.
+        """
         batch = super().prepare(rows, rng, vocabulary)
         order = np.argsort(-rows.lengths.reshape(rows.num_rows, -1).sum(axis=1), kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of responses per loss term: all, desirable, or undesirable."""
+        """Return the number of responses for each loss term and each logged metric."""
         assert batch.sequence_labels is not None
         is_desirable = int(batch.sequence_labels[:, 2].sum())
         both = dict.fromkeys(("kto", "divergence"), batch.num_rows)
         return {**both, "desirable": is_desirable, "undesirable": batch.num_rows - is_desirable}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return weight 0 for the terms that are only logged as metrics."""
+        """Return the weight 0 for each term that is only logged as a metric."""
         return dict.fromkeys(("divergence", "desirable", "undesirable"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the KTO loss of the step and the logged metrics, summed over responses."""
+        """Return the KTO loss of the step and the logged metrics, each summed over responses."""
         assert batch.sequence_labels is not None
 
         def compute_log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
-            """Return log-probabilities of the responses in a slice, and auxiliary losses."""
+            """Return the log-probabilities of both responses, [B, 2], and the auxiliary loss."""
             sums, _, terms = log_probabilities(model, part)
             return sums, terms
 
@@ -202,9 +211,9 @@ class KTO(ReferenceObjective):
         """Return the KTO loss of each response, [B].
 
         Args:
-            log_ratio: r = log(p / q) of the responses, [B].
-            mismatched: log(p / q) of the mismatched responses, [B]. Their mean, clamped at 0, is z.
-            is_desirable: whether each response is desirable, bool [B].
+            log_ratio: r = log(p / q) for each prompt's own response, [B].
+            mismatched: log(p / q) for each mismatched response, [B]. Its mean, clamped at 0, is z.
+            is_desirable: whether each prompt's own response is desirable, bool [B].
         """
         reward = self.beta * (log_ratio - mismatched.mean().clamp(min=0))
         return torch.where(
@@ -219,10 +228,10 @@ class KTO(ReferenceObjective):
         examples: Sequence[UnpairedPreference],
         lm: LanguageModel,
     ) -> Metrics:
-        """Return the AUC of the responses, and the perplexity of the desirable responses.
+        """Return the AUC of all responses, and the perplexity of the desirable responses.
 
-        For the AUC, responses are ranked by the model's mean log-probability per token. The
-        reference is not used.
+        For the AUC, responses are ranked by their mean log-probability per token under the model.
+        The reference model is not used.
         """
         sums, counts = (np.array(column, dtype=float)[:, 0] for column in zip(*answers))
         is_desirable = np.array([one.is_desirable for one in examples])
@@ -245,7 +254,10 @@ class KTO(ReferenceObjective):
 
 
 def _split_into_slices(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
-    """Yield each micro-batch slice with its pairs of responses, padded to the longest response."""
+    """Yield each micro-batch slice of this process, and the part of `batch` that it contains.
+
+    Each part is padded only to its longest row.
+    """
     name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
     columns = batch.inputs[name].shape[2]
     row, column = batch.label_positions // columns, batch.label_positions % columns

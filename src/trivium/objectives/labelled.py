@@ -1,4 +1,4 @@
-"""The base class of fine-tuning tasks, which are objectives for labelled examples."""
+"""The base class of fine-tuning tasks: objectives for labelled examples."""
 
 from __future__ import annotations
 
@@ -31,25 +31,24 @@ _BATCH = 16  # examples per batch when metrics are computed
 
 
 class LabelledObjective(Objective):
-    """A fine-tuning task: an objective for labelled examples, with the usual metrics of the task.
+    """Base class of fine-tuning tasks: objectives for labelled examples, with task metrics.
 
     Each task defines a small dataclass for its examples.
     """
 
     labelled: ClassVar[bool] = True
     metric_libraries: ClassVar[Sequence[str]] = ()
-    """The names of optional Python modules that are needed for the metrics."""
+    """The names of the optional Python modules that the metrics need."""
     generates: ClassVar[bool] = False
-    """Whether metrics need generated text. Since generation is slow, evaluations during training
-    then use fewer examples."""
+    """Whether metrics need generated text. Generation is slow, so evaluations during training then
+    use fewer examples."""
     measures_cut_answers: ClassVar[bool] = False
-    """Whether metrics count an example as wrong if truncation has removed its whole target."""
+    """Whether metrics count an example as wrong if its whole target has been truncated."""
     fields: ClassVar[Sequence[Slot]] = ()
-    """The fields of a labelled record. The recipe key `NAME_field` sets the column of a field."""
+    """The fields of labelled records. The recipe key `NAME_field` sets the column of `NAME`."""
 
     inputs: ClassVar[Sequence[Fields]] = ()
-    """The fields of a record without its labels. Empty for tasks that `trivium predict` does not
-    support."""
+    """The fields of unlabelled records. Empty if `trivium predict` does not support the task."""
 
     @property
     def record_schema(self) -> Schema:
@@ -64,15 +63,15 @@ class LabelledObjective(Objective):
 
     @property
     def input_schema(self) -> Schema:
-        """The fields of records without labels, with the column names set in the recipe."""
+        """The fields of unlabelled records, with the column names set in the recipe."""
         schema, names = self.record_schema, {name for each in self.inputs for name in each.names}
         chosen = {name: column for name, column in schema.chosen.items() if name in names}
         return replace(schema, slots=self.inputs, chosen=chosen)
 
     def read_unlabelled(self, record: Record, lm: LanguageModel) -> Any:
-        """Read an example without labels from a record, so that the model can predict the labels.
+        """Read an unlabelled example from a record, so that the model can predict its labels.
 
-        `record.columns` has one column for each field in `inputs`. Raises DataError, with file and
+        `record.columns` maps each field in `inputs` to its column. Raises DataError, with file and
         line, if the model cannot process the record.
         """
         raise NotImplementedError
@@ -82,7 +81,7 @@ class LabelledObjective(Objective):
         return "prediction", "score"
 
     def predicted(self, answer: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of `predicted_columns` for one prediction of the model.
+        """Return the values of the columns in `predicted_columns` for one prediction.
 
         If `in_cell`, several labels are joined into one string for a table cell.
         """
@@ -91,15 +90,15 @@ class LabelledObjective(Objective):
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
         """Return an iterator over the examples in files.
 
-        Raises DataError for a bad record, unless `options` are set to skip and count bad records.
+        A bad record raises DataError, unless `options` say to skip and count bad records.
         """
         options = options or RecordOptions()
         return self.examples(self.records(paths, options), options)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Yield the example of each record. The record schema defines which columns are read.
+        """Convert records to examples and yield them. `record_schema` defines the columns to read.
 
-        Items that are not records are already examples and are yielded unchanged.
+        Items that are already examples are yielded unchanged.
         """
         schema = self.record_schema
         for record in records:
@@ -110,71 +109,75 @@ class LabelledObjective(Objective):
                 yield record
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
-        """Return an iterator over the records (or finished examples) in files."""
+        """Return an iterator over the records in files. Some tasks return examples instead."""
         return read_records(paths, options)
 
     @abstractmethod
     def example(self, record: Record) -> Any:
         """Read an example from a record. `record.columns` maps each field to its column.
 
-        Raises DataError, with file and line, for a bad record.
+        Raises DataError, with file and line, if the record is bad.
         """
 
     def input_text(self, example: Any) -> str:
-        """Return the input text of an example. Examples with equal input texts are duplicates."""
+        """Return the input text of an example, by default its grouping key."""
         return example.group
 
     def findings(self, examples: Sequence[Any]) -> list[Finding]:
-        """Return the findings of checks that are specific to this task, for `trivium check`."""
+        """Return the findings of task-specific checks, for `trivium check`. By default none."""
         return []
 
     def supports_class_weights(self, examples: Sequence[Any]) -> bool:
-        """Return whether rare labels can get more weight with `objective.class_weights`."""
+        """Return whether `objective.class_weights` can give rare labels more weight."""
         return False
 
     def labels_by_example(self, examples: Sequence[Any]) -> list[Sequence[str]]:
-        """Return the labels of each example, by default none.
+        """Return a sequence of labels for each example; by default it is empty.
 
-        The labels are used to stratify the split into training and validation examples.
+        With these labels, both splits (training and validation) can be made to contain each label.
         """
         return [() for _ in examples]
 
     def adapt_to_model(self, settings: Settings, examples: Sequence[Any]) -> Self:
-        """Return the objective adapted to a model that was already fine-tuned for the same task.
+        """Adapt the objective to a model that was already fine-tuned for the same task.
 
-        `settings` are the settings of this model. By default the objective is unchanged.
+        `settings` are the settings of this model. Returns the new objective, by default unchanged.
         """
         return self
 
     def with_labels(self, labels: Sequence[str], examples: Sequence[Any]) -> Self:
-        """Return the objective with keys that depend on the model's labels, such as class weights.
+        """Set the keys that depend on the model's label names `labels`, such as class weights.
 
-        By default the objective is unchanged.
+        Returns the new objective, by default unchanged.
         """
         return self
 
     def with_label_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
-        """Add statistics of the training examples to the settings. By default none are added."""
+        """Add statistics of the training examples to the settings, by default none.
+
+        Returns the new settings.
+        """
         return settings
 
     def resolve(self, spec: Spec, examples: Sequence[Any]) -> Self:
-        """Return the objective with keys inferred from the examples, such as the kind of labels.
+        """Set the keys that are inferred from the examples, such as the kind of labels.
 
-        Tasks also check the examples here. By default the objective is unchanged.
+        This method may also check the examples. Returns the new objective, by default unchanged.
         """
         return self
 
     def label_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return the label names in the examples, in the order of the outputs of the head.
+        """Return the distinct label names in the examples, in the order of the head's outputs.
 
-        Returns an empty tuple for tasks without labels.
+        Returns an empty tuple if the task has no label names.
         """
         return ()
 
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
-        """Add what the model needs for this task to its settings, such as label names and options.
+        """Add what the model needs for this task to its settings: label names, task options, ...
 
-        The settings are saved with the model. By default only the name of the task is added.
+        By default only the name of the task is added. Returns the new settings, which are saved
+        with the model.
         """
         return settings.with_task(self.kind)
 
@@ -182,49 +185,52 @@ class LabelledObjective(Objective):
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
         """Encode examples as token ids and labels, truncated to the maximum length of `lm`.
 
-        `EncodedExamples.truncations` contains the number of tokens removed from each example.
+        The attribute `truncations` of the result has the numbers of removed tokens.
         """
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Return an iterator over the encoder's input texts, or all texts for other models."""
+        """Return an iterator over the input texts of the encoder.
+
+        For models that are not encoder-decoders, these are all texts of the examples.
+        """
         return map(self.input_text, examples)
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield the texts that an encoder-decoder should generate, by default none."""
+        """Yield the target texts that an encoder-decoder should generate, by default none."""
         yield from ()
 
     def texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield all input and target texts of the examples, for example to train a tokenizer."""
+        """Yield all input texts, then all target texts, for example to train a tokenizer."""
         yield from self.source_texts(examples)
         yield from self.target_texts(examples)
 
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
-        """Predict all examples and compute the metrics of the predictions."""
+        """Predict all examples, and return the metrics of the predictions."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm)
 
     @abstractmethod
     def predict(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
-        """Return one prediction per example, in order, as users would see it.
+        """Return the predictions of the model, usually one per example, in order.
 
-        In distributed evaluation each process predicts different examples, and the lists of all
-        processes are concatenated.
+        In distributed evaluation each process predicts different examples. The lists of all
+        processes are then concatenated.
         """
 
     @abstractmethod
     def compute_metrics(
         self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
     ) -> Metrics:
-        """Compute the metrics of the predictions for labelled examples."""
+        """Compute the metrics of the predictions `answers` for labelled examples."""
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
-        """Return the metrics with generated texts added to the predictions, by default unchanged.
+        """Generate texts for the report, and add them to the predictions of the metrics.
 
-        This method is called once, at the end of a run. The report shows the generated texts.
+        This method is called once, at the end of a run. By default returns the metrics unchanged.
         """
         return metrics
 
     def check_metric_libraries(self) -> None:
-        """Raise MissingExtraError if a library in `metric_libraries` is not installed.
+        """Raise MissingExtraError if a module in `metric_libraries` is not installed.
 
         This method is called before training.
         """
@@ -233,19 +239,19 @@ class LabelledObjective(Objective):
             raise MissingExtraError(f"measuring {self.kind} ({', '.join(missing)})", "metrics")
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the rows as a batch. Encoded examples already contain labels."""
+        """Return the rows as a batch. Rows of encoded examples already have labels."""
         return rows.to_batch()
 
 
 def column_key(description: str, fields: Fields, name: str = "") -> Any:
-    """Return the pydantic field of a recipe key that sets the column of a record field.
+    """Return a pydantic field for a recipe key that sets the column of a record field.
 
-    The description of the key lists the default column names.
+    The default column names are added to the description of the key.
 
     Args:
         description: the first part of the description, such as "column of the text".
-        fields: the group of record fields to which the record field belongs.
-        name: the name of the record field. If empty, the first of `fields`.
+        fields: the record fields, among them the one whose column is set.
+        name: the name of this record field. If empty, it is the first of `fields`.
     """
     name = name or fields.names[0]
     usual = ", ".join(fields.usual_of(name))
@@ -256,7 +262,7 @@ def column_key(description: str, fields: Fields, name: str = "") -> Any:
 def field_option(name: str) -> str:
     """Return the command-line option that sets the column of a record field, for error messages.
 
-    `name` may be the placeholder "{}".
+    `name` is the name of the field, or the placeholder "{}".
     """
     return f"--set objective.{name}_field=NAME"
 
@@ -264,7 +270,7 @@ def field_option(name: str) -> str:
 def batches_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
     """Yield batches of encoded examples, the longest examples first.
 
-    Each item contains the indices of the B examples in the batch, int64 [B], and their rows.
+    Each item is a pair: the indices of the B examples in the batch, int64 [B], and their rows.
     """
     order = np.argsort(-encoded.lengths, kind="stable")
     for start in range(0, len(order), _BATCH):
@@ -277,8 +283,8 @@ def encode_texts(
 ) -> tuple[list[TextInput], dict[str, list[list[int]]]]:
     """Encode texts or text pairs in the same way as `LanguageModel.classify`.
 
-    Returns the encoded texts, and their token ids (and token type ids) as lists by the field name
-    in `RowBatch`.
+    Returns the encoded texts, and a dict by field of `RowBatch` with one list per text: the token
+    ids and, if the model uses them, the token type ids.
     """
     inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
     rows = {"input_ids": [one.ids for one in inputs]}
@@ -288,10 +294,10 @@ def encode_texts(
 
 
 def next_token_labels(encoded: TextInput) -> list[int]:
-    """Return the next token of each position as its label, for the LM loss.
+    """Return the label of each position for the LM loss, which is its next token.
 
-    If the text is truncated, special tokens are not labels. Otherwise the model would learn to stop
-    in the middle of a text.
+    In a truncated text, special tokens are not used as labels. Otherwise the model would learn to
+    stop in the middle of a text.
     """
     is_label = [text is not None or not encoded.cut for text in encoded.texts]
     ids = [token if kept else IGNORE_INDEX for token, kept in zip(encoded.ids, is_label)]

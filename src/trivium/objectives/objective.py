@@ -1,10 +1,10 @@
-"""The base class of objectives.
+"""The base class of training objectives.
 
 On the host, `prepare` makes a `Batch` of inputs and labels from rows of tokens. On the device,
 `loss` computes the loss terms of the batch.
 
-An objective is a configuration class whose fields are its recipe keys. To add an objective, write a
-module with a subclass of `Objective` that has a `kind`.
+An objective is a configuration class, and its fields are its recipe keys. To add an objective,
+write a module with a subclass of `Objective` that has a field `kind`.
 """
 
 from __future__ import annotations
@@ -35,64 +35,67 @@ from trivium.text.vocabulary import Vocabulary
 
 
 class Objective(Choice, Config, ABC):
-    """A training objective for one kind of data.
+    """Base class of training objectives.
 
-    A subclass has a field `kind: Literal["name"] = "name"`, which is the name of the objective in
-    recipes and commands. For each recipe key it has a field with a description.
+    A subclass has a field `kind: Literal["name"] = "name"` with the name of the objective in
+    recipes and commands. It also has a field with a description for each of its recipe keys.
     """
 
     labelled: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ()
     """The names of the special tokens that the objective needs. New tokenizers contain them.
 
-    A name such as `[MASK]` stands for a role: a tokenizer with `<mask>` also has the mask token.
-    `vocabulary.id_of` returns the ids. `control_tokens` lists the names without a role.
+    A name such as `[MASK]` stands for a role, so a tokenizer with `<mask>` also has this token.
+    `vocabulary.id_of` returns the id of a name. `control_tokens` lists the names without a role.
     """
     separates_documents: ClassVar[bool] = True
-    """Whether `data.separate_documents` is supported."""
+    """Whether the objective supports `data.separate_documents`."""
     needs_documents: ClassVar[bool] = False
     """Whether `prepare` needs rows with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
-    """Whether `prepare` needs all rows of a step, because the rows affect each other."""
+    """Whether `prepare` needs all rows of a step at once, because the rows affect each other."""
     needs_whole_step: ClassVar[bool] = False
-    """Whether `loss` compares all rows of a step, as with in-batch negatives.
+    """Whether `loss` needs all rows of a step at once, for example for in-batch negatives.
 
     The model still processes the rows in micro-batch slices, which are distributed over the
-    processes (`TensorBatch.compute_by_slice`). The longest rows must come first.
+    processes (`TensorBatch.compute_by_slice`). `prepare` must sort the rows, longest first.
     """
     rolls_out: ClassVar[bool] = False
-    """Whether each step trains on texts that the model generates (`PolicyGradient`)."""
+    """Whether the model generates the texts that it is trained on (`PolicyGradient`)."""
     builds_single_model: ClassVar[bool] = True
-    """Whether `build` returns a single model instead of several models in one module."""
+    """Whether `build` returns a single model, not a module that contains several models."""
     tensor_parallel: ClassVar[bool] = True
-    """Whether `loss` supports tensor parallelism, in which the LM head is sharded."""
+    """Whether `loss` supports tensor parallelism, which shards the LM head."""
     supported_family: ClassVar[str | None] = None
-    """The only model family that the objective can train; None: several families."""
+    """The only model family that the objective can train. None if it is not limited to one."""
     head: ClassVar[str] = "lm"
-    """The kind of head that is trained. The model must have such a head."""
+    """The kind of head that the objective trains. The model must have such a head."""
 
     @classmethod
     def advice(cls) -> Advice:
-        """Return the defaults and error messages for this objective or for its base class."""
+        """Return the defaults and error messages for this objective.
+
+        If its kind is not in `ADVICE`, the entry of the nearest base class is used.
+        """
         bases = (base for base in cls.__mro__ if issubclass(base, Objective))
         kinds = (base.model_fields["kind"].default for base in bases)
         return next((ADVICE[kind] for kind in kinds if kind in ADVICE), Advice())
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether this is the default objective for models of this architecture.
+        """Return whether this is the default objective for a model architecture.
 
-        The default is the objective that they were originally pretrained with.
+        The default is the pretraining objective with which the architecture was published.
         """
         return False
 
     @property
     def carries_state(self) -> bool:
-        """Whether each row starts with the final state of the row before it."""
+        """Whether the model starts each row with its final state of the previous row."""
         return False
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the heads that the model must have. This method is called before any data is read.
+        """Return the heads that the model must have. This method is called before data is read.
 
         Raises:
             RecipeError: the model cannot be trained with this objective.
@@ -101,7 +104,7 @@ class Objective(Choice, Config, ABC):
         return (self.require_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the objective can train this model. The heads are not checked."""
+        """Return whether the objective can train this model, apart from its heads."""
         return self.supported_family in (None, spec.family)
 
     def require_fit(self, spec: Spec) -> None:
@@ -126,7 +129,7 @@ class Objective(Choice, Config, ABC):
         )
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
-        """Raise RecipeError if one of the `special_tokens` is missing from the vocabulary."""
+        """Raise RecipeError if any of the `special_tokens` is missing from the vocabulary."""
         missing = [name for name in self.special_tokens if vocabulary.find(name) is None]
         if missing:
             raise RecipeError(
@@ -138,16 +141,17 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The special tokens that have no role (such as mask) and are not T5 sentinels.
+        """The special tokens that have no role (for example mask) and are not T5 sentinels.
 
-        In training texts their names are always encoded as these tokens, never as plain text.
+        If the name of such a token occurs in a training text, it is always encoded as the token,
+        never as plain text.
         """
         return [
             name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
         ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError for keys of `[data]` that the objective does not support.
+        """Raise RecipeError if the objective does not support how the recipe makes rows from text.
 
         Args:
             packing: the recipe key `data.packing`.
@@ -163,69 +167,78 @@ class Objective(Choice, Config, ABC):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the defaults of `[tokenizer]` keys for this objective, such as special tokens."""
+        """Return defaults of `[tokenizer]` keys for this objective, such as special tokens."""
         return {}
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
-        """Return the specs of all models that are trained, to estimate memory and FLOPs."""
+        """Return the specs of all models that are trained together with the model `spec`.
+
+        They include `spec` itself, and are used to estimate memory and FLOPs.
+        """
         return (spec,)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Build the module to train, with random weights."""
+        """Build the module that is trained, with random weights."""
         return build(spec, seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the models that a run saves, by subfolder of the run folder.
+        """Return the models that a run saves. Each key is a subfolder of the run folder.
 
-        The key "" stands for the run folder itself.
+        The key "" is the run folder itself.
         """
         return {"": module}  # type: ignore[dict-item]
 
     def untie_weights(self, module: nn.Module) -> None:
-        """Give each of `models` its own copy of shared weights, before loading or saving."""
+        """Give each model in `module` its own copy of shared weights, for loading or saving.
+
+        By default there are no shared weights, and nothing is done.
+        """
 
     def tie_weights(self, module: nn.Module) -> None:
-        """Share the weights between `models` again, before training."""
+        """Tie the shared weights of the models in `module`; the inverse of `untie_weights`."""
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Return the decoder start token id of an encoder-decoder; None for other models."""
+        """Return the decoder start token id of an encoder-decoder, or None for other models."""
         return None
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """Return the objective fitted to the training text, by default unchanged.
+        """Compute the statistics of the training text that the objective needs.
 
-        This method is called before the first step. It computes the statistics of the text that
-        some objectives need.
+        This method is called before the first step. Returns the fitted objective, by default
+        unchanged.
         """
         return self
 
     @abstractmethod
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return the model inputs and labels for rows of a step. This is a pure function."""
+        """Return the model inputs and labels for some rows of a step. This is a pure function."""
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of labels per loss term, by which the summed loss is divided."""
+        """Return the number of labels of each loss term, by name.
+
+        The summed loss of each term is divided by this number.
+        """
         return {"loss": batch.num_labels}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of each loss term in the total loss. Missing terms have weight 1."""
+        """Return the weights of the loss terms, by name. Terms that are missing have weight 1."""
         return {}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the loss terms in nats, each summed over the labels of the batch.
 
-        The trainer divides each sum by the number of labels in the step. The auxiliary losses of
-        layers are a separate term, `AUX_LOSS`. Label smoothing is not applied in evaluation mode
-        (`model.training` is False).
+        The trainer divides each sum by the number of labels in the step (`label_counts`). The
+        auxiliary loss of the layers is a separate term, `AUX_LOSS`. In evaluation mode
+        (`model.training` is False), label smoothing is not applied.
         """
         return token_losses(model, batch)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return a prompt made from a validation text, and the model's output, for the report.
+        """Return a prompt and the output of the model, for the report. `text` is a validation text.
 
-        By default the prompt is the first sentence of the text with a masked word, and the output
-        is the list of the most probable words. Returns None if the model cannot fill masks or the
-        text is too short.
+        By default the prompt is a sentence of the text with one word masked, and the output lists
+        the five most probable words. Returns None if the model cannot fill masks or the text is too
+        short.
         """
         fills_masks = self.advice().mask and "fill_mask" in lm.capabilities
         tokenizer = lm.tokenizer if fills_masks else None
@@ -239,9 +252,9 @@ class Objective(Choice, Config, ABC):
         return f"{masked[0]} (hidden: {masked[1]})", ", ".join(words)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return the command suggested at the end of a run, without the leading `trivium`.
+        """Return the command to suggest at the end of a run, without the leading `trivium`.
 
-        `text` is a validation text that is used for the input of the command.
+        The input of the command is taken from the validation text `text`.
         """
         mask = self.advice().mask
         if mask is None:
