@@ -187,9 +187,9 @@ class Masked(TokenMasking):
         labels     -100  -100  -100   sat  -100  -100  -100
 
     Source: Devlin et al. 2018, section 3.1, for the default fractions; Liu et al. 2019 for dynamic
-    masking; Lan et al. 2019, section 4.1, and Joshi et al. 2019, section 3.1, for spans. Each token,
-    word or span is selected independently, so that the number of selected tokens varies from row to
-    row. In the papers, this number is fixed.
+    masking; Lan et al. 2019, section 4.1, and Joshi et al. 2019, section 3.1, for spans. Here each
+    token, word or span is selected independently, so that the number of selected tokens varies from
+    row to row. In the papers, this number is fixed.
     """
 
     kind: Literal["masked"] = "masked"

@@ -91,8 +91,8 @@ class QuestionAnswering(LabelledObjective):
         input_ids        [CLS] who wrote it [SEP] Ada wrote the first program [SEP]
         sequence_labels  [5, 5]               first and last token of the answer
 
-    A long context is divided into overlapping windows. If a window does not contain the answer, both
-    labels are position 0 ([CLS]).
+    A long context is divided into overlapping windows. If a window does not contain the answer,
+    both labels are position 0 ([CLS]).
 
     Source: Devlin et al. 2018, sections 4.2 and 4.3.
     """

@@ -1,4 +1,4 @@
-"""Rewards from a classifier: the score of a reward model, or the probability of a label."""
+"""Rewards from a model: the score of a reward model, or the probability of a classifier's label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 
 class ClassifierReward(RewardFunction):
-    """Base class of rewards that a classifier computes. The classifier is loaded only once."""
+    """Base class of rewards that a classifier or a reward model computes."""
 
     task: ClassVar[str] = "classification"
     """The task of `finetune` that trains such a classifier."""
@@ -33,7 +33,10 @@ class ClassifierReward(RewardFunction):
         self._load_classifier()
 
     def _load_classifier(self) -> LanguageModel:
-        """Return the classifier. The first call loads it and checks its labels."""
+        """Return the classifier.
+
+        It is loaded and its labels are checked in the first call only.
+        """
         if self._lm is None:
             lm = load(self.model)
             if "classify" not in lm.capabilities:
@@ -47,14 +50,14 @@ class ClassifierReward(RewardFunction):
 
     @abstractmethod
     def check_labels(self, labels: Collection[str]) -> None:
-        """Raise RecipeError if the labels of the classifier are unsuitable for this kind of reward.
+        """Raise RecipeError if this kind of reward cannot use a classifier with these labels.
 
         `labels` is empty for a regression model.
         """
 
 
 class LabelProbability(ClassifierReward):
-    """The probability that a classifier assigns to a certain label of the response.
+    """The probability of a given label of the response, according to a classifier.
 
     The reward is 0 for an empty text.
     """
@@ -99,7 +102,7 @@ class LearnedReward(ClassifierReward):
             )
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the score of every sample, which is an unbounded number."""
+        """Return the score of every sample. Scores are unbounded."""
         lm = self._load_classifier()
         template = lm.settings.chat_template or PLAIN_TEMPLATE
         render = ChatTemplate.of(template, lm.text_tokenizer).render
