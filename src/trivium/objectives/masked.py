@@ -87,8 +87,11 @@ class MaskSelection(Objective):
         A position is a token or, with `whole_words`, a word. Spans are drawn as follows. A row is a
         section of an infinite sequence of segments. With probability s, a segment is a span: n
         selected positions, where n is random. Otherwise, the segment is a single position that is
-        not selected. The expected fraction of selected positions is therefore s E[n] / (s E[n] + 1
-        - s). The value of s follows from setting this fraction to `probability`.
+        not selected. The expected fraction of selected positions is therefore
+
+            s E[n] / (s E[n] + 1 - s)
+
+        and s is chosen so that this fraction equals `probability`.
         """
         draw = rng.uniform(length, _SELECT)
         if self.max_span == 1:

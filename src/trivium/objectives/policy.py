@@ -356,7 +356,8 @@ class PolicyGradient(Alignment):
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
 
-        It is the number of sampled tokens or the number of responses.
+        For terms that are averaged over tokens, the divisor is the number of sampled tokens. For
+        all other terms, it is the number of responses.
         """
         per_token = {"entropy", "clipped"}
         if self.algorithm == "ppo":

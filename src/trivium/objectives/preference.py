@@ -50,7 +50,7 @@ _MAX_PROMPT = 200  # characters of a prompt in an example command
 class Alignment(LabelledObjective):
     """Base class of objectives that change how a model responds to prompts (DPO, KTO, RLHF).
 
-    By default they train for one epoch, without dropout.
+    By default, these objectives train for one epoch, without dropout.
     """
 
     tensor_parallel: ClassVar[bool] = False
@@ -221,8 +221,8 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
 
-        It is the number of tokens in the chosen responses for the SFT loss, and the number of pairs
-        for all other terms.
+        The divisor of the SFT loss is the number of tokens in the chosen responses. The divisor of
+        all other terms is the number of pairs.
         """
         pairs = dict.fromkeys(("preference", *_METRICS), batch.num_rows)
         return {**pairs, "sft": int(_count_response_tokens(batch)[:, 0].sum())}
@@ -295,9 +295,8 @@ def compute_preference_losses(
 
     Args:
         objective: the loss type and its parameters, with defaults filled in (`resolve`).
-        logps: log-probabilities of the chosen and the rejected response under the model, [B,
-            2].
-        ref_logps: the same log-probabilities under the reference model, [B, 2].
+        logps: the log-probabilities of both responses under the model, [B, 2].
+        ref_logps: the log-probabilities of both responses under the reference model, [B, 2].
         num_tokens: the number of tokens of both responses, [B, 2].
     """
     beta, kind = objective.beta, objective.loss_type

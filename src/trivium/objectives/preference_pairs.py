@@ -84,10 +84,10 @@ class GivenResponses(LabelledObjective):
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Convert records to examples. The prompt is stripped from responses that repeat it.
+        """Convert records to examples, and strip the prompt from responses that repeat it.
 
-        This applies only if the responses of more than half of the examples with a text prompt
-        start with the prompt.
+        The prompt is stripped only if more than half of the examples with a text prompt repeat the
+        prompt in their responses.
         """
         examples = list(super().examples(records, options))
         texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
@@ -115,7 +115,7 @@ class GivenResponses(LabelledObjective):
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield the texts of the examples, each a prompt followed by one of its responses."""
+        """Yield one text per response: the prompt followed by the response."""
         return (
             as_text(prompt) + as_text(response) for prompt, response in self.list_turns(examples)
         )
@@ -132,8 +132,9 @@ class PreferencePairs(GivenResponses):
     def example(self, record: Record) -> Preference:
         """Read a preference pair from a record.
 
-        If the record has no prompt, the common prefix of both responses becomes the prompt. In
-        conversations, the prompt also includes all messages that both have in common at the start.
+        If the record has no prompt, the common prefix of both responses becomes the prompt. If the
+        responses are conversations, all messages that both conversations have in common at the
+        start belong to the prompt.
 
         Raises:
             DataError: with file and line, if the prompt or a response is blank, or if both

@@ -122,10 +122,11 @@ class QuestionAnswering(LabelledObjective):
     def example(self, record: Record) -> Question:
         """Read a question with its context and answers from a record.
 
-        The answers are texts, objects {"text", "answer_start"}, or an object with two lists as in
-        SQuAD on Hugging Face. The question has no answer if the answers are null, or if
-        `is_impossible` is true. If an answer has no start, its first occurrence in the context is
-        used. If the answer is not found at its start, the nearest occurrence is used.
+        Answers can be given as texts, as objects {"text", "answer_start"}, or as one object with
+        two lists as in SQuAD on Hugging Face. The question has no answer if the answers are null,
+        or if `is_impossible` is true. If an answer has no start, its first occurrence in the
+        context is used. If the context does not contain the answer at the given start, the nearest
+        occurrence is used.
 
         Raises:
             DataError: with the location of the question, if the context does not contain an answer,

@@ -109,8 +109,8 @@ class SentencePairs(TokenMasking):
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
 
-        It is the number of masked tokens for the MLM loss, and the number of pairs for the pair
-        terms.
+        The divisor of the MLM loss is the number of masked tokens. The divisor of the pair terms is
+        the number of pairs.
         """
         pairs = batch.num_rows
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}

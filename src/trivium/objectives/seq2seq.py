@@ -64,8 +64,8 @@ class SourceTarget:
     """A source text with its target texts.
 
     The model is trained on the first target. All targets are used as references for the metrics.
-    `where` is the file and line of the example. If `reverse` is true, source and target are swapped
-    compared with the file.
+    `where` is the file and line of the example. If `reverse` is true, the source is the target in
+    the file, and vice versa.
     """
 
     source: str
@@ -79,7 +79,7 @@ class SourceTarget:
 
         Pairs with equal sources are put into the same split. If `reverse` is true, the source in
         the file is the first target here. A pair is therefore in the same split in both directions,
-        whether one model is trained for both directions or two models.
+        even if separate models are trained for the two directions.
         """
         return self.targets[0] if self.reverse else self.source
 
@@ -162,8 +162,8 @@ class SourceToTarget(LabelledObjective):
     def _choose_column_names(self, path: str, encoding: str) -> list[str] | None:
         """Return the column names "0", "1", ... if a table has no header, otherwise None.
 
-        The table has no header if the recipe gives column indices, or if the first line of a .tsv
-        file does not contain known column names.
+        It is assumed that there is no header if the recipe gives column indices, or if the first
+        line of a .tsv file does not contain known column names.
         """
         cells = () if path.startswith("hf:") else read_header(path, encoding)
         fields = (self.source_field, self.target_field)
@@ -208,7 +208,7 @@ class SourceToTarget(LabelledObjective):
         return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropy of the target tokens, summed, in nats.
+        """Compute the summed cross-entropy of the target tokens, in nats.
 
         Label smoothing is applied only during training.
         """

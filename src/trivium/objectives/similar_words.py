@@ -45,7 +45,7 @@ class SimilarWords(TokenMasking):
     """The most similar tokens of every token (see `find_similar_tokens`). None before `fit`."""
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """Find the most similar tokens of every token. Returns the fitted objective.
+        """Find the most similar tokens for every token. Returns the fitted objective.
 
         Similarity is computed from at most 16,383 rows, taken at regular intervals from the
         training text.

@@ -302,8 +302,8 @@ class Tagging(SingleStackTask):
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """Return all tags of the examples, "O" first.
 
-        If the tags are chunk tags, there is an "I-X" for every "B-X", even if it occurs in no
-        example.
+        If the tags are chunk tags, "I-X" is included for every "B-X", even if no example contains
+        "I-X".
         """
         tags = {tag for sentence in examples for tag in sentence.tags}
         names = {tag for sentence in self._repair_tags(examples, tags) for tag in sentence.tags}
@@ -362,7 +362,7 @@ class Tagging(SingleStackTask):
         return EncodedExamples(sequences, truncations=truncations, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropy of the tags of all words, summed, in nats."""
+        """Compute the summed cross-entropy of the tags of all words, in nats."""
         hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
@@ -418,7 +418,7 @@ class Tagging(SingleStackTask):
 
 
 def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yield the sentences of a column file. Each is a list of rows (line number, cells).
+    """Yield the sentences of a column file, each as a list of rows (line number, cells).
 
     Cells are separated by tabs if the first row contains a tab, otherwise by spaces. A blank line
     ends a sentence. `-DOCSTART-` lines and comments ("# ...") are skipped.

@@ -37,8 +37,8 @@ class MicroBatchSlice(NamedTuple):
         start: the first row.
         stop: the row after the last row.
         width: the number of columns to read, which is the length of the longest row.
-        weight: 1.0; or 0.0 if the results of the slice come from another process that also computes
-            it.
+        weight: usually 1.0. If another process computes the same slice and its results are used,
+            the weight is 0.0.
     """
 
     number: int
@@ -200,11 +200,12 @@ def forward_hidden(
 ) -> tuple[Tensor, LossTerms]:
     """Run the model on `inputs`. Returns its hidden states and the auxiliary loss of its layers.
 
-    The hidden states are [B, T, D]. If `gather_positions`, int64 [M], selects flat positions of [B
-    * T], they are [M, D].
+    The hidden states of all positions are returned, [B, T, D]. If `gather_positions` is given, only
+    those of M selected positions are returned, [M, D]. It contains flat indices into [B * T], int64
+    [M].
 
-    The auxiliary loss is a dict. It is empty if the layers have no auxiliary loss. Otherwise, the
-    key `AUX_LOSS` is mapped to the auxiliary loss times the number of tokens.
+    The auxiliary loss is a dict. It is empty if the layers have no auxiliary loss. Otherwise, it
+    maps `AUX_LOSS` to the auxiliary loss times the number of tokens.
     """
     hidden, loss = model.read(**inputs, gather_positions=gather_positions)
     if loss is None:

@@ -119,7 +119,7 @@ class TSDAE(TextPairs):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropy of the reconstructed tokens, summed, in nats."""
+        """Compute the summed cross-entropy of the reconstructed tokens, in nats."""
         assert isinstance(model, Transformer)
         assert model.decoder is not None
         inputs = dict(batch.inputs)
@@ -136,8 +136,7 @@ class TSDAE(TextPairs):
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
     def _build_autoencoder_spec(self, spec: Spec) -> TransformerSpec:
-        """Return the spec of the model to train: an encoder, a decoder of the same layers, an LM
-        head.
+        """Return the spec of the trained model: encoder, decoder with the same layers, LM head.
 
         Raises RecipeError if the model is not a Transformer encoder, or does not support a decoder.
         """

@@ -33,10 +33,7 @@ class ClassifierReward(RewardFunction):
         self._load_classifier()
 
     def _load_classifier(self) -> LanguageModel:
-        """Return the classifier.
-
-        It is loaded and its labels are checked in the first call only.
-        """
+        """Return the classifier. The first call loads it and checks its labels."""
         if self._lm is None:
             lm = load(self.model)
             if "classify" not in lm.capabilities:
@@ -57,7 +54,7 @@ class ClassifierReward(RewardFunction):
 
 
 class LabelProbability(ClassifierReward):
-    """The probability of a given label of the response, according to a classifier.
+    """A reward equal to the probability that a classifier assigns to a given label.
 
     The reward is 0 for an empty text.
     """
@@ -83,7 +80,7 @@ class LabelProbability(ClassifierReward):
 
 
 class LearnedReward(ClassifierReward):
-    """The score that a reward model predicts for a prompt with its response.
+    """A reward equal to the score that a reward model predicts for a prompt with its response.
 
     The input has the same format as in the training of the reward model (`finetune reward`): one
     text, or messages in its chat template.
