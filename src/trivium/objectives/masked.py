@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens are masked, and predicted from their context."""
+"""Masked language modelling (BERT): some tokens are masked and predicted from their context."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trivium.objectives.objective import Objective
 from trivium.objectives.row_arrays import attention_inputs, padding_mask
 from trivium.text.vocabulary import Vocabulary
 
-# Channels of random numbers: which tokens are selected, how a selected token is replaced, the
-# random token that replaces it, and the lengths of spans.
+# Channels of random numbers: which tokens are selected, how each selected token is replaced, which
+# random token replaces it, and the lengths of spans.
 _SELECT, _REPLACE, _TOKEN, _SPAN = range(4)
 # The minimum fraction of a vocabulary that continues words; for English it is about half.
 _MIN_CONTINUATIONS = 0.05
 
 
 class MaskSelection(Objective):
-    """An objective that selects random tokens which the model has to predict.
+    """Base class of objectives that select random tokens for the model to predict.
 
     Each token is selected with probability `probability`. Special tokens are never selected.
     """
@@ -44,8 +44,8 @@ class MaskSelection(Objective):
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """Raise RecipeError if the vocabulary lacks a special token that the objective needs.
 
-        With `whole_words`, also raise RecipeError if hardly any token continues a word, because
-        whole-word masking would then be the same as token masking.
+        With `whole_words`, RecipeError is also raised if hardly any token continues a word.
+        Whole-word masking would then be the same as token masking.
         """
         super().check_tokens(vocabulary)
         # A tokenizer that is not trained yet has only special tokens.
@@ -82,13 +82,16 @@ class MaskSelection(Objective):
         return selected & ~vocabulary.is_special[input_ids] & is_token
 
     def _draw_selection_mask(self, length: int, rng: RowRandom) -> Bools:
-        """Draw a random mask of selected positions for each of B rows, bool [B, length].
+        """Draw the positions to select in each of B rows. Returns a mask, bool [B, length].
 
-        A position is a token, or a word with `whole_words`. Spans are drawn as follows. A row is a
-        section of an infinite sequence of segments. With probability s, a segment is a span of n
-        selected positions, where n is random. Otherwise the segment is a single position that is
-        not selected. The expected fraction of selected positions is then s E[n] / (s E[n] + 1 - s),
-        which determines s.
+        A position is a token or, with `whole_words`, a word. Spans are drawn as follows. A row is a
+        section of an infinite sequence of segments. With probability s, a segment is a span: n
+        selected positions, where n is random. Otherwise, the segment is a single position that is
+        not selected. The expected fraction of selected positions is therefore
+
+            s E[n] / (s E[n] + 1 - s)
+
+        and s is chosen so that this fraction equals `probability`.
         """
         draw = rng.uniform(length, _SELECT)
         if self.max_span == 1:
@@ -111,12 +114,12 @@ class MaskSelection(Objective):
         return selected
 
     def _span_length_probabilities(self) -> Floats:
-        """Return the probabilities of the span lengths 1 to `max_span`, [max_span].
+        """Return the probabilities of the span lengths 1 to `max_span`, float64 [max_span].
 
         - "harmonic": proportional to 1/n for length n (Lan et al. 2019, equation 1, where
           `max_span` is 3).
-        - "geometric": a span ends after each token with probability 0.2 (Joshi et al. 2019, section
-          3.1, with `max_span` = 10).
+        - "geometric": after each token, the span ends with probability 0.2 (Joshi et al. 2019,
+          section 3.1, where `max_span` is 10).
         """
         n = np.arange(1, self.max_span + 1)
         weights = 1.0 / n if self.span_lengths == "harmonic" else 0.2 * 0.8 ** (n - 1)
@@ -124,7 +127,7 @@ class MaskSelection(Objective):
 
 
 def _draw_span_lengths(probabilities: Floats, uniform: Floats) -> Ints:
-    """Convert uniform random numbers in [0, 1) to random span lengths of the same shape.
+    """Convert uniform random numbers in [0, 1) to random span lengths. The shape is unchanged.
 
     `probabilities` contains the probabilities of the lengths 1, 2, ...
     """
@@ -132,10 +135,10 @@ def _draw_span_lengths(probabilities: Floats, uniform: Floats) -> Ints:
 
 
 class TokenMasking(MaskSelection):
-    """An objective that corrupts random tokens of the input and predicts the original tokens.
+    """Base class of objectives that corrupt random tokens and predict the original tokens.
 
-    A fraction `mask_share` of the selected tokens is replaced by [MASK], a fraction `random_share`
-    by a random token, and the rest is left unchanged.
+    A fraction `mask_share` of the selected tokens is replaced with [MASK], and a fraction
+    `random_share` with random tokens. The rest is left unchanged.
     """
 
     mask_share: float = Field(
@@ -150,14 +153,14 @@ class TokenMasking(MaskSelection):
     ) -> tuple[Ints, Ints]:
         """Corrupt random tokens. Returns the corrupted input_ids and the labels, int64 [B, T] each.
 
-        Labels are the original ids of the selected tokens, and `IGNORE_INDEX` elsewhere.
+        The label of a selected token is its original id. All other labels are `IGNORE_INDEX`.
 
         Args:
             input_ids: the original token ids of B rows of T tokens, int64 [B, T].
             is_token: the padding mask, bool [B, T], False for padding.
             rng: the random numbers of the rows.
-            vocabulary: the mask token, and the regular tokens among which random replacements are
-                drawn.
+            vocabulary: provides the mask token, and the regular tokens from which random
+                replacements are drawn.
         """
         assert vocabulary.mask_id is not None
         length = input_ids.shape[1]
@@ -171,7 +174,10 @@ class TokenMasking(MaskSelection):
         return corrupted, np.where(selected, input_ids, IGNORE_INDEX)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Build a batch of corrupted input_ids [B, T], and labels [B, T] at selected tokens."""
+        """Corrupt random tokens. Returns a batch with input_ids and labels, [B, T] each.
+
+        Only the selected tokens have labels.
+        """
         input_ids, labels = self.mask_tokens(rows.input_ids, padding_mask(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **attention_inputs(rows))
 
@@ -183,15 +189,15 @@ class Masked(TokenMasking):
         input_ids  [CLS]  the   cat  [MASK] on    it  [SEP]
         labels     -100  -100  -100   sat  -100  -100  -100
 
-    Source: Devlin et al. 2018, section 3.1 (15 %, 80/10/10); Liu et al. 2019 for dynamic masking;
-    Lan et al. 2019, section 4.1, and Joshi et al. 2019, section 3.1, for spans. Each token, word or
-    span is selected independently, so that the number of selected tokens varies from row to row. In
-    the papers it is fixed.
+    Source: Devlin et al. 2018, section 3.1, for the default fractions; Liu et al. 2019 for dynamic
+    masking; Lan et al. 2019, section 4.1, and Joshi et al. 2019, section 3.1, for spans. Here each
+    token, word or span is selected independently, so that the number of selected tokens varies from
+    row to row. In the papers, this number is fixed.
     """
 
     kind: Literal["masked"] = "masked"
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an encoder with an MLM head, but not XLNet."""
+        """Return whether the model has an MLM head and is not XLNet."""
         return any(head.kind == "mlm" for head in spec.heads) and not spec.query_stream

@@ -36,10 +36,10 @@ class Permutation(StatefulObjective, MaskSelection):
     row is divided into segments of `perm_size` tokens. The order is random within a segment and
     differs from epoch to epoch. Targets of a segment come before targets of later segments.
 
-    With `carry_state`, rows are read in the order of the text as in "causal", and the cached hidden
-    states of the previous rows serve as additional keys (section 2.4). In the released code, rows
-    overlap by half, and only the first half of a row is cached (`reuse_len`). Here a row starts
-    where the previous row ends.
+    With `carry_state`, each row continues the text of the previous row, as in "causal". The cached
+    hidden states of the previous rows serve as additional keys (section 2.4). Here a row starts
+    where the previous row ends. In the released code, rows overlap by half, and only the first half
+    of a row is cached (`reuse_len`).
 
     Source: Yang et al. 2019, sections 2.2 and 2.3 (partial prediction, K = 6), and their released
     `_sample_mask` and `_local_perm`, in which all segments of a row share one order. Here spans are
@@ -60,15 +60,17 @@ class Permutation(StatefulObjective, MaskSelection):
         return spec.query_stream and any(head.kind == "mlm" for head in spec.heads)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has two-stream attention (XLNet), which random orders need."""
+        """Return whether the model has two-stream attention (XLNet), which is required."""
         return spec.query_stream
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Select the target tokens and a random prediction order for each of B rows of T tokens.
+        """Select the targets and draw a random prediction order for each of B rows of T tokens.
 
         Returns:
-            A batch with input_ids and order [B, T], and predicted and labels [B, M]. M is the
-            maximum number of targets per row, rounded up to a multiple of `PAD_TO_MULTIPLE_OF`.
+            A batch with `input_ids` and `order`, int64 [B, T], and `predicted` and `labels`, int64
+            [B, M]. `predicted` contains the positions of the targets, and `labels` their token ids.
+            M is the maximum number of targets per row, rounded up to a multiple of
+            `PAD_TO_MULTIPLE_OF`.
         """
         ids, length = rows.input_ids, rows.input_ids.shape[1]
         real = padding_mask(rows)

@@ -1,7 +1,7 @@
-"""Policy gradient methods (RLOO, GRPO, PPO): a model learns from rewards of its own samples.
+"""Policy gradient methods (RLOO, GRPO, PPO): a model learns from the rewards of its own samples.
 
-Shape letters: B responses (rows), T tokens per row, M sampled tokens of all rows, V vocabulary
-size. p is the probability under the model (policy), and q under the reference model.
+Shape letters: B responses (rows), T tokens per row, M sampled tokens in all rows together, V
+vocabulary size. p is the probability under the model (policy), and q under the reference model.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ _TOKEN_ARRAYS = ("advantages", "reference_logps", "values", "returns")
 
 
 MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
-"""A function (f, items) -> f(items) that distributes the items over the processes of a run."""
+"""A function of (f, items) that returns f(items), with the items divided among the processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch(Batch):
-    """The sampled responses of a step, with labels at the responses, and their advantages.
+    """A batch of the responses sampled in a step, with their advantages and metrics.
+
+    The labels are the tokens of the responses.
 
     Args:
         indices: the index of each row in the step, int64 [B].
@@ -88,16 +90,16 @@ class RolloutBatch(Batch):
 
 
 class PolicyGradient(Alignment):
-    """Reinforcement learning from the model's own samples, by RLOO, GRPO or PPO.
+    """Reinforcement learning on the model's own samples with RLOO, GRPO or PPO.
 
-    In every step the policy p, which is the model, samples `num_generations` responses y to each
-    prompt. A reward is computed for each response. The B responses of the step have the loss
+    In every step, the policy p (the model) samples `num_generations` responses y to each prompt,
+    and a reward is computed for each response. The loss over the B responses of the step is
 
         L = - (1 / B) sum over y of A(y) log p(y)
 
-    A(y) is the advantage of a response: its reward minus a baseline. log p(y) is the sum over all
-    sampled tokens, including the end-of-text token, at the sampling `temperature`. For example,
-    with the rewards of "exact" and the advantages of RLOO:
+    A(y) is the advantage of a response: its reward minus a baseline. log p(y) is the sum of the
+    log-probabilities of all sampled tokens, including the end-of-text token. They are computed at
+    the sampling `temperature`. Here is an example with the reward "exact" and RLOO:
 
         prompt    2 + 2 =
         responses 4 </s>    5 </s>    4 </s>    four
@@ -126,7 +128,7 @@ class PolicyGradient(Alignment):
       loss.
 
     `num_iterations` is the number of weight updates from the samples of one step. If it is larger
-    than 1, the loss is the clipped surrogate of PPO: A log p of a token is replaced by
+    than 1, the loss is the clipped surrogate of PPO: A log p of a token is replaced with
     min(r A, clamp(r, 1 - clip, 1 + clip) A). The ratio r is the current probability of the token,
     divided by its probability before the first update. The logged loss is that of the last update.
 
@@ -140,7 +142,7 @@ class PolicyGradient(Alignment):
         terminated            the fraction of responses that end with an end-of-text token
         distinct_2            the number of distinct bigrams divided by the number of all bigrams,
                               in one response per prompt
-        clipped               the fraction of tokens that were clipped in the last update
+        clipped               the fraction of tokens whose ratio was clipped in the last update
         value                 the loss of the value head
 
     Source: Williams 1992 (REINFORCE); Ahmadian et al. 2024 (RLOO), equation 6, for "rloo"; Shao et
@@ -188,7 +190,8 @@ class PolicyGradient(Alignment):
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
     """All encoded prompts, for training and for validation."""
     _reference: Any = PrivateAttr(None)
-    """A frozen copy of the model; None if the reference is the model without its adapter."""
+    """A frozen copy of the model. None if no reference is needed, or if the reference is the model
+    with its adapter disabled."""
     _rules: GenerationRules | None = PrivateAttr(None)
     """The token ids that the model may generate."""
     _old_logps: Any = PrivateAttr(None)
@@ -220,10 +223,10 @@ class PolicyGradient(Alignment):
             )
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Build the model; with PPO, including a value head that initially predicts 0.
+        """Build the model. With PPO, it includes a value head that initially predicts 0.
 
-        With random predictions, the whitened advantages would be noise until a response gets a
-        reward.
+        If the initial predictions were random, the whitened advantages would be noise until some
+        response gets a reward.
         """
         if self.algorithm != "ppo":
             return super().build(spec, seed=seed, device=device)
@@ -234,7 +237,10 @@ class PolicyGradient(Alignment):
         return module
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the model to save: `module` without the value head, with shared weights."""
+        """Return the model to save, under the key "": `module` without its value head.
+
+        The saved model shares its weights with `module`.
+        """
         assert isinstance(module, LanguageModule)
         if _VALUE not in module.heads:
             return {"": module}
@@ -248,7 +254,7 @@ class PolicyGradient(Alignment):
 
     @property
     def record_schema(self) -> Schema:
-        """The columns of a prompt, and the columns that the reward functions read."""
+        """The columns of a record: the prompt, and what the reward functions read."""
         columns = [getattr(reward, "column", None) for reward in self.rewards if not reward.files]
         also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
         return dataclasses.replace(super().record_schema, also=also)
@@ -256,7 +262,8 @@ class PolicyGradient(Alignment):
     def example(self, record: Record) -> Prompt:
         """Read the prompt of a record. Responses at the end of a conversation are removed.
 
-        Raises DataError if no message remains, or if a column that a reward needs is missing.
+        Raises DataError if no message remains, or if a column is missing that a reward function
+        needs.
         """
         prompt = read_prompt(record)
         if not are_texts(record, prompt):
@@ -272,11 +279,13 @@ class PolicyGradient(Alignment):
         return Prompt(prompt, dict(record), record.where)
 
     def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
-        """Encode N prompts as token ids; `sequence_labels` [N] are their indices in `_prompts`.
+        """Encode N prompts as token ids, load the reward functions and set the reference model.
 
-        This also loads the reward functions. The first call copies the model as the frozen
-        reference model. There is no copy if `beta` is 0, or if the model has an adapter, which can
-        be disabled instead.
+        The `sequence_labels`, int64 [N], are the indices of the prompts in `_prompts`.
+
+        The first call copies the model as the frozen reference model. No copy is made if `beta` is
+        0. No copy is made for a model with an adapter either: the reference is then the model with
+        its adapter disabled.
         """
         if self.beta and self._reference is None and not adapted_layers(lm.module):
             self._reference = copy.deepcopy(lm.module).requires_grad_(False).eval()
@@ -299,16 +308,15 @@ class PolicyGradient(Alignment):
     ) -> RolloutBatch:
         """Sample responses to the prompts of a step, and compute their rewards and advantages.
 
-        The result is a pure function of (weights, prompts, seed). It has one row per response, with
-        labels at the response:
+        The result depends only on the weights, the prompts and the seed. It has one row per
+        response, with labels at the response:
 
             input_ids  prompt prompt   response response
             labels     -100   response response </s>
 
         Args:
             lm: the model that generates the responses.
-            model: the trained module, which contains the module of `lm` and, with PPO, the value
-                head.
+            model: the trained module. It contains the module of `lm` and, with PPO, the value head.
             batches: the prompts of the step, the same in all processes.
             seed: the seed of the step.
             map_over_ranks: distributes the computation over the processes. All processes get all
@@ -346,7 +354,11 @@ class PolicyGradient(Alignment):
         return RolloutBatch(**batch.arrays(), indices=np.arange(len(rows)), **single)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the divisor of each loss term: the number of sampled tokens or of responses."""
+        """Return the divisor of each loss term, by name.
+
+        For terms that are averaged over tokens, the divisor is the number of sampled tokens. For
+        all other terms, it is the number of responses.
+        """
         per_token = {"entropy", "clipped"}
         if self.algorithm == "ppo":
             per_token |= {"policy", "value", "k3"}
@@ -356,14 +368,18 @@ class PolicyGradient(Alignment):
         }
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of each loss term; 0 for terms that are only logged."""
+        """Return the weight of each loss term, by name.
+
+        Terms that are only logged have the weight 0.
+        """
         learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
         return {**dict.fromkeys(self._term_names, 0.0), **learned}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the policy loss, the value and KL losses and the logged metrics, each as a sum.
+        """Compute the loss terms and the logged metrics. Returns the sum of each over the batch.
 
-        The class docstring lists the terms.
+        The terms are the policy loss, the value loss of PPO and the KL penalty "k3". The class
+        docstring lists the metrics.
         """
         logp, value, terms = self._compute_logps(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
@@ -390,8 +406,8 @@ class PolicyGradient(Alignment):
     def predict(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
         """Sample one response to each prompt with the sampling parameters of training.
 
-        The random seed is a hash of the prompt, so that the response to a prompt does not depend on
-        other prompts.
+        The random seed is a hash of the prompt. The response to a prompt therefore does not depend
+        on the other prompts.
         """
         prompts = [(one, zlib.crc32(one.group.encode())) for one in examples]
         return sample_responses(lm, prompts, self._sampling_params, self.rewards)
@@ -399,7 +415,7 @@ class PolicyGradient(Alignment):
     def compute_metrics(
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
-        """Return the mean rewards and the means of the other metrics of the sampled responses."""
+        """Return the mean rewards and the means of the other metrics over the sampled responses."""
         metrics = self._compute_rollout_metrics(answers, 1)
         values = {
             name: float(one.mean())
@@ -424,14 +440,17 @@ class PolicyGradient(Alignment):
 
     @property
     def _metric_names(self) -> tuple[str, ...]:
-        """The names of the response metrics that need no forward pass, such as reward."""
+        """The names of the metrics that are computed from the sampled responses alone.
+
+        "reward" and "length" are two of them. They need no forward pass.
+        """
         rewards = (f"reward_{name}" for name in build_reward_names(self.rewards))
         same = ("frac_reward_zero_std",) if self.num_generations > 1 else ()
         return ("reward", *rewards, "length", "terminated", "distinct_2", *same)
 
     @property
     def _term_names(self) -> tuple[str, ...]:
-        """The names of all terms of the loss, including those that are only logged."""
+        """The names of all loss terms, including those that are only logged."""
         divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
         value = ("value",) if self.algorithm == "ppo" else ()
         bound = ("clipped",) if self.num_iterations > 1 else ()
@@ -445,9 +464,10 @@ class PolicyGradient(Alignment):
     def _compute_rollout_metrics(
         self, responses: Sequence[Response], num_generations: int
     ) -> dict[str, Floats]:
-        """Compute the metrics of B responses, such as reward and length, by name, float64 [B] each.
+        """Compute metrics of B responses, such as the reward and the length.
 
-        Each prompt has `num_generations` consecutive responses.
+        Returns one array, float64 [B], for each metric name. `num_generations` consecutive
+        responses belong to the same prompt.
         """
         scores = np.array([one.scores for one in responses])
         reward = scores @ np.array([one.weight for one in self.rewards])
@@ -472,14 +492,15 @@ class PolicyGradient(Alignment):
         reward: Floats,
         map_over_ranks: MapOverRanks,
     ) -> dict[str, Floats]:
-        """Compute advantages, reference log-probabilities, values and returns of sampled tokens.
+        """Compute the advantage, reference log-probability, value and return of sampled tokens.
 
-        Returns the arrays by field of `RolloutBatch`, [B, T] each. Positions without a sampled
-        token are 0.
+        Returns an array [B, T] for each of these fields of `RolloutBatch`. Positions without a
+        sampled token are 0.
 
         Args:
-            lm: the language model; without its adapter, it is the reference if no copy was made.
-            model: the trained module, with the value head if there is one.
+            lm: the language model. If there is no frozen copy, the reference is this model with its
+                adapter disabled.
+            model: the trained module, including the value head if there is one.
             batch: the prompts with their responses, and labels at the responses.
             reward: the reward of each response, float64 [B].
             map_over_ranks: distributes the forward passes over the processes.
@@ -515,9 +536,9 @@ class PolicyGradient(Alignment):
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))
 
     def _get_old_logps(self, logp: Tensor, positions: Tensor) -> Tensor:
-        """Return the log-probabilities [M] of sampled tokens before the first update of the step.
+        """Return the log-probabilities of sampled tokens before the first update of the step, [M].
 
-        During the first update, these are `logp` [M], which is stored for the later updates of the
+        In the first update, these are `logp` [M], which is then stored for the later updates of the
         step. `positions` [M] are the indices of the tokens in the flattened rollout.
         """
         if self.num_iterations == 1:
@@ -530,17 +551,18 @@ class PolicyGradient(Alignment):
     def _compute_rollout_logps(
         self, model: LanguageModule, batch: Batch, map_over_ranks: MapOverRanks
     ) -> Floats:
-        """Compute log-probabilities and values of all sampled tokens, [2, M], without gradients.
+        """Compute the log-probability and the value of every sampled token, without gradients.
 
-        `map_over_ranks` distributes the forward passes over the processes.
+        Returns float64 [2, M]: the log-probabilities, then the values. `map_over_ranks` distributes
+        the forward passes over the processes.
         """
         size = max(1, _TOKENS // batch.input_ids.shape[1])
 
         def compute_logps(rows: Sequence[int]) -> list[Floats]:
-            """Return log-probabilities and values of the sampled tokens in consecutive rows.
+            """Return the log-probabilities and values of the sampled tokens in consecutive rows.
 
             The rows are processed in micro-batches to limit memory. The list has one array [2, M]
-            per micro-batch, where M is the number of sampled tokens.
+            per micro-batch, where M is the number of its sampled tokens.
             """
             parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
             each = (self._compute_logps(model, to_device(part, model.device)) for part in parts)
@@ -551,11 +573,14 @@ class PolicyGradient(Alignment):
     def _compute_logps(
         self, model: LanguageModule, batch: TensorBatch
     ) -> tuple[Tensor, Tensor, LossTerms]:
-        """Compute the log-probabilities and values of the labelled tokens, [M] each.
+        """Compute the log-probability and the value of every labelled token.
 
-        The log-probabilities are those of sampling: at the sampling temperature and without banned
-        tokens. The values are 0 if the model has no value head. Also returns the auxiliary loss of
-        the layers, if any.
+        The log-probabilities are those used for sampling: at the sampling temperature and without
+        banned tokens.
+
+        Returns:
+            The log-probabilities [M]; the values [M], which are 0 if the model has no value head;
+            and the auxiliary loss of the layers, which is an empty dict if there is none.
         """
         rules = self._rules
         assert rules is not None

@@ -50,7 +50,7 @@ _MAX_PROMPT = 200  # characters of a prompt in an example command
 class Alignment(LabelledObjective):
     """Base class of objectives that change how a model responds to prompts (DPO, KTO, RLHF).
 
-    By default they train for one epoch, without dropout.
+    By default, these objectives train for one epoch, without dropout.
     """
 
     tensor_parallel: ClassVar[bool] = False
@@ -78,13 +78,14 @@ class ReferenceObjective(Alignment, GivenResponses):
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode both responses of every example as token ids.
 
-        Returns the token ids by field of `RowBatch`, and the number of truncated tokens of every
-        example (see `EncodedExamples`).
+        Returns:
+            The token ids of both responses of every example, by field of `RowBatch`; and the
+            truncation counts of every example (see `EncodedExamples`).
         """
 
     @abstractmethod
     def build_labels(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
-        """Return the labels that the loss needs, one row per example, [N, >= 2].
+        """Return the labels that the loss needs, one row of at least two columns per example.
 
         The first two columns are `logq` [N, 2], the reference log-probabilities of both responses.
         """
@@ -107,16 +108,21 @@ class ReferenceObjective(Alignment, GivenResponses):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Build a batch with both responses of every example, [B, 2, U] for responses of U tokens.
+        """Build a batch of B examples with two rows each, one per response, [B, 2, U].
 
-        The rows include the prompts. `sequence_labels` contain the reference log-probabilities.
+        U is the length of the longest row. `sequence_labels` contain the reference
+        log-probabilities. In decoder-only models, each row starts with the prompt.
         """
         return build_pair_batch(rows)
 
     def predict(
         self, lm: LanguageModel, examples: Sequence[Any]
     ) -> list[tuple[list[float], list[int]]]:
-        """Compute log-probabilities (nats) and token counts of both responses of each example."""
+        """Compute the log-probability in nats and the token count of every response.
+
+        Returns a pair of lists per example: the log-probabilities of its two responses, and their
+        token counts.
+        """
         sums, counts = compute_all_log_probabilities(self.rows(examples, lm)[0], lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
@@ -124,13 +130,13 @@ class ReferenceObjective(Alignment, GivenResponses):
 class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     """Direct preference optimization (DPO) and its variants IPO, SLiC, SimPO and ORPO.
 
-    L = - log sigmoid(beta h) + w L_SFT for h = log (p(y+) / q(y+)) - log (p(y-) / q(y-))
+    L = - log sigmoid(beta h) + w L_SFT, where h = log (p(y+) / q(y+)) - log (p(y-) / q(y-))
 
     y+ is the chosen response and y- the rejected one. p is the model, and q the reference, which is
-    the model at the start of the run. log q is computed once, before the first step, so that no
-    second model is in memory. L_SFT is the cross-entropy per token of y+. Its weight w is
-    `sft_weight`, 0 by default as in the paper. Even if h increases, the probability of both
-    responses can decrease, which `sft_weight` = 0.2 prevents.
+    the model at the start of the run. log q is computed once, before the first step, so that
+    training keeps only one model in memory. L_SFT is the cross-entropy per token of y+. Its weight
+    w is `sft_weight`, 0 by default as in the paper. Even while h increases, the probabilities of
+    both responses can decrease. Setting `sft_weight` to 0.2 prevents this.
 
         prompt    who wrote it ?
         chosen    Ada did . </s>      log p = -7.1    log q = -7.9
@@ -151,8 +157,8 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 for e; Zhao et al. 2023 (SLiC) for
     hinge; Azar et al. 2023 (IPO), equation 17, where beta is called tau; Meng et al. 2024 (SimPO),
     equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is called lambda; Pang et al.
-    2024, equation 1, for L_SFT. Unlike here, trl uses means over tokens in IPO, and includes the
-    prompt in L_SFT of ORPO.
+    2024, equation 1, for L_SFT. trl differs in two points: in IPO, it uses mean log-probabilities
+    per token, and in ORPO, its L_SFT includes the prompt.
     """
 
     kind: Literal["preference"] = "preference"
@@ -197,14 +203,15 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode the chosen and the rejected response of every pair as token ids.
 
-        Returns the token ids by field of `RowBatch`, and the number of truncated tokens of every
-        pair (see `EncodedExamples`).
+        Returns:
+            The token ids of both responses of every pair, by field of `RowBatch`; and the
+            truncation counts of every pair (see `EncodedExamples`).
         """
         rows, truncations = encode_responses(lm, self.list_turns(examples))
         return stack_pairs(rows), merge_truncations(truncations)
 
     def build_labels(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
-        """Return the reference log-probabilities of both responses, [N, 2], as labels.
+        """Return `logq` [N, 2], the reference log-probabilities of both responses, as labels.
 
         They are also stored for `compute_metrics`.
         """
@@ -212,16 +219,26 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return logq
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the divisor of each loss term: the number of pairs or of chosen tokens."""
+        """Return the divisor of each loss term, by name.
+
+        The divisor of the SFT loss is the number of tokens in the chosen responses. The divisor of
+        all other terms is the number of pairs.
+        """
         pairs = dict.fromkeys(("preference", *_METRICS), batch.num_rows)
         return {**pairs, "sft": int(_count_response_tokens(batch)[:, 0].sum())}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of the SFT loss, and 0 for the terms that are only logged."""
+        """Return the weight of the SFT loss, by name.
+
+        Terms that are only logged have the weight 0.
+        """
         return {"sft": self.sft_weight or 0.0, **dict.fromkeys(_METRICS, 0.0)}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the preference loss, the SFT loss and the logged metrics, each as a sum."""
+        """Compute the preference loss, the SFT loss and the logged metrics.
+
+        Returns the sum of each over the batch.
+        """
         assert batch.sequence_labels is not None
         sums, counts, terms = log_probabilities(model, batch)
         ratios = (sums - batch.sequence_labels).detach()
@@ -246,9 +263,9 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         """Return the ranking accuracy, and the perplexity of the chosen responses.
 
         The ranking accuracy is the fraction of pairs in which the chosen response has the higher
-        mean log-probability per token. During a run, the first metric is the DPO accuracy: the
-        fraction of pairs with h > 0, which needs the reference log-probabilities. Pairs with a
-        completely truncated response do not count.
+        mean log-probability per token. If the reference log-probabilities are known, as during a
+        run, the first metric is the DPO accuracy: the fraction of pairs with h > 0. Pairs in which
+        truncation removed a whole response are left out.
         """
         pairs = [(one, answer) for one, answer in zip(examples, answers) if all(answer[1])]
         examples, answers = [one for one, _ in pairs], [answer for _, answer in pairs]
@@ -278,9 +295,8 @@ def compute_preference_losses(
 
     Args:
         objective: the loss type and its parameters, with defaults filled in (`resolve`).
-        logps: log-probabilities of the chosen and the rejected response under the model, [B,
-            2].
-        ref_logps: the same log-probabilities under the reference model, [B, 2].
+        logps: the log-probabilities of both responses under the model, [B, 2].
+        ref_logps: the log-probabilities of both responses under the reference model, [B, 2].
         num_tokens: the number of tokens of both responses, [B, 2].
     """
     beta, kind = objective.beta, objective.loss_type
@@ -304,10 +320,13 @@ def compute_preference_losses(
 def log_probabilities(
     model: LanguageModule, batch: TensorBatch
 ) -> tuple[Tensor, Tensor, LossTerms]:
-    """Compute the log-probabilities (in nats) and token counts of both responses, [B, 2] each.
+    """Compute the log-probability and the token count of both responses of B pairs.
 
-    The third return value contains the auxiliary loss of the layers, if any. Logits are recomputed
-    in the backward pass, in chunks, to save memory.
+    The logits are computed in chunks, and again in the backward pass, to save memory.
+
+    Returns:
+        The log-probabilities in nats [B, 2]; the token counts [B, 2]; and the auxiliary loss of the
+        layers, which is an empty dict if there is none.
     """
     inputs = unstack_pairs(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
@@ -322,9 +341,9 @@ def log_probabilities(
 def compute_all_log_probabilities(
     sequences: Mapping[str, Ragged], lm: LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute log-probabilities and token counts of both responses of N pairs, [N, 2] each.
+    """Compute the log-probability and the token count of both responses of N pairs, [N, 2] each.
 
-    `sequences` contains the token ids of the pairs by field of `RowBatch` (see `stack_pairs`).
+    `sequences` contains the token ids of the pairs, by field of `RowBatch` (see `stack_pairs`).
     """
     encoded = EncodedExamples(sequences, pad_id=lm.text_tokenizer.pad_id)
     check_example_ids(encoded, lm.spec)
@@ -338,6 +357,6 @@ def compute_all_log_probabilities(
 
 
 def _count_response_tokens(batch: Batch) -> np.ndarray:
-    """Return the number of response tokens (labels) of both responses of B pairs, [B, 2]."""
+    """Count the tokens (labels) of both responses of B pairs. Returns int64 [B, 2]."""
     assert batch.labels is not None
     return (batch.labels != IGNORE_INDEX).sum(axis=2)

@@ -1,4 +1,4 @@
-"""Preference pairs: reading two responses to a prompt from records, and encoding them as rows."""
+"""Preference pairs: read a prompt with two responses from a record, and encode them as rows."""
 
 from __future__ import annotations
 
@@ -68,25 +68,26 @@ class Preference:
 
     @property
     def group(self) -> str:
-        """The prompt as text, or the chosen response if the prompt is blank.
+        """The grouping key of the split: the prompt as text.
 
-        Pairs with equal prompts are put into the same split.
+        If the prompt is blank, the key is the chosen response. Pairs with equal keys are put into
+        the same split.
         """
         return as_text(self.prompt) or as_text(self.chosen)
 
 
 class GivenResponses(LabelledObjective):
-    """Base class of objectives on given responses to prompts, as opposed to sampled responses."""
+    """Base class of objectives that learn from given responses, not from sampled responses."""
 
     responses: ClassVar[Sequence[str]]
-    """The fields of an example that contain responses to its prompt."""
+    """The names of the fields of an example that contain responses to its prompt."""
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records, and remove prompts that are repeated in the responses.
+        """Convert records to examples, and strip the prompt from responses that repeat it.
 
-        Prompts are removed only if the responses of more than half of the examples start with the
-        prompt.
+        The prompt is stripped only if more than half of the examples with a text prompt repeat the
+        prompt in their responses.
         """
         examples = list(super().examples(records, options))
         texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
@@ -102,11 +103,11 @@ class GivenResponses(LabelledObjective):
         return (stripped.get(id(one), one) for one in examples)
 
     def input_text(self, example: Any) -> str:
-        """Return the prompt and the responses of an example as one text, one per line."""
+        """Return the prompt and the responses of an example as one text, joined by line breaks."""
         return "\n".join(self.to_texts(example).values())
 
     def to_texts(self, example: Any) -> dict[str, str]:
-        """Return the prompt and the responses of an example as texts, by the name of the field."""
+        """Return the prompt and the responses of an example as texts, by field name."""
         return {name: as_text(getattr(example, name)) for name in ("prompt", *self.responses)}
 
     def list_turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
@@ -114,7 +115,7 @@ class GivenResponses(LabelledObjective):
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield the texts of the examples, each a prompt followed by one of its responses."""
+        """Yield one text per response: the prompt followed by the response."""
         return (
             as_text(prompt) + as_text(response) for prompt, response in self.list_turns(examples)
         )
@@ -131,8 +132,9 @@ class PreferencePairs(GivenResponses):
     def example(self, record: Record) -> Preference:
         """Read a preference pair from a record.
 
-        If the record has no prompt, the common beginning of both texts or conversations is the
-        prompt. The same applies if both conversations start with the prompt.
+        If the record has no prompt, the common prefix of both responses becomes the prompt. If the
+        responses are conversations, all messages that both conversations have in common at the
+        start belong to the prompt.
 
         Raises:
             DataError: with file and line, if the prompt or a response is blank, or if both
@@ -153,7 +155,10 @@ class PreferencePairs(GivenResponses):
         return Preference(one[:start], one[start:], other[start:], record.where)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
-        """Return a finding on whether most chosen responses are longer than the rejected ones."""
+        """Check whether most chosen responses are longer than the rejected responses.
+
+        Returns a list with one finding.
+        """
         lengths = ((len(as_text(one.chosen)), len(as_text(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
         return [Finding.of("chosen_longer", longer, len(examples), _MAX_LONGER, "add_shorter")]
@@ -162,7 +167,7 @@ class PreferencePairs(GivenResponses):
 def _build_text_pair(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
     """Build a preference pair from a prompt and two responses that are texts.
 
-    If `prompt` is None, the common beginning of both responses becomes the prompt.
+    If `prompt` is None, the common prefix of both responses becomes the prompt.
     """
     if prompt is None:
         prompt = _find_common_prefix(chosen, rejected)
@@ -187,7 +192,7 @@ def _find_common_prefix(chosen: str, rejected: str) -> str:
 
 
 def _splits_word(text: str, offset: int) -> bool:
-    """Return whether splitting a text at `offset` would break up a word or a combined character."""
+    """Return whether `offset` is inside a word or a combined character of a text."""
     before, after = text[offset - 1], text[offset]
     if unicodedata.combining(after) or unicodedata.category(after) in ("Mn", "Mc", "Cf"):
         return True
@@ -208,12 +213,12 @@ def encode_responses(
         labels     -100   response response </s>   -100
 
     Messages are formatted with the chat template. For an encoder-decoder, the encoder reads the
-    prompt and the decoder generates the response; the contents of messages are joined by line
-    breaks.
+    prompt and the decoder generates the response. The contents of messages are then joined by line
+    breaks, without the chat template.
 
     Returns:
-        The token ids and labels by field of `RowBatch`, and the number of truncated tokens of every
-        row (see `EncodedExamples`).
+        The token ids and labels of all rows, by field of `RowBatch`; and the truncation counts of
+        every row (see `EncodedExamples`).
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(as_text(prompt), as_text(response)) for prompt, response in pairs])
@@ -233,7 +238,7 @@ def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> Labelle
 
 
 def merge_truncations(truncations: Truncations) -> Truncations:
-    """Return the truncation counts of pairs, given the counts of their rows (two rows per pair).
+    """Add up the truncation counts of the two rows of every pair.
 
     If truncation has removed all targets of one row, all targets of the pair count as removed.
     """
@@ -253,7 +258,7 @@ def stack_pairs(rows: Sequences) -> dict[str, Ragged]:
         rows: token ids and labels of 2 N rows, by field of `RowBatch`.
 
     Returns:
-        The same fields as N examples of two rows.
+        The token ids and labels of N examples with two rows each, by field of `RowBatch`.
     """
     pairs = {name: Ragged.of(each, per_example=2) for name, each in rows.items()}
     if "decoder_input_ids" in rows:
@@ -262,7 +267,10 @@ def stack_pairs(rows: Sequences) -> dict[str, Ragged]:
 
 
 def build_pair_batch(rows: RowBatch) -> Batch:
-    """Build a batch [B, 2, U] of B pairs of rows of at most U tokens, as made by `stack_pairs`."""
+    """Build a batch [B, 2, U] from B pairs of rows that `stack_pairs` has combined.
+
+    U is the length of the longest row.
+    """
     ids, lengths, sizes = rows.input_ids, rows.lengths, rows.decoder_lengths
     if sizes is not None:  # the encoder reads the same prompt for both responses
         ids, lengths = (np.repeat(one[:, None], 2, axis=1) for one in (ids, lengths))
@@ -270,7 +278,7 @@ def build_pair_batch(rows: RowBatch) -> Batch:
     ids = ids[..., : width if sizes is None else None]
 
     def truncate(array: Ints | None) -> Ints | None:
-        """Truncate the rows of an array [B, 2, >= U] to the U columns of the batch."""
+        """Truncate an array [B, 2, >= U] to its first U columns."""
         return None if array is None else array[..., :width]
 
     return Batch(
@@ -284,5 +292,8 @@ def build_pair_batch(rows: RowBatch) -> Batch:
 
 
 def unstack_pairs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Reshape model inputs from pairs [B, 2, U] to rows [2 B, U]; pairs stay adjacent."""
+    """Reshape model inputs from pairs [B, 2, U] to rows [2 B, U].
+
+    The two rows of a pair stay adjacent.
+    """
     return {name: one.flatten(0, 1) for name, one in inputs.items()}

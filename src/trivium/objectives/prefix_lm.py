@@ -25,12 +25,12 @@ class PrefixLM(LeftToRight):
 
     L = - sum over t > p of log P(x_t | x_1 ... x_(t-1))
 
-    p is random for every row, uniform over 1 ... T - 1 for a row of T tokens. With p = 2:
+    For each row of T tokens, p is drawn uniformly from 1 ... T - 1. With p = 2:
 
         input_ids  once  upon  a     time  there
         labels     -100  a     time  there -100
 
-    Attention is causal in the prefix, too.
+    Attention is also causal within the prefix.
 
     Source: the decoder of Liu et al. 2018, section 4.2.3, with a loss only on the second part.
     """
@@ -38,7 +38,10 @@ class PrefixLM(LeftToRight):
     kind: Literal["prefix-lm"] = "prefix-lm"
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Build a batch of input_ids and next-token labels [B, T]; the prefix has no labels."""
+        """Build a batch with input_ids and next-token labels, int64 [B, T] each.
+
+        The tokens of the prefix are not predicted.
+        """
         in_prefix = (
             np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None] - 1
         )
@@ -57,8 +60,8 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         decoder_input_ids  <p>   inviting  me  to   your  party
         labels             inviting  me    to  your party </s>
 
-    The length of the prefix is uniform over 1 ... T - 1 for a row of T tokens. A row of one token
-    has no label. The end of a document within a row is treated like any other token.
+    For each row of T tokens, the length of the prefix is drawn uniformly from 1 ... T - 1. A row of
+    one token has no label. The end of a document within a row is treated like any other token.
 
     Source: Raffel et al. 2019, section 3.2.3, and their released `random_prefix_noise_mask`.
     """
@@ -69,17 +72,18 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
     )
 
     def default_start_id(self, vocabulary: Vocabulary) -> int | None:
-        """Return the id of the decoder start token, which depends on `start_token`.
+        """Return the id of the decoder start token, which `start_token` selects.
 
-        It is the padding token, or the token that ends a text.
+        It is the padding token or the end-of-text token. Returns None if the vocabulary lacks this
+        token.
         """
         return vocabulary.pad_id if self.start_token == "pad" else vocabulary.end_id
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Split each row at a random position into the encoder's input and the decoder's target.
+        """Split each row at a random position into an encoder input and a decoder target.
 
-        Returns the padded prefixes and the padded rests of the rows, both followed by an end token.
-        Each is a pair of token ids, int64 [B, S], and lengths, int64 [B].
+        Returns the padded prefixes and the padded suffixes, each ending with an end token. Both are
+        pairs (token ids, int64 [B, S]; lengths, int64 [B]).
         """
         in_prefix = np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None]
         rest = padding_mask(rows) & ~in_prefix
@@ -88,7 +92,10 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         return pack_with_eos(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return the first words of a text, and the continuation that the model generates."""
+        """Return the first words of a text, and the continuation that the model generates.
+
+        Returns None if these words alone are too long for the model.
+        """
         return generate_continuation(lm, text, 8, temperature=0.0)
 
 

@@ -74,7 +74,10 @@ class Question:
 
     @property
     def group(self) -> str:
-        """The context. Questions about the same context are put into the same split."""
+        """The grouping key of the split: the context.
+
+        All questions about the same context are put into the same split.
+        """
         return self.context
 
 
@@ -83,13 +86,13 @@ class QuestionAnswering(LabelledObjective):
 
     L = - (log P(start) + log P(end)) / 2
 
-    P(start) and P(end) are softmaxes over the tokens of a window of the context.
+    P(start) and P(end) are softmax probabilities over the tokens of a context window.
 
         input_ids        [CLS] who wrote it [SEP] Ada wrote the first program [SEP]
         sequence_labels  [5, 5]               first and last token of the answer
 
-    If the window does not contain the answer, start and end are position 0 ([CLS]). A long context
-    is divided into overlapping windows.
+    A long context is divided into overlapping windows. If a window does not contain the answer,
+    both labels are position 0 ([CLS]).
 
     Source: Devlin et al. 2018, sections 4.2 and 4.3.
     """
@@ -105,7 +108,11 @@ class QuestionAnswering(LabelledObjective):
     stride: int = Field(128, gt=0, description="overlap of the windows of a context in tokens")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
-        """Yield one record per question from SQuAD JSON files (1.1 and 2.0) or other files."""
+        """Yield one record per question.
+
+        SQuAD JSON files (1.1 and 2.0) contain several questions per context. Other files contain
+        one question per record.
+        """
         for source in list_sources(paths, RECORD_SUFFIXES).sources:
             records = None
             if source.kind == "file" and file_format(source.name) == ".json":
@@ -115,10 +122,11 @@ class QuestionAnswering(LabelledObjective):
     def example(self, record: Record) -> Question:
         """Read a question with its context and answers from a record.
 
-        The answers are texts, objects {"text", "answer_start"}, or an object with two lists as in
-        SQuAD on Hugging Face. There is no answer if they are null, or if `is_impossible` is true.
-        If an answer has no start, its first occurrence in the context is used. If the text of an
-        answer is not at the given start, the nearest occurrence is used.
+        Answers can be given as texts, as objects {"text", "answer_start"}, or as one object with
+        two lists as in SQuAD on Hugging Face. The question has no answer if the answers are null,
+        or if `is_impossible` is true. If an answer has no start, its first occurrence in the
+        context is used. If the context does not contain the answer at the given start, the nearest
+        occurrence is used.
 
         Raises:
             DataError: with the location of the question, if the context does not contain an answer,
@@ -151,17 +159,17 @@ class QuestionAnswering(LabelledObjective):
         return Question(record.where, question, context, (), record.where)
 
     def predicted(self, answer: AnswerSpan, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the text of a predicted answer and its probability.
+        """Return the text and the probability of a predicted answer.
 
         The text is empty if the model predicts that there is no answer.
         """
         return answer.text, answer.score
 
     def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
-        """Return the model settings for question answering, with the overlap of context windows.
+        """Return the model settings for question answering, including the overlap of windows.
 
-        If some questions have no answer, the settings include a score threshold of 0 for "no
-        answer".
+        If some questions have no answer, the settings also include the threshold for predicting "no
+        answer", which is 0.
         """
         options: dict[str, Any] = {"stride": self.stride}
         if not all(one.answers for one in examples):
@@ -181,11 +189,12 @@ class QuestionAnswering(LabelledObjective):
         return spec.is_bilm or super().fits(spec)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
-        """Encode the questions with all windows of their contexts, and label the answers.
+        """Encode each question with every window of its context, as one row per window.
 
-        The labels are the first and the last token of the answer in a window. If no window contains
-        the whole answer of a question, the question is left out. Otherwise it would teach the model
-        to predict "no answer".
+        The labels of a row are the first and the last token of the answer in the window.
+
+        If no window contains the whole answer of a question, the question is left out. Otherwise it
+        would teach the model to predict "no answer".
         """
         tokenizer = lm.source_tokenizer
         pairs = [(one.question, one.context) for one in examples]
@@ -207,7 +216,10 @@ class QuestionAnswering(LabelledObjective):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return half the sum of the cross-entropies of start and end tokens, in nats."""
+        """Compute the cross-entropies of the start and end tokens, in nats.
+
+        Returns half of their sum over the batch.
+        """
         assert batch.sequence_labels is not None
         hidden, terms = forward_hidden(model, batch.inputs)
         logits = model.logits(hidden, head="span").float()  # [B, T, 2]
@@ -224,7 +236,7 @@ class QuestionAnswering(LabelledObjective):
         yield from dict.fromkeys(one.context for one in examples)
 
     def predict(self, lm: LanguageModel, examples: Sequence[Question]) -> list[AnswerSpan]:
-        """Return the most probable answer span for each question."""
+        """Return the most probable answer to each question."""
         spans = lm.answer_all([(one.question, one.context) for one in examples])
         return [best for best, *_ in spans]
 
@@ -258,8 +270,8 @@ class QuestionAnswering(LabelledObjective):
 def find_answer_tokens(window: ContextWindow, question: Question) -> tuple[int, int]:
     """Return the indices of the first and the last token of the answer in a context window.
 
-    If a question has several answers, the first one is used. Returns (0, 0) if the window does not
-    contain the whole answer.
+    If the question has several answers, the first answer is used. Returns (0, 0) if the window does
+    not contain the whole answer.
     """
     if not question.answers:
         return 0, 0
@@ -278,9 +290,10 @@ def find_answer_tokens(window: ContextWindow, question: Question) -> tuple[int, 
 
 
 def compute_squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
-    """Return the means of exact match and F1 over all questions.
+    """Compute exact match and F1, averaged over all questions.
 
-    If some questions have an answer and others have none, the means of both groups are included.
+    If only some of the questions have an answer, both means are also computed separately for the
+    questions with an answer and for those without.
 
     Args:
         predicted: the predicted answer to each question; empty if there is none.
@@ -305,8 +318,8 @@ def compute_squad_metrics(predicted: Sequence[str], references: Sequence[Sequenc
 def compute_squad_scores(predicted: str, references: Sequence[str]) -> tuple[float, float]:
     """Return exact match and F1 of one predicted answer, each from 0 to 1.
 
-    The best score over the reference answers is used. The scores are computed as in the official
-    script of SQuAD, except that every Chinese or Japanese character counts as a word.
+    If there are several reference answers, the best score counts. The scores are computed as in the
+    official script of SQuAD, except that every Chinese or Japanese character is a word.
 
     Source: Rajpurkar et al. 2016, 2018.
 
@@ -333,7 +346,10 @@ def _normalize_words(text: str) -> list[str]:
 
 
 def _read_squad(path: str, options: RecordOptions) -> Iterator[Record] | None:
-    """Return one record per question of a SQuAD file, or None if the file is other JSON."""
+    """Return one record per question of a SQuAD file.
+
+    Returns None if the file does not have the format of SQuAD.
+    """
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         text = file.read()
     try:
@@ -350,7 +366,7 @@ def _read_squad(path: str, options: RecordOptions) -> Iterator[Record] | None:
 def _iter_squad_questions(path: str, articles: Any) -> Iterator[Record]:
     """Yield one record per question in the articles of a SQuAD file.
 
-    An article without `paragraphs` is treated as a single record. Raises DataError for any other
+    An article without the key "paragraphs" becomes a single record. Raises DataError for any other
     format.
     """
     where = path
@@ -370,7 +386,7 @@ def _iter_squad_questions(path: str, articles: Any) -> Iterator[Record]:
 
 
 def _parse_answers(answers: Any, answer_start: Any, location: str) -> list[tuple[Any, Any]]:
-    """Parse the answers column of a record. Returns the text and the start of every answer.
+    """Parse the answers column of a record. Returns a pair (text, start) for every answer.
 
     Args:
         answers: the column, in one of the formats of `QuestionAnswering.example`.
@@ -395,7 +411,7 @@ def _parse_answers(answers: Any, answer_start: Any, location: str) -> list[tuple
 
 
 def _wrap_in_list(value: Any) -> list[Any]:
-    """Return lists unchanged, and any other value as a list of one value."""
+    """Return a list unchanged, and any other value as a list with this single item."""
     return value if isinstance(value, list) else [value]
 
 

@@ -40,9 +40,9 @@ class CorruptedBatch(NamedTuple):
 
     Args:
         hidden: the generator's hidden states at the M masked positions, [M, D].
-        terms: the auxiliary loss of the generator's layers, if any.
+        terms: the auxiliary loss of the generator's layers; an empty dict if there is none.
         shown: the corrupted input_ids, which the discriminator reads, int64 [B, T].
-        replaced: the targets of the discriminator: whether each token was replaced, bool [B, T].
+        replaced: the targets of the discriminator: True for replaced tokens, bool [B, T].
     """
 
     hidden: Tensor
@@ -65,13 +65,13 @@ class ReplacedToken(TokenMasking):
         targets          0     0      1       0     0      0     0
 
     No gradient passes through the sampling. L_MLM is a mean over the masked tokens, and L_D a mean
-    over all tokens except padding. With `sharing` = "gradient-disentangled", the token embeddings
-    of the discriminator are the sum of the generator's embeddings, to which L_D has no gradient,
-    and a difference that is 0 at the start (He et al. 2021b, section 3.2).
+    over all tokens except padding. With `sharing` = "gradient-disentangled", the discriminator adds
+    a trained difference to the token embeddings of the generator. The difference starts at 0. L_D
+    has no gradient with respect to the generator's embeddings (He et al. 2021b, section 3.2).
 
     Source: Clark et al. 2020, section 2. As in the paper, all selected tokens are masked; in the
-    released code, 15 % of them are left unchanged. The random numbers for sampling are assigned to
-    rows, so that samples do not depend on the division into micro-batches.
+    released code, 15 % of them are left unchanged. Each row has its own random numbers for
+    sampling, so that the samples do not depend on the division into micro-batches.
     """
 
     builds_single_model: ClassVar[bool] = False
@@ -119,28 +119,34 @@ class ReplacedToken(TokenMasking):
         )
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return both models to save: the discriminator, and the generator in a subfolder."""
+        """Return the models to save: the discriminator and the generator.
+
+        The keys are subfolders of the run folder: "" for the discriminator, and "generator".
+        """
         assert isinstance(module, GeneratorAndDiscriminator)
         return {"": module.discriminator, "generator": module.generator}
 
     def untie_weights(self, module: nn.Module) -> None:
         """Give generator and discriminator separate copies of the weights that they share.
 
-        This is needed for loading and saving.
+        This is needed before loading or saving.
         """
         assert isinstance(module, GeneratorAndDiscriminator)
         module.untie_weights()
 
     def tie_weights(self, module: nn.Module) -> None:
-        """Share the weights of generator and discriminator again, for training."""
+        """Tie the weights that `untie_weights` has separated.
+
+        In training, generator and discriminator share these weights.
+        """
         assert isinstance(module, GeneratorAndDiscriminator)
         module.tie_weights()
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens for the generator. Returns a batch with input_ids and labels, [B, T] each.
 
-        `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1) for sampling tokens
-        from the generator.
+        The `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1). They are used
+        to sample tokens from the generator.
         """
         input_ids, labels = self.mask_tokens(rows.input_ids, padding_mask(rows), rng, vocabulary)
         uniform = rng.uniform(input_ids.shape[1], _SAMPLE).astype(np.float32)
@@ -149,23 +155,23 @@ class ReplacedToken(TokenMasking):
         return Batch(input_ids, labels=labels, sequence_labels=uniform, **attention_inputs(rows))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of labels of both models.
+        """Return the label count of each model, by name.
 
-        The generator predicts masked tokens, and the discriminator all tokens except padding.
+        The generator predicts the masked tokens, and the discriminator all tokens except padding.
         """
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask
         num_tokens = batch.input_ids.size if real is None else int(np.count_nonzero(real))
         return {"generator": batch.num_labels, "discriminator": num_tokens}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of the discriminator's loss.
+        """Return the weight of the discriminator's loss, by name.
 
-        It is large, because the loss is small.
+        The weight is large because this loss is small.
         """
         return {"discriminator": self.discriminator_weight}
 
     def corrupt(self, model: GeneratorAndDiscriminator, batch: TensorBatch) -> CorruptedBatch:
-        """Replace masked tokens by samples of the generator. Returns the corrupted batch."""
+        """Replace masked tokens with samples from the generator. Returns the corrupted batch."""
         assert batch.sequence_labels is not None
         positions, input_ids = batch.label_positions, batch.inputs["input_ids"]
         hidden, terms = forward_hidden(model.generator, batch.inputs, gather_positions=positions)
@@ -176,9 +182,9 @@ class ReplacedToken(TokenMasking):
         return CorruptedBatch(hidden, terms, shown.view_as(input_ids), replaced.view_as(input_ids))
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the MLM loss of the generator and the binary cross-entropy of the discriminator.
+        """Compute the MLM loss of the generator and the binary cross-entropy of the discriminator.
 
-        Both are sums in nats.
+        Returns the sum of each over the batch, in nats.
         """
         assert isinstance(model, GeneratorAndDiscriminator)
         inputs = batch.inputs
@@ -203,9 +209,10 @@ class ReplacedToken(TokenMasking):
         return super().suggest_command(f"{run}/generator", lm, text)
 
     def _build_generator_spec(self, spec: Spec) -> TransformerSpec:
-        """Return the spec of the generator that belongs to a discriminator.
+        """Return the spec of the generator for a discriminator.
 
-        Raises RecipeError if the discriminator is not a Transformer encoder, or is not supported.
+        Raises RecipeError if the discriminator is not a Transformer encoder, or if no generator can
+        be built for it.
         """
         if not isinstance(spec, TransformerSpec) or spec.family != "encoder-only":
             raise RecipeError(

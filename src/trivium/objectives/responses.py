@@ -1,4 +1,4 @@
-"""Sampling of responses from a model, and computation of their rewards."""
+"""Responses to prompts: sampling them from a model, and computing their rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOTS = 128
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt to respond to, and the columns of its record, which rewards may use.
+    """A prompt, and the columns of its record, which reward functions may read.
 
     Args:
         prompt: a text, or the messages of a conversation.
@@ -37,7 +37,10 @@ class Prompt:
 
     @property
     def group(self) -> str:
-        """The prompt as one text. Equal prompts are put into the same split."""
+        """The grouping key of the split: the prompt as one text.
+
+        Equal prompts are put into the same split.
+        """
         return as_text(self.prompt)
 
 
@@ -50,7 +53,7 @@ class Response:
         ids: the sampled token ids, including the end-of-text token.
         text: the response without leading and trailing whitespace.
         ended: whether the model ended the response. False if it reached the maximum length.
-        scores: the value of each of the R reward functions, float64 [R].
+        scores: the unweighted rewards from the R reward functions, float64 [R].
     """
 
     prompt_ids: tuple[int, ...]
@@ -70,17 +73,17 @@ def sample_responses(
 ) -> list[Response]:
     """Sample `num_generations` responses to every prompt, and compute their rewards.
 
-    Response i to a prompt is a pure function of the model's weights and (seed, i).
+    Response i to a prompt depends only on the weights of the model, the prompt, its seed, and i.
 
     Args:
         lm: the model.
-        prompts: every prompt with its seed.
+        prompts: pairs (prompt, seed).
         sampling_params: the sampling parameters.
         reward_functions: the reward functions.
         num_generations: the number of responses per prompt.
 
     Returns:
-        The responses to the first prompt, then the responses to the second prompt, and so on.
+        One list: all responses to the first prompt, then all responses to the second, and so on.
     """
     requests = []
     for prompt, seed in prompts:
@@ -125,7 +128,7 @@ def _collect_response_ids(request: GenerationRequest) -> list[int]:
 
 
 def _build_reward_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
-    """Build the sample that reward functions read from a prompt and its finished request."""
+    """Build the input of the reward functions from a prompt and its finished request."""
     response, messages = request.text.strip(), ()
     text = prompt.group + request.text.rstrip()
     if not isinstance(prompt.prompt, str):

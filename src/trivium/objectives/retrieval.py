@@ -1,4 +1,4 @@
-"""Retrieval of passages for queries with embeddings, BM25, or a hybrid of both."""
+"""Retrieval: ranking passages for queries by embeddings, BM25, or a hybrid of both."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trivium.data.batch import Bools, Ints
 from trivium.text.symbols import LETTERS
 
 Scores = NDArray[np.floating[Any]]
-"""Scores of P passages for Q queries, [Q, P], or embeddings."""
+"""An array of floats: scores of P passages for Q queries, [Q, P], or embeddings."""
 
 _RRF_CONSTANT = 60.0  # Cormack et al. 2009
 _QUERY_BATCH = 256
 
 
 def split_lowercase_words(text: str) -> list[str]:
-    r"""Split a text into lower-cased words. Every Chinese or Japanese character is a word.
+    r"""Split a text into lowercase words. Every Chinese or Japanese character is a word.
 
     >>> split_lowercase_words("The cat's \u732b")
     ['the', 'cat', 's', '\u732b']
@@ -31,7 +31,7 @@ def split_lowercase_words(text: str) -> list[str]:
 
 
 class BM25:
-    """An index of N passages that scores a passage d for a query q by BM25.
+    """An index of N passages, which scores each passage d for a query q by BM25.
 
     score(q, d) = sum over the words w of q of idf(w) tf (k1 + 1) / (tf + k1 (1 - b + b |d| / m))
 
@@ -41,7 +41,7 @@ class BM25:
     length normalization.
 
     Source: Robertson and Zaragoza 2009, section 3.4. The 1 in the logarithm, as in Lucene, prevents
-    negative scores of frequent words.
+    negative scores for frequent words.
     """
 
     def __init__(self, passages: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
@@ -61,7 +61,7 @@ class BM25:
             self._postings[word] = indices, weights
 
     def score_passages(self, queries: Sequence[str]) -> Scores:
-        """Return the BM25 score of every passage for each of Q queries, float64 [Q, P]."""
+        """Return the BM25 score of every passage for each of Q queries, float64 [Q, N]."""
         scores = np.zeros((len(queries), self.num_passages))
         for row, query in zip(scores, queries, strict=True):
             for word in split_lowercase_words(query):
@@ -71,9 +71,10 @@ class BM25:
 
 
 def reciprocal_rank_fusion(*rankings: Scores) -> Scores:
-    """Combine several rankings of P passages. Returns the sum of 1 / (60 + rank), [Q, P].
+    """Combine several rankings of P passages by reciprocal rank fusion.
 
-    Each ranking consists of the scores of all passages for Q queries, [Q, P].
+    Each ranking is given as the scores of all passages for Q queries, [Q, P]. Returns the combined
+    scores [Q, P]: the sum of 1 / (60 + rank) over the rankings.
 
     Source: Cormack et al. 2009.
     """
@@ -89,7 +90,7 @@ def compute_best_ranks(scores: Scores, is_relevant: Bools) -> Ints:
 
     Args:
         scores: the score of every passage for every query, [Q, P].
-        is_relevant: which passages are relevant for a query, bool [Q, P].
+        is_relevant: which passages are relevant to each query, bool [Q, P].
     """
     best = np.where(is_relevant, scores, -np.inf).max(axis=1, keepdims=True)
     return 1 + ((scores >= best) & ~is_relevant).sum(axis=1)
@@ -98,8 +99,7 @@ def compute_best_ranks(scores: Scores, is_relevant: Bools) -> Ints:
 def compute_mrr_and_recall(ranks: Ints, prefix: str = "") -> dict[str, float]:
     """Return MRR (the mean of 1 / rank), recall@1 and recall@10, by name.
 
-    Recall@k is the fraction of queries with a rank of at most k. `prefix` is prepended to the
-    names.
+    Recall@k is the fraction of queries whose rank is at most k. Every name starts with `prefix`.
     """
     return {
         f"{prefix}mrr": float((1.0 / ranks).mean()),
@@ -113,9 +113,9 @@ class RetrievalResult:
     """The passages retrieved for Q queries, and the retrieval metrics.
 
     Args:
-        values: MRR and recall by name. Names that start with `bm25_` are for BM25, names that start
-            with `mixed_` for the hybrid of BM25 and embeddings, and all others for embeddings.
-        ranks: the rank of each query's passage, by embeddings, int64 [Q].
+        values: MRR and recall by name. The prefix `bm25_` marks BM25, and `mixed_` the hybrid of
+            BM25 and embeddings. Names without a prefix are for embeddings.
+        ranks: the rank of each query's relevant passage, by embeddings, int64 [Q].
         best: the highest-ranked passage for each query, by embeddings.
         num_passages: the number of distinct passages.
     """
@@ -129,16 +129,16 @@ class RetrievalResult:
 def retrieve(
     pairs: Sequence[tuple[str, str]], query_vectors: Scores, passage_vectors: Scores, hybrid: bool
 ) -> RetrievalResult:
-    """Retrieve the passage of each query among the distinct passages of all pairs.
+    """Rank the distinct passages of all pairs for each query, and compute retrieval metrics.
 
-    If several pairs have the same query, all of their passages are relevant for it, and the rank of
-    the best one is used.
+    If several pairs share a query, all of their passages are relevant to it, and the best rank
+    counts.
 
     Args:
         pairs: Q pairs (query, passage).
         query_vectors: the embeddings of the queries, with norm 1, [Q, D].
         passage_vectors: the embeddings of the passages, with norm 1, [Q, D].
-        hybrid: whether to also retrieve with BM25, and with the hybrid of BM25 and embeddings.
+        hybrid: whether to also rank by BM25, and by the hybrid of BM25 and embeddings.
     """
     index_of: dict[str, int] = {}
     relevant_indices: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Reward modelling: a model that scores responses is trained on preference pairs."""
+"""Reward modelling: training a model that scores responses, on preference pairs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _MAX_TEXT = 500  # characters of a text in an example command
 
 
 class Reward(SingleStackTask, PreferencePairs):
-    """Training of a reward model r, which gives the preferred response the higher score.
+    """Training of a reward model r, which gives the higher score to the preferred response.
 
     L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2
 
-    x is the prompt, y+ the chosen and y- the rejected response. r is a regression model. It reads
-    the prompt with a response as one text. Messages are formatted with the chat template:
+    x is the prompt, y+ the chosen and y- the rejected response. r is a regression model that reads
+    a prompt and a response as one text. Messages are formatted with the chat template. Example:
 
         chosen    [CLS] who wrote it ? Ada did . [SEP]    r =  1.3
         rejected  [CLS] who wrote it ? go away . [SEP]    r = -0.8
@@ -102,7 +102,7 @@ class Reward(SingleStackTask, PreferencePairs):
         return settings.with_task("classification", pairs=False).with_task("reward")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return a head that predicts one number per text.
+        """Return one head, which predicts one number per text.
 
         Raises RecipeError if the objective does not support the model.
         """
@@ -110,9 +110,10 @@ class Reward(SingleStackTask, PreferencePairs):
         return (build_classifier_head(spec, 1, self.pooling or choose_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
-        """Encode the chosen and the rejected text of N pairs in the format of `classify`.
+        """Encode both texts of N pairs in the format of `classify`.
 
-        `sequence_labels` are the margins, float32 [N, 1].
+        The texts of a pair are the prompt with the chosen response, and the prompt with the
+        rejected response. `sequence_labels` are the margins, float32 [N, 1].
         """
         inputs, rows = encode_texts(lm, [(text, None) for text in self._format_texts(examples, lm)])
         # A pair whose texts are equal after truncation has no target.
@@ -128,24 +129,24 @@ class Reward(SingleStackTask, PreferencePairs):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Build a batch of chosen and rejected texts, [B, 2, U] for B pairs of at most U tokens.
+        """Build a batch of B pairs of a chosen and a rejected text, [B, 2, U].
 
-        `sequence_labels` are the margins [B, 1].
+        U is the length of the longest text. `sequence_labels` are the margins, [B, 1].
         """
         return build_pair_batch(rows)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of pairs, by which both loss terms are divided."""
+        """Return the divisor of both loss terms, by name: the number of pairs."""
         return dict.fromkeys(("pairs", "center"), batch.num_rows)
 
     def term_weights(self) -> dict[str, float]:
-        """Return lambda (`center`), the weight of the squared sums of rewards."""
+        """Return the weight of the squared sums of rewards, by name: lambda (`center`)."""
         return {"center": self.center}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Return the pairwise loss in nats, and the squared sums of both rewards.
+        """Compute the pairwise loss in nats, and the squared sum of both rewards of each pair.
 
-        Both terms are summed over the pairs.
+        Returns the sum of each over the pairs.
         """
         assert batch.sequence_labels is not None
         inputs = unstack_pairs(batch.inputs)
@@ -166,7 +167,8 @@ class Reward(SingleStackTask, PreferencePairs):
         """Return the accuracy, the mean margin and the mean reward.
 
         The accuracy is the fraction of pairs in which the chosen response has the higher reward.
-        The margin is the difference between both rewards.
+        The margin of a pair is the reward of the chosen response minus that of the rejected
+        response.
         """
         rewards = np.array(answers).reshape(-1, 2)
         gain = rewards[:, 0] - rewards[:, 1]
@@ -189,7 +191,7 @@ class Reward(SingleStackTask, PreferencePairs):
         return Metrics(values, notes=notes).with_examples(rows, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `classify` command with both texts of a validation pair."""
+        """Return a `classify` command for the two texts of a validation pair."""
         example = read_prediction(run)
         both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
         texts = [one[:_MAX_TEXT] for one in both]
@@ -201,7 +203,10 @@ class Reward(SingleStackTask, PreferencePairs):
 
 
 def _format_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
-    """Join a prompt and a response to one text, with the chat template if they are messages."""
+    """Join a prompt and a response into one text.
+
+    Messages are formatted with the chat template.
+    """
     if isinstance(prompt, str) and isinstance(response, str):
         return prompt + response
     return chat_template(lm).render(prepend_prompt(prompt, response))

@@ -18,7 +18,7 @@ def padding_mask(rows: RowBatch) -> np.ndarray:
 
 
 def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
-    """Remove some token ids from every row, move the others to the left, and pad with `fill`.
+    """Remove some token ids from every row, move the rest to the left, and pad with `fill`.
 
     Args:
         ids: token ids, int64 [B, T].
@@ -26,8 +26,8 @@ def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
         fill: the padding id.
 
     Returns:
-        The packed rows, int64 [B, S], where S is the maximum number of kept ids per row, and the
-        number of kept ids in each row, int64 [B].
+        The packed rows, int64 [B, S], and the number of kept ids in each row, int64 [B]. S is the
+        maximum number of kept ids per row.
 
     >>> left_pack(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
     (array([[5, 7],
@@ -41,12 +41,12 @@ def left_pack(ids: Ints, keep: Bools, fill: int) -> tuple[Ints, Ints]:
 
 
 def poisson_probabilities(mean: float, lengths: range) -> Floats:
-    """Return the Poisson probability of each length in `lengths`, for the given mean."""
+    """Return the Poisson probability of each length in `lengths`, given the mean."""
     return np.exp([n * math.log(mean) - mean - math.lgamma(n + 1) for n in lengths])
 
 
 def attention_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
-    """Return the model inputs that limit attention and number the positions of rows.
+    """Return the model inputs that determine the attention mask and the position of each token.
 
     For packed documents these are `document_ids` and `position_ids`, otherwise the padding mask
     `attention_mask`.

@@ -1,4 +1,4 @@
-"""Sentence pair tasks of BERT and ALBERT (NSP and SOP), trained together with masked tokens."""
+"""Sentence pair tasks of BERT (NSP) and ALBERT (SOP), combined with masked language modelling."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _TRIES = 8
 class SentencePairs(TokenMasking):
     """Masked language modelling together with a task on sentence pairs (BERT and ALBERT).
 
-    A pair consists of two segments of text. It is the longest section of a row that belongs to one
-    document, split in two, without special tokens. Half of the pairs become negatives. For "nsp"
-    (next sentence prediction), a segment from another document replaces the second segment. For
-    "order" (sentence order prediction), the two segments are swapped. With "sat" masked:
+    A pair consists of two segments of text. To build a pair, special tokens are removed from a row,
+    and its longest section from a single document is split in two. Half of the pairs become
+    negatives. For "nsp" (next sentence prediction), a segment from another document replaces the
+    second segment. For "order" (sentence order prediction), the two segments are swapped. With
+    "sat" masked:
 
         row             [CLS] the cat  sat   .     it  slept . [SEP]
         input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      sequence label 0: next
@@ -42,10 +43,10 @@ class SentencePairs(TokenMasking):
         "nsp"           [CLS] the cat [MASK] . [SEP] my soup is [SEP]      sequence label 1: other
         "order"         [CLS] it slept . [SEP] the cat [MASK] . [SEP]      sequence label 1: swapped
 
-    The segments of negatives come from other rows of the same step. A pair with its three special
-    tokens is at most as long as a row; surplus tokens at the end are dropped. A text of fewer than
-    two tokens cannot be split. For "nsp" it is paired with a segment from another document, and for
-    "order" its label is 0.
+    The segments from other documents come from other rows of the same step. A pair with its three
+    special tokens is at most as long as a row; surplus tokens at the end are dropped. A text of
+    fewer than two tokens cannot be split. For "nsp", it is always paired with a segment from
+    another document. For "order", its label is 0.
 
     Source: Devlin et al. 2018, section 3.1 and appendix A.2; Lan et al. 2019, section 3.1. In the
     papers, sentences are joined up to a maximum length, and some pairs are randomly shortened. Here
@@ -62,10 +63,10 @@ class SentencePairs(TokenMasking):
     )
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the MLM head and the head that classifies sentence pairs.
+        """Return the MLM head and the sentence pair head.
 
-        If the model has no head for sentence pairs, a new one is returned. Raises RecipeError if
-        the model is not a Transformer encoder with two token types.
+        If the model has no sentence pair head, a new one is returned. Raises RecipeError if the
+        model is not a Transformer encoder with two token types.
         """
         if not spec.stacks or spec.family != "encoder-only":
             raise RecipeError(
@@ -106,19 +107,23 @@ class SentencePairs(TokenMasking):
         return self._build_pair_batch(texts, first, others, second, negative, rng, vocabulary)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of masked tokens for the MLM loss, and of pairs for the pair terms."""
+        """Return the divisor of each loss term, by name.
+
+        The divisor of the MLM loss is the number of masked tokens. The divisor of the pair terms is
+        the number of pairs.
+        """
         pairs = batch.num_rows
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weight 0 for the accuracy of pairs, which is only logged."""
+        """Return a weight of 0 for the pair accuracy, which is only logged."""
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Compute the cross-entropies of masked tokens and sentence pairs, and the pair accuracy.
 
-        Each is a sum over the batch. The last layer computes only the masked tokens and the first
-        token of every row.
+        Returns the sum of each over the batch. To save time, the last layer computes only the
+        masked tokens and the first token of every row.
         """
         labels = batch.sequence_labels
         assert labels is not None
@@ -146,7 +151,7 @@ class SentencePairs(TokenMasking):
         rng: RowRandom,
         vocabulary: Vocabulary,
     ) -> Batch:
-        """Join pairs of segments to rows [CLS] A [SEP] B [SEP], and mask random tokens.
+        """Join pairs of segments into rows [CLS] A [SEP] B [SEP], and mask random tokens.
 
         Args:
             first_texts: the texts that contain segment A of each pair, int64 [B, T].
@@ -176,13 +181,13 @@ class SentencePairs(TokenMasking):
 
 
 def _extract_longest_sections(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, Ints]:
-    """Extract from each row its longest section that belongs to a single document.
+    """Extract from each of B rows the longest section that belongs to a single document.
 
-    Special tokens are removed, and the section is truncated so that it fits into a sentence pair.
+    Special tokens are removed. The section is truncated so that it fits into a sentence pair.
 
     Returns:
-        The sections, int64 [B, T], padded on the right; their lengths, int64 [B]; and the index of
-        the document of each section in the split, int64 [B].
+        The sections, padded on the right, int64 [B, T]; their lengths, int64 [B]; and the document
+        index of each section within the split, int64 [B].
     """
     if rows.document_ids is None or rows.first_documents is None:
         raise RecipeError(
@@ -205,8 +210,8 @@ def _extract_longest_sections(rows: RowBatch, vocabulary: Vocabulary) -> tuple[I
 def _draw_split_points(texts: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
     """Draw a random position at which each text is split into two segments, int64 [B].
 
-    If possible, a text is split at the end of a sentence. For a text of one token, which cannot be
-    split, the position is 1.
+    If possible, a text is split at the end of a sentence. A text of fewer than two tokens cannot be
+    split, and its position is its length.
 
     Args:
         texts: token ids, int64 [B, T].
@@ -220,9 +225,10 @@ def _draw_split_points(texts: Ints, lengths: Ints, rng: RowRandom, vocabulary: V
 
 
 def _draw_sentence_end(ids: Ints, allowed: Bools, uniform: Floats, vocabulary: Vocabulary) -> Ints:
-    """Draw a random column of each row where a sentence ends, int64 [B].
+    """Draw a random column in each row at which a sentence ends, int64 [B].
 
-    If no sentence ends at the allowed columns of a row, any allowed column is drawn.
+    Only allowed columns are drawn. If no sentence ends at an allowed column of a row, any allowed
+    column may be drawn.
 
     Args:
         ids: token ids, int64 [B, T].

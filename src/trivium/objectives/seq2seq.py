@@ -64,8 +64,8 @@ class SourceTarget:
     """A source text with its target texts.
 
     The model is trained on the first target. All targets are used as references for the metrics.
-    `where` is the file and line of the example. With `reverse`, the file contains the source as
-    target and vice versa.
+    `where` is the file and line of the example. If `reverse` is true, the source is the target in
+    the file, and vice versa.
     """
 
     source: str
@@ -75,11 +75,11 @@ class SourceTarget:
 
     @property
     def group(self) -> str:
-        """The source text in the file. Pairs with equal sources are put into the same split.
+        """The grouping key of the split: the source text in the file.
 
-        With `reverse`, this is the first target, which is the source in the file. A pair is
-        therefore in the same split in both directions, whether they are trained in one model or in
-        two.
+        Pairs with equal sources are put into the same split. If `reverse` is true, the source in
+        the file is the first target here. A pair is therefore in the same split in both directions,
+        even if separate models are trained for the two directions.
         """
         return self.targets[0] if self.reverse else self.source
 
@@ -122,7 +122,7 @@ class SourceToTarget(LabelledObjective):
     ) -> Iterator[Record | SourceTarget]:
         """Yield the examples of two parallel plain text files, or the records of other files.
 
-        If a table has no header, its first two columns are source and target.
+        If a table has no header, its first two columns are the source and the target.
 
         Raises:
             DataError: with file and line, if a source or target is missing or blank.
@@ -145,7 +145,10 @@ class SourceToTarget(LabelledObjective):
             yield from read_records(file, dataclasses.replace(options, header=header))
 
     def example(self, record: Record) -> SourceTarget:
-        """Read a source and its targets from a record. With `reverse`, they are swapped."""
+        """Read a source and its targets from a record.
+
+        If `reverse` is set, the source and the first target are swapped.
+        """
         source = append_input(record, record.text(record.columns["source"]))
         targets = _read_targets(record, record.columns["target"])
         return self._apply_direction(SourceTarget(source, targets, record.where))
@@ -159,8 +162,8 @@ class SourceToTarget(LabelledObjective):
     def _choose_column_names(self, path: str, encoding: str) -> list[str] | None:
         """Return the column names "0", "1", ... if a table has no header, otherwise None.
 
-        The table has no header if the recipe gives column indices, or if the first line of a .tsv
-        file does not contain known column names.
+        It is assumed that there is no header if the recipe gives column indices, or if the first
+        line of a .tsv file does not contain known column names.
         """
         cells = () if path.startswith("hf:") else read_header(path, encoding)
         fields = (self.source_field, self.target_field)
@@ -180,7 +183,7 @@ class SourceToTarget(LabelledObjective):
 
     @property
     def record_schema(self) -> Schema:
-        """The columns of a source-target record.
+        """The columns of a record with a source and a target.
 
         In a table without a header, the columns are named "0", "1", ...
         """
@@ -193,7 +196,7 @@ class SourceToTarget(LabelledObjective):
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
         """Return the model settings with the prefix and the beam search options of this task.
 
-        Length limits of an earlier task are removed.
+        Length and n-gram limits that an earlier task has set are removed.
         """
         search = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         kept = {k: v for k, v in settings.generation.items() if k not in _TARGET_LIMITS}
@@ -201,19 +204,19 @@ class SourceToTarget(LabelledObjective):
         return dataclasses.replace(settings, generation={**kept, **search})
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
-        """Encode the sources, including the prefix, and their first targets."""
+        """Encode each source, including the prefix, with its first target."""
         return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropy of the target tokens, summed, in nats.
+        """Compute the summed cross-entropy of the target tokens, in nats.
 
-        Label smoothing is only applied during training.
+        Label smoothing is applied only during training.
         """
         smoothing = self.label_smoothing if model.training else 0.0
         return token_losses(model, batch, smoothing=smoothing)
 
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Yield the texts that the encoder reads: every source with the prefix."""
+        """Yield every source with the prefix, which is the text that the encoder reads."""
         return (self.prefix + one.source for one in examples)
 
     def target_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
@@ -232,7 +235,10 @@ class SourceToTarget(LabelledObjective):
     def compute_metrics(
         self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
     ) -> Metrics:
-        """Return the metrics of the task, and the fraction of exact matches with a target."""
+        """Return the metrics of the task, and the fraction of exact matches.
+
+        A generated text is an exact match if it equals one of its targets.
+        """
         metrics, scores = self.compute_text_metrics(answers, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
@@ -253,9 +259,10 @@ class SourceToTarget(LabelledObjective):
     def compute_text_metrics(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Compute the metrics of the task except exact match, and a score for each predicted text.
+        """Compute the metrics of the task, except exact match.
 
-        The lowest-scored mistakes are shown first.
+        Also returns one score per generated text. The wrong texts with the lowest scores are listed
+        first.
 
         Args:
             predicted: the generated texts.
@@ -281,9 +288,9 @@ class Translation(SourceToTarget):
     def compute_text_metrics(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Compute BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015), and chrF2 of each text.
+        """Compute BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015).
 
-        All values are between 0 and 1.
+        Also returns the chrF2 score of each text. All values are between 0 and 1.
         """
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -324,9 +331,10 @@ class Summarization(SourceToTarget):
     def compute_text_metrics(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """Compute the mean F1 of ROUGE-L, -1, -2 and -Lsum, and ROUGE-L of each text.
+        """Compute the mean F1 of ROUGE-L, ROUGE-1, ROUGE-2 and ROUGE-Lsum.
 
-        If a text has several references, the best score is used.
+        Also returns the ROUGE-L F1 of each text. If a text has several references, the best score
+        is used.
         """
         from rouge_score.rouge_scorer import RougeScorer
 
@@ -357,14 +365,15 @@ class _UnicodeTokenizer:
     """
 
     def tokenize(self, text: str) -> list[str]:
-        """Split a text into lower-cased words."""
+        """Split a text into lowercase words."""
         return LETTERS.findall(text.lower())
 
 
 def choose_bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
     r"""Choose the sacrebleu tokenizer for the language of the texts. Returns its name.
 
-    It is "zh" for Chinese, "char" for other scripts without spaces between words, otherwise "13a".
+    The name is "zh" for Chinese, "char" for other scripts without spaces between words, and "13a"
+    for all other scripts.
 
     >>> choose_bleu_tokenizer(["\u4f60\u597d"]), choose_bleu_tokenizer(["how are you"])
     ('zh', '13a')
@@ -387,12 +396,12 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
     """Encode pairs (source, target) as token ids and labels for an encoder-decoder.
 
     Sources get the special tokens of `lm.source_template`, and targets an end-of-text token. Texts
-    of more than `lm.max_length` tokens are truncated at the end. A truncated target has no
+    longer than `lm.max_length` tokens are truncated at the end. A truncated target has no
     end-of-text token.
 
     Returns:
-        The token ids and labels by field of `RowBatch`, and the number of truncated tokens of every
-        pair (see `EncodedExamples`).
+        The token ids and labels of all pairs, by field of `RowBatch`; and the truncation counts of
+        every pair (see `EncodedExamples`).
 
     Raises:
         RecipeError: the tokenizer has no end-of-text token.
@@ -428,7 +437,7 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
 
 
 def _read_targets(record: Record, column: str) -> tuple[str, ...]:
-    """Read the targets from a column that contains a text, a number, or a list of them.
+    """Read the targets from a column, which contains a text, a number, or a list of them.
 
     Raises DataError if there is no target.
     """
@@ -465,7 +474,7 @@ def _read_parallel(src_path: str, tgt_path: str, options: RecordOptions) -> Iter
 
 
 def _read_text_lines(path: str, options: RecordOptions) -> list[str]:
-    """Read the lines of a text file, without trailing blank lines.
+    """Read the lines of a text file. Blank lines at the end are dropped.
 
     Raises DataError if the file is empty.
     """

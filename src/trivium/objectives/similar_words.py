@@ -14,8 +14,8 @@ from trivium.objectives.masked import TokenMasking
 from trivium.text.vocabulary import Vocabulary
 
 _SIMILAR = 20  # the channel of random numbers; `TokenMasking` and `SentencePairs` use lower ones
-# The number of rows to count, the number of context tokens (the most frequent tokens), the number
-# of tokens on each side, and the minimum number of occurrences of a token.
+# Co-occurrences are counted in about `_ROWS` rows, with the `_CONTEXTS` most frequent tokens, up to
+# `_WINDOW` tokens away on each side. Tokens with fewer than `_MIN_COUNT` occurrences are rare.
 _ROWS, _CONTEXTS, _WINDOW, _MIN_COUNT = 8192, 512, 2, 5
 _BATCH = 1024
 
@@ -29,10 +29,11 @@ class SimilarWords(TokenMasking):
         input_ids  [CLS]  the   cat  stood  on    it  [SEP]
         labels     -100  -100  -100   sat  -100  -100  -100
 
-    The replacement is one of the `neighbours` most similar tokens. Similarity is the cosine of
-    co-occurrence vectors: positive pointwise mutual information with the tokens at a distance of at
-    most two, counted in the training text. A token that is too rare is replaced by a random token.
-    Everything else is the same as in "masked".
+    The replacement is drawn from the `neighbours` most similar tokens. Similarity is the cosine of
+    two co-occurrence vectors. The vector of a token contains its positive pointwise mutual
+    information with frequent tokens. Co-occurrences are counted in the training text, at a distance
+    of at most two tokens. Rare tokens are replaced with random tokens. Everything else is the same
+    as in "masked".
 
     Source: Cui et al. 2020 (MacBERT), section 3.2, which uses similar words from word2vec and masks
     spans (here objective.max_span); Bullinaria and Levy 2007 for the co-occurrence vectors.
@@ -41,12 +42,13 @@ class SimilarWords(TokenMasking):
     kind: Literal["similar-words"] = "similar-words"
     neighbours: int = Field(8, gt=0, le=64, description="number of similar tokens to choose from")
     _similar: Ints | None = PrivateAttr(None)
-    """The most similar tokens of every token (see `find_similar_tokens`), after `fit`."""
+    """The most similar tokens of every token (see `find_similar_tokens`). None before `fit`."""
 
     def fit(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """Find the most similar tokens of every token. Returns the fitted objective.
+        """Find the most similar tokens for every token. Returns the fitted objective.
 
-        Similarity is computed from at most 16,383 rows at regular intervals in the training text.
+        Similarity is computed from at most 16,383 rows, taken at regular intervals from the
+        training text.
         """
         step = max(1, len(rows) // _ROWS)
         fitted = self.model_copy()
@@ -60,7 +62,8 @@ class SimilarWords(TokenMasking):
     ) -> tuple[Ints, Ints]:
         """Corrupt random tokens. Returns the corrupted input_ids and the labels, int64 [B, T] each.
 
-        Unlike in `TokenMasking.mask_tokens`, a similar token is inserted instead of [MASK].
+        Unlike in `TokenMasking.mask_tokens`, tokens are replaced with similar tokens instead of
+        [MASK].
         """
         corrupted, labels = super().mask_tokens(input_ids, is_token, rng, vocabulary)
         length, regular = input_ids.shape[1], vocabulary.regular_ids
@@ -72,9 +75,9 @@ class SimilarWords(TokenMasking):
 
 
 def find_similar_tokens(input_ids: Ints, vocabulary: Vocabulary, num_neighbours: int) -> Ints:
-    """Find the most similar tokens of each of V tokens, int64 [V, num_neighbours].
+    """Find the tokens that are most similar to each of V tokens, int64 [V, num_neighbours].
 
-    The most similar token comes first. The rows of special tokens and of rare tokens are -1.
+    The most similar token comes first. For special tokens and rare tokens, all entries are -1.
 
     Args:
         input_ids: rows of text in which co-occurrences are counted, int64 [rows, T].

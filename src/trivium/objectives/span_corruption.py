@@ -43,9 +43,9 @@ class SpanCorruption(EncoderDecoderObjective):
 
     The numbers of removed tokens and of spans depend only on the length of the row, so that full
     rows need no padding. A row starts with a kept span and ends with a removed one, and no sentinel
-    follows the last target. A row has `data.length` tokens before spans are removed; in T5, the
-    encoder's input has 512 tokens afterwards. The end of a document within a row is treated like
-    any other token.
+    follows the last target. `data.length` is the length of a row before spans are removed. In T5,
+    512 is the length of the encoder's input after spans are removed. The end of a document within a
+    row is treated like any other token.
 
     Source: Raffel et al. 2019, section 3.1.4, and their released `random_spans_helper` and
     `random_spans_noise_mask`.
@@ -85,9 +85,9 @@ class SpanCorruption(EncoderDecoderObjective):
         return noise, min(spans, noise, length - noise)
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
-        """Replace noise spans by sentinels. Returns the inputs of the encoder and the targets.
+        """Replace noise spans with sentinels. Returns the encoder inputs and the decoder targets.
 
-        Each is a pair of padded token ids, int64 [B, S], and lengths, int64 [B].
+        Both are pairs (padded token ids, int64 [B, S]; lengths, int64 [B]).
 
         Raises:
             TriviumError: a row has more noise spans than the tokenizer has sentinels.
@@ -100,9 +100,10 @@ class SpanCorruption(EncoderDecoderObjective):
         return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Hide two words of `text`. Returns this prompt and the words that the model generates.
+        """Hide two words of `text`, and let the model generate them.
 
-        Returns None if the text is too short, or if the model has no tokenizer.
+        Returns the resulting prompt and the generated text. Returns None if `text` is too short, or
+        if the model has no tokenizer.
         """
         masked = mask_middle(text, SENTINELS[0], words=16, span=2)
         if masked is None or lm.tokenizer is None:
@@ -142,7 +143,7 @@ class SpanCorruption(EncoderDecoderObjective):
 
 
 def _insert_sentinels(ids: Ints, noise: Bools, is_token: Bools, vocabulary: Vocabulary) -> Padded:
-    """Replace every noise span by a sentinel, and append an end token to each row.
+    """Replace every noise span with a sentinel, and append an end token to each row.
 
     Args:
         ids: token ids, int64 [B, T].
@@ -151,7 +152,7 @@ def _insert_sentinels(ids: Ints, noise: Bools, is_token: Bools, vocabulary: Voca
         vocabulary: the ids of sentinels, padding and end token.
 
     Returns:
-        The new rows, padded on the right, and their lengths, int64 [B].
+        The new rows, padded on the right, int64 [B, S], and their lengths, int64 [B].
     """
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
     noise = noise & is_token
@@ -164,9 +165,9 @@ def _insert_sentinels(ids: Ints, noise: Bools, is_token: Bools, vocabulary: Voca
 
 
 def _draw_partition(uniform: Floats, num_items: int, num_parts: int) -> Ints:
-    """Divide `num_items` items into `num_parts` non-empty parts at random. Returns the part sizes.
+    """Split `num_items` items at random into `num_parts` non-empty parts. Returns the part sizes.
 
-    All divisions are equally probable. `uniform` contains at least `num_items` - 1 uniform random
+    All splits are equally probable. `uniform` contains at least `num_items` - 1 uniform random
     numbers.
     """
     borders = np.sort(np.argsort(uniform[: num_items - 1], kind="stable")[: num_parts - 1]) + 1

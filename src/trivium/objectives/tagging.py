@@ -74,8 +74,8 @@ _TAG_HEADERS = {
 class TaggedSentence:
     """A sentence with one tag per word.
 
-    `where` is the file and line of the sentence. If it is from a column file, `lines` contains the
-    line number of each word.
+    `where` is the file and line of the sentence. For a sentence from a column file, `lines`
+    contains the line number of each word.
     """
 
     words: tuple[str, ...]
@@ -85,18 +85,24 @@ class TaggedSentence:
 
     @property
     def group(self) -> str:
-        """The words as one text. Equal sentences are put into the same split."""
+        """The grouping key of the split: the words joined into one text.
+
+        Duplicate sentences are put into the same split.
+        """
         return " ".join(self.words)
 
     def locate_word(self, index: int) -> str:
-        """Return the file and line of the word at position `index`, for messages."""
+        """Return the file and line of a word, for messages.
+
+        `index` is the index of the word in the sentence, from 0.
+        """
         if not self.lines:
             return f"{self.where}, word {index + 1}"
         return f"{self.where.rpartition(', line ')[0]}, line {self.lines[index]}"
 
 
 class Tagging(SingleStackTask):
-    """Token classification: the hidden state of a word's first token predicts the tag of the word.
+    """Token classification: predict the tag of a word from the hidden state of its first token.
 
     L = - sum over words of log P(tag | text)
 
@@ -158,7 +164,8 @@ class Tagging(SingleStackTask):
     def example(self, record: Record) -> TaggedSentence:
         """Read the words of a sentence and their tags from a record.
 
-        IOB1 tags are not repaired yet. Raises DataError if the numbers of words and tags differ.
+        IOB1 tags are not converted yet (see `repair_iob`). Raises DataError if the numbers of words
+        and tags differ.
         """
         if "spans" in record.columns:
             return _read_spans(record)
@@ -187,10 +194,10 @@ class Tagging(SingleStackTask):
     def _repair_tags(
         self, examples: Sequence[TaggedSentence], known_tags: Iterable[str]
     ) -> Sequence[TaggedSentence]:
-        """Convert the tags of the examples to IOB2 (or BIOES, ...), if they mark chunks.
+        """Repair chunk tags so that every chunk starts with a start tag, such as "B-" in IOB2.
 
-        The examples are unchanged if `repair_iob` is false, or if not all known tags are chunk
-        tags.
+        The tags are returned unchanged if `repair_iob` is false, or if some of the known tags are
+        not chunk tags.
 
         Args:
             examples: the sentences.
@@ -210,8 +217,8 @@ class Tagging(SingleStackTask):
     def _read_sentences(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
         """Yield the sentences of a column file.
 
-        The function detects a header, numbered words, and the columns of words and tags. Raises
-        DataError if the file has no sentence, or if a word or a tag is missing.
+        A header, numbered words, and the columns of words and tags are detected. Raises DataError
+        if the file has no sentence, or if a word or a tag is missing.
         """
         sentences = list(read_column_file(path, options))
         if not sentences:
@@ -264,7 +271,7 @@ class Tagging(SingleStackTask):
         Args:
             path: the path of the file, for messages.
             num_columns: the number of columns.
-            default_columns: the default word column and the default tag column.
+            default_columns: the columns of words and tags to use if the recipe does not set them.
             is_conllu: whether the file is in CoNLL-U format.
 
         Raises:
@@ -295,7 +302,8 @@ class Tagging(SingleStackTask):
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """Return all tags of the examples, "O" first.
 
-        For chunk tags, "I-X" is included if there is "B-X", even if no example contains "I-X".
+        If the tags are chunk tags, "I-X" is included for every "B-X", even if no example contains
+        "I-X".
         """
         tags = {tag for sentence in examples for tag in sentence.tags}
         names = {tag for sentence in self._repair_tags(examples, tags) for tag in sentence.tags}
@@ -305,16 +313,17 @@ class Tagging(SingleStackTask):
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
     def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
-        """Return the model settings with the tags and the flag `longer_words`.
+        """Return the model settings with the tags and the option `longer_words`.
 
-        The flag says that a Chinese or Japanese word may have several characters.
+        The option is true if some Chinese or Japanese words in the examples have several
+        characters.
         """
         longer = any(_LONGER_WORD.match(word) for one in examples for word in one.words)
         settings = settings.with_labels(self.label_names(examples))
         return settings.with_task("tagging", longer_words=longer)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """Return the token classification head.
+        """Return one token classification head.
 
         Raises RecipeError if the objective does not support the model.
         """
@@ -353,14 +362,14 @@ class Tagging(SingleStackTask):
         return EncodedExamples(sequences, truncations=truncations, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropy of the tags of all words, summed, in nats."""
+        """Compute the summed cross-entropy of the tags of all words, in nats."""
         hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
-        """Yield the sentences as running text, which the encoder reads."""
+        """Yield each sentence as running text, which the encoder reads."""
         return (join_words(one.words)[0] for one in examples)
 
     def predict(
@@ -372,7 +381,10 @@ class Tagging(SingleStackTask):
     def compute_metrics(
         self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
-        """Return the F1 of chunks (seqeval) for chunk tags, otherwise accuracy and F1 of tags."""
+        """Return the F1 of chunks (seqeval), or the accuracy and F1 of tags.
+
+        Chunks are scored if all tags are chunk tags.
+        """
         names = lm.settings.labels
         examples = self._repair_tags(examples, names)
         chunks = are_chunk_tags(names)
@@ -406,13 +418,13 @@ class Tagging(SingleStackTask):
 
 
 def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yield the sentences of a column file. A sentence is a list of rows (line number, cells).
+    """Yield the sentences of a column file, each as a list of rows (line number, cells).
 
     Cells are separated by tabs if the first row contains a tab, otherwise by spaces. A blank line
     ends a sentence. `-DOCSTART-` lines and comments ("# ...") are skipped.
 
     Raises:
-        DataError: the number of cells differs from that of the first row.
+        DataError: the number of cells in a row differs from that in the first row.
     """
     separator, width, first = "", 0, 0
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
@@ -447,14 +459,14 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
 
 
 def _is_boundary(line: str) -> bool:
-    """Return whether a line of a column file is blank or starts a document."""
+    """Return whether a line of a column file is blank or marks the start of a document."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
     """Return whether all tags mark chunks in the scheme IOB, BIOES, BILOU, BMES or BMEWO.
 
-    Every chunk tag is "O", or a prefix (B, I, M, E, L, S, U, W) with or without a type.
+    A chunk tag is "O", or a prefix (B, I, M, E, L, S, U, W) with or without a chunk type.
 
     >>> are_chunk_tags(["O", "B-PER", "I-PER"]), are_chunk_tags(["NOUN", "VERB"])
     (True, False)
@@ -465,9 +477,10 @@ def are_chunk_tags(tags: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
-    """Convert the chunk tags of a sentence so that every chunk starts with B (or S, U, W).
+    """Repair the chunk tags of a sentence so that every chunk starts with B (or S, U, W).
 
-    An I after O or after another type becomes B. An E in the same place becomes `single`.
+    An I or M becomes B if it follows O or a tag of another type. In the same position, an E becomes
+    `single`, and an L becomes U.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "B-LOC", "I-PER"])
     ('B-PER', 'I-PER', 'O', 'B-LOC', 'B-PER')
@@ -554,7 +567,7 @@ def _read_spans(record: Record) -> TaggedSentence:
 def _parse_span(value: Any, location: str) -> tuple[int, int, str]:
     """Parse a span, given as a list [start, end, label] or as an object with such keys.
 
-    Returns start and end as character offsets, and the label. Raises DataError for any other
+    Returns the character offsets of start and end, and the label. Raises DataError for any other
     format.
     """
     parts: list[Any] = value if isinstance(value, list) else []
@@ -574,7 +587,7 @@ def _parse_span(value: Any, location: str) -> tuple[int, int, str]:
 
 
 def _has_word_numbers(rows: list[tuple[int, list[str]]]) -> bool:
-    """Return whether the first column of a sentence numbers the words, from 0 or 1.
+    """Return whether the first column numbers the words of a sentence, from 0 or 1.
 
     `rows` are pairs (line number, cells).
     """

@@ -1,4 +1,4 @@
-"""Heads for fine-tuning tasks, in a form that `transformers` supports for the model, if any."""
+"""Heads for fine-tuning tasks, preferably with layers that `transformers` supports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trivium.objectives.labelled import LabelledObjective
 
 
 class SingleStackTask(LabelledObjective):
-    """Base class of tasks with a head for models with one stack (encoder-only or decoder-only)."""
+    """Base class of tasks that put a head on a single-stack model (encoder or decoder)."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has a single stack that supports task heads."""
+        """Return whether the model supports task heads and is not an encoder-decoder."""
         return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 
 def choose_pooling(spec: Spec) -> ClassifierPooling:
-    """Choose how a classifier pools the hidden states of this model by default.
+    """Return the default pooling of hidden states for a classifier on this model.
 
-    If the model has a classifier head, its pooling is used. Otherwise the default is "mean" for
-    ELMo, "last" for decoders and XLNet, and "first" for other encoders.
+    If the model already has a classification head, the pooling of that head is used. Otherwise the
+    default is "mean" for ELMo, "last" for decoders and XLNet, and "first" for other encoders.
     """
     for head in spec.heads:
         if isinstance(head, ClassifierHead):
@@ -37,9 +37,10 @@ def choose_pooling(spec: Spec) -> ClassifierPooling:
 
 
 def build_classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
-    """Build a head that classifies a text by its pooled hidden states.
+    """Build a text classification head, which classifies the pooled hidden states of a text.
 
-    If the model has a classifier head with this pooling, the new head has the same layers.
+    If the model already has a classification head with this pooling, the new head has the same
+    layers.
     """
     own = [head for head in spec.heads if isinstance(head, ClassifierHead)]
     if own and own[0].pooling == pooling:
@@ -55,9 +56,9 @@ def build_classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPoolin
 
 
 def build_tagger_head(spec: Spec, num_labels: int) -> Head:
-    """Build a head that classifies every token.
+    """Build a token classification head, which classifies the hidden state of every token.
 
-    If the model has such a head, the new head has the same layers.
+    If the model already has such a head, the new head has the same layers.
     """
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
@@ -67,21 +68,24 @@ def build_tagger_head(spec: Spec, num_labels: int) -> Head:
 
 
 def build_span_head(spec: Spec) -> Head:
-    """Build a head that predicts the first and the last token of an answer."""
+    """Build a question answering head, which predicts the first and last token of an answer."""
     return _choose_head(spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))])
 
 
 def _choose_head(spec: Spec, candidates: Sequence[Head]) -> Head:
-    """Return the first of several candidate heads that `transformers` supports for this model.
+    """Return the first candidate head that `transformers` supports for this model.
 
-    If it supports none of the candidates, return the first one.
+    If `transformers` supports none of the candidates, the first candidate is returned.
     """
     published = (one for one in candidates if is_expressible(spec.replace(heads=(one,))))
     return next(published, candidates[0])
 
 
 def _list_dense_layers(spec: Spec) -> list[Dense]:
-    """Return the dense layers that published heads use before the output layer."""
+    """Return candidates for the dense layer of a head, which comes before the output layer.
+
+    They are the dense layers that published heads use.
+    """
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [
         Dense(activation=activation, bias=bias, norm=True)

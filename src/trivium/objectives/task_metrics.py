@@ -49,7 +49,7 @@ class Mistake:
 def compute_perplexity(nats: float, num_tokens: float) -> float:
     """Return the perplexity exp(nats / num_tokens).
 
-    `nats` is the summed cross-entropy. Raises DataError if there are no tokens.
+    `nats` is the cross-entropy, summed over the tokens. Raises DataError if there are no tokens.
     """
     if not num_tokens:
         raise DataError(
@@ -100,14 +100,18 @@ class Metrics:
 
     @property
     def score(self) -> float:
-        """The main metric, negated if lower values are better, so that higher scores are better."""
+        """The main metric as a score for which higher is always better.
+
+        If lower values of the metric are better, it is negated.
+        """
         value = self.values[self.main]
         return value if self.higher_is_better else -value
 
     def with_main(self, name: str | None) -> Metrics:
-        """Return a copy with `name` as the main metric, or unchanged if `name` is None.
+        """Return a copy that has `name` as its main metric.
 
-        Raises RecipeError if there is no metric of this name.
+        If `name` is None, the metrics are returned unchanged. Raises RecipeError if there is no
+        metric of this name.
         """
         if name is None:
             return self
@@ -132,7 +136,7 @@ class Metrics:
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the predictions as a dict, to be written to `evaluation.json`.
 
-        "main" is the name of the main metric. Non-finite values become null.
+        The key "main" contains the name of the main metric. Non-finite values become null in JSON.
         """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
         values = nan_to_none(self.values)
@@ -147,7 +151,7 @@ class Metrics:
 
 
 def merge_metrics(results: Mapping[str, Metrics]) -> Metrics:
-    """Merge the metrics of several labelled sources into one. The first source has the main metric.
+    """Merge the metrics of several labelled sources. The first source provides the main metric.
 
     In a mixture, metrics are named SOURCE/METRIC. With several sources, each prediction contains
     the name of its source as `mix`.
@@ -186,7 +190,7 @@ def write_evaluation(folder: str | Path, task: str, metrics: Metrics) -> None:
 
 
 def compute_class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
-    """Compute accuracy, F1, Matthews correlation and the confusion matrix for single-label texts.
+    """Compute accuracy, F1, Matthews correlation and confusion matrix of single-label predictions.
 
     Macro F1 is the mean over the labels that occur.
 
@@ -212,7 +216,7 @@ def compute_class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence
 
 
 def compute_multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
-    """Compute F1 and subset accuracy for texts with any number of labels each.
+    """Compute F1 and subset accuracy of multi-label predictions.
 
     Subset accuracy is the fraction of texts for which all labels are correct.
 
@@ -239,8 +243,8 @@ def compute_multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequen
 def compute_regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
     """Compute R2, correlations and errors of N predicted numbers.
 
-    R2 is the main metric, because unlike a correlation it depends on the scale of the predictions.
-    A correlation with a constant is 0.
+    Both arguments are [N]. R2 is the main metric, because unlike a correlation it depends on the
+    scale of the predictions. A correlation with a constant is reported as 0.
     """
     from scipy import stats
 
@@ -276,7 +280,10 @@ def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence
 
 
 def _import_sklearn_metrics() -> Any:
-    """Return `sklearn.metrics` as Any, because its stubs declare `zero_division` as str."""
+    """Import `sklearn.metrics` and return the module.
+
+    Its type is Any, because the stubs of scikit-learn declare `zero_division` as str.
+    """
     from sklearn import metrics
 
     return metrics
@@ -304,10 +311,10 @@ def get_label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict
 
 
 def find_label_id(name: str, ids: Mapping[str, int], where: str) -> int:
-    """Return the id of a label.
+    """Return the id of the label `name`.
 
-    Raises DataError, with the location `where` of the example, if the model does not know the
-    label.
+    `where` is the location of the example. Raises DataError with this location if the model does
+    not know the label.
     """
     if name not in ids:
         raise DataError(
@@ -320,10 +327,10 @@ def find_label_id(name: str, ids: Mapping[str, int], where: str) -> int:
 def find_unknown_labels(
     labels: Sequence[Sequence[str]], known: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Find labels of the examples that the model does not know.
+    """Find the labels of examples that the model does not know.
 
-    Returns these labels, and a tuple with a note on how many examples have them. The tuple is empty
-    if the model knows all labels.
+    Returns a pair (labels, notes). `notes` contains one note on how many examples have such labels,
+    or is empty if the model knows all labels.
     """
     unknown = sorted({name for names in labels for name in names}.difference(known))
     count = sum(not {*unknown}.isdisjoint(names) for names in labels)
@@ -335,7 +342,9 @@ def find_unknown_labels(
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Join at most thirty names to a string of quoted names, for a message.
+    """Put names in quotes and join them with commas, for a message.
+
+    At most thirty names are included.
 
     >>> quote_names(["good", "bad"])
     '"good", "bad"'
@@ -346,7 +355,7 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def read_prediction(run: str) -> dict[str, Any]:
-    """Read the first validation example from `predictions.jsonl` of a run.
+    """Return the first prediction on the validation data, from `predictions.jsonl` of a run.
 
     Returns {} if there is none.
     """

@@ -1,4 +1,4 @@
-"""Batches on the device, and functions with which objectives compute their losses.
+"""Batches on the device, and functions that objectives use to compute their losses.
 
 Shape letters: B rows, T tokens per row, M labelled positions, D d_model, R rows of a whole step.
 """
@@ -22,22 +22,23 @@ from trivium.data.row_order import derived_seed
 from trivium.models import LanguageModule
 
 LossTerms = dict[str, Tensor]
-"""The loss terms by name, each a sum over labels. Most objectives have only the term "loss"."""
+"""The loss terms by name, each summed over labels. Most objectives have only the term "loss"."""
 
 
 class MicroBatchSlice(NamedTuple):
     """A micro-batch, given as a range of rows in the batch of a whole step.
 
     Objectives that compare all rows of a step, for example contrastive learning with in-batch
-    negatives, need the whole batch in one `TensorBatch`. To limit memory, each forward pass
+    negatives, need the whole batch in one `TensorBatch`. To limit memory, a forward pass
     nevertheless reads only the rows of one slice.
 
     Args:
-        number: the index of the slice in the step, which seeds its dropout.
+        number: the index of the slice in the step. It determines the random seed for dropout.
         start: the first row.
-        stop: the row after the last one.
+        stop: the row after the last row.
         width: the number of columns to read, which is the length of the longest row.
-        weight: 1.0, or 0.0 if another process computes the same slice and includes it.
+        weight: usually 1.0. If another process computes the same slice and its results are used,
+            the weight is 0.0.
     """
 
     number: int
@@ -75,9 +76,9 @@ class TensorBatch:
     group: Any = None
 
     def parts(self) -> Iterator[tuple[MicroBatchSlice, dict[str, Any]]]:
-        """Yield every micro-batch slice of this process with its model inputs, [B, T] or [B, 2, T].
+        """Yield every micro-batch slice of this process with its model inputs.
 
-        Without `slices`, the whole batch is one slice.
+        The inputs are [B, T] or [B, 2, T]. If `slices` is empty, the whole batch is one slice.
         """
         width = max(x.shape[-1] for x in self.inputs.values())
         for part in self.slices or (MicroBatchSlice(0, 0, len(self.inputs["input_ids"]), width),):
@@ -91,12 +92,12 @@ class TensorBatch:
     ) -> tuple[Tensor, LossTerms]:
         """Compute a vector for every row of the step, one micro-batch slice at a time.
 
-        Each process computes some of the slices, and the results of all processes are combined.
+        Each process computes some of the slices, and an all-reduce combines the results.
         Activations are recomputed in the backward pass (checkpointing), with the same dropout.
 
         Args:
-            compute: a function that maps the inputs of a slice to vectors [B, N] for its rows, and
-                to the auxiliary losses of the layers.
+            compute: a function that maps the inputs of a slice to a pair: vectors [B, N] for its
+                rows, and the auxiliary losses of the layers.
             parts: the slices that this process computes, each with the argument of `compute`.
 
         Returns:
@@ -114,7 +115,7 @@ class TensorBatch:
         return self._all_reduce(rows), {name: self._all_reduce(one) for name, one in terms.items()}
 
     def _all_reduce(self, x: Tensor) -> Tensor:
-        """Sum `x` over the processes of `group`. The gradient is summed, too."""
+        """Return the sum of `x` over the processes of `group`. The gradient is summed, too."""
         return x if self.group is None else _AllReduce.apply(x, self.group)  # type: ignore[return-value]
 
 
@@ -137,7 +138,7 @@ class _AllReduce(torch.autograd.Function):
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     """Copy a batch to a device. Returns it as a `TensorBatch`.
 
-    All integer arrays are copied at once.
+    All integer arrays are copied in a single transfer.
     """
     arrays = batch.arrays()
     labels = arrays.pop("labels", np.empty(0, dtype=np.int64)).ravel()
@@ -189,18 +190,22 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 AUX_LOSS = "aux_loss"
 """The name of the auxiliary loss that layers add, such as the load-balancing loss of experts.
 
-Its value for a step is the mean over the micro-batches, weighted by their tokens without padding.
+The auxiliary loss of a step is the mean over its micro-batches, weighted by the number of tokens
+without padding.
 """
 
 
 def forward_hidden(
     model: LanguageModule, inputs: Mapping[str, Tensor], *, gather_positions: Tensor | None = None
 ) -> tuple[Tensor, LossTerms]:
-    """Run the model on `inputs`. Returns its hidden states, and the auxiliary loss of its layers.
+    """Run the model on `inputs`. Returns its hidden states and the auxiliary loss of its layers.
 
-    The hidden states are [B, T, D], or [M, D] if `gather_positions`, int64 [M], selects flat
-    positions of [B * T]. The second value is empty if the layers have no auxiliary loss. Otherwise
-    it contains the auxiliary loss times the number of tokens as `AUX_LOSS`.
+    The hidden states of all positions are returned, [B, T, D]. If `gather_positions` is given, only
+    those of M selected positions are returned, [M, D]. It contains flat indices into [B * T], int64
+    [M].
+
+    The auxiliary loss is a dict. It is empty if the layers have no auxiliary loss. Otherwise, it
+    maps `AUX_LOSS` to the auxiliary loss times the number of tokens.
     """
     hidden, loss = model.read(**inputs, gather_positions=gather_positions)
     if loss is None:
@@ -211,10 +216,10 @@ def forward_hidden(
 
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
-    """Compute the cross-entropy of the LM head at the labelled positions, summed, in nats.
+    """Compute the cross-entropy of the LM head, summed over the labelled positions, in nats.
 
-    The result also contains the auxiliary loss of the layers, if any. `smoothing` is the amount of
-    label smoothing.
+    Returns a dict with the cross-entropy as "loss" and, if the layers have one, their auxiliary
+    loss. `smoothing` is the amount of label smoothing.
     """
     hidden, terms = forward_hidden(model, batch.inputs, gather_positions=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}

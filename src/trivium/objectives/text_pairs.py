@@ -53,7 +53,7 @@ class TextPair:
 
     @property
     def group(self) -> str:
-        """The positive, or the anchor if there is no positive.
+        """The grouping key of the split: the positive, or the anchor if there is no positive.
 
         Queries for the same passage are put into the same split.
         """
@@ -66,10 +66,10 @@ class TextPair:
 
 
 class TextPairs(LabelledObjective):
-    """Base class of objectives that train text embeddings by pooling hidden states.
+    """Base class of objectives that train text embeddings, which are pooled hidden states.
 
-    They are evaluated by retrieval on the validation pairs. For texts without a positive, the first
-    half of a text is the query and the second half is the passage.
+    These objectives are evaluated by retrieval on the validation pairs. If a text has no positive,
+    its first half is the query and its second half the passage.
     """
 
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
@@ -82,10 +82,10 @@ class TextPairs(LabelledObjective):
         return pool(hidden, attention_mask, self.pooling or "mean")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
-        """Yield the records of SQuAD JSON files, or of files with one to three texts per record.
+        """Yield the records of SQuAD JSON files, of other record files, or of plain text.
 
-        Plain text has one example per line. Lines of fewer than eight words, such as headings, are
-        skipped.
+        Other record files have one to three texts per record. Plain text has one example per line.
+        Lines of fewer than eight words, such as headings, are skipped.
 
         Raises:
             DataError: with file and line, if a column is missing or blank.
@@ -118,12 +118,15 @@ class TextPairs(LabelledObjective):
         return " ".join(example.texts)
 
     def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
-        """Fill in the default of `pooling`: last for decoders, otherwise mean."""
+        """Return the objective with the default of `pooling` filled in.
+
+        The default is "last" for decoders and "mean" for other models.
+        """
         default = "last" if is_causal(spec) else "mean"
         return self.replace(pooling=self.pooling or default)
 
     def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
-        """Return the model settings with the pooling that is used to embed texts."""
+        """Return the model settings with the pooling used for embedding texts."""
         return settings.with_task("contrastive", pooling=self.pooling)
 
     def source_texts(self, examples: Sequence[TextPair]) -> Iterator[str]:
@@ -131,13 +134,16 @@ class TextPairs(LabelledObjective):
         return (text for one in examples for text in one.texts)
 
     def predict(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
-        """Embed the query and the passage of every example. Returns pairs of embeddings."""
+        """Embed the query and the passage of every example.
+
+        Returns a pair of normalized embeddings per example.
+        """
         sides = zip(*map(split_query_and_passage, examples))
         vectors = [lm.embed(s, pooling=self.pooling, normalize=True).numpy() for s in sides]
         return list(zip(*vectors))
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
-        """Return the metrics of retrieval with embeddings, BM25, and the hybrid of both."""
+        """Return the metrics of retrieval with embeddings, with BM25, and with a hybrid of both."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm, hybrid=True)
 
     def compute_metrics(
@@ -150,8 +156,8 @@ class TextPairs(LabelledObjective):
     ) -> Metrics:
         """Return MRR and recall of retrieval among the passages of all examples.
 
-        For texts without a positive, the query is the first half and the passage is the second
-        half. `hybrid` adds the metrics of BM25, and of the hybrid of BM25 and embeddings.
+        If a text has no positive, its first half is the query and its second half the passage.
+        `hybrid` adds the metrics of BM25, and of the hybrid of BM25 and embeddings.
         """
         pairs = [split_query_and_passage(one) for one in examples]
         queries, passages = map(np.stack, zip(*answers))
@@ -173,7 +179,7 @@ class TextPairs(LabelledObjective):
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return an `embed` command that compares three texts.
 
-        They are a validation query, its passage, and the passage retrieved for the query.
+        The texts are a validation query, its passage, and the passage retrieved for the query.
         """
         example = read_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
@@ -183,7 +189,10 @@ class TextPairs(LabelledObjective):
 
 
 def _read_plain_text(path: str, options: RecordOptions) -> Iterator[TextPair]:
-    """Yield each line of at least eight words of a text file, as a text without a positive."""
+    """Yield each line of a text file as a text without a positive.
+
+    Lines of fewer than eight words are skipped.
+    """
     with open_text(path, errors=options.errors, encoding=options.encoding) as lines:
         for number, line in enumerate(lines, start=1):
             if len(WORD.findall(line)) >= _MIN_WORDS:
@@ -193,7 +202,8 @@ def _read_plain_text(path: str, options: RecordOptions) -> Iterator[TextPair]:
 def split_query_and_passage(example: TextPair) -> tuple[str, str]:
     """Return the query and the passage of an example, for retrieval.
 
-    Without a positive, they are the first half and the second half of the words of the text.
+    If the text has no positive, the query is the first half of its words and the passage the second
+    half.
     """
     text = example.text
     if example.pair is not None:

@@ -34,10 +34,10 @@ class TSDAE(TextPairs):
 
     L = - sum_t log P(y_t | y_1 ... y_(t-1), v)
 
-    y is a text. v is its embedding after a fraction `deletion` of its tokens was deleted. The
-    encoder reads the remaining tokens, and v is the mean, the first or the last of its hidden
-    states. v is the only vector that the decoder's cross-attention can attend to. The deleted
-    tokens differ from epoch to epoch. With five of six tokens deleted:
+    y is a text. A fraction `deletion` of its tokens is deleted, and the encoder reads the remaining
+    tokens. The embedding v is the mean, the first or the last of the encoder's hidden states. It is
+    the only vector that the decoder's cross-attention can attend to. The deleted tokens differ from
+    epoch to epoch. With five of six tokens deleted:
 
         row                [CLS] Ada wrote the first program . [SEP]
         input_ids          [CLS] program [SEP]
@@ -73,14 +73,17 @@ class TSDAE(TextPairs):
         return build(self._build_autoencoder_spec(spec), seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """Return the model to save: only the encoder, which shares its weights with `module`."""
+        """Return the model to save, under the key "": the encoder without the decoder.
+
+        The encoder shares its weights with `module`.
+        """
         assert isinstance(module, Transformer)
         encoder = build(module.spec.replace(decoder=None, heads=()), device="meta")
         encoder.tokens, encoder.encoder = module.tokens, module.encoder
         return {"": encoder}
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
-        """Encode every text as token ids with special tokens, and as next-token labels."""
+        """Encode every text as token ids, including special tokens, and as next-token labels."""
         texts = [(one.text, None) for one in examples]
         encoded = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
         sequences = {
@@ -96,11 +99,11 @@ class TSDAE(TextPairs):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Delete random tokens of rows [B, T] from the input of the encoder.
 
-        Special tokens are kept. If no token would remain, the first token is kept.
+        Special tokens are never deleted. If no token would remain, the first token is kept.
 
         Returns:
-            A batch with input_ids [B, S], decoder_input_ids [B, T - 1] and labels [B, T - 1], where
-            S is the maximum number of remaining tokens.
+            A batch with input_ids [B, S], decoder_input_ids [B, T - 1] and labels [B, T - 1]. S is
+            the maximum number of remaining tokens per row.
         """
         ids, is_token = rows.input_ids, padding_mask(rows)
         assert rows.labels is not None
@@ -116,7 +119,7 @@ class TSDAE(TextPairs):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Compute the cross-entropy of the reconstructed tokens, summed, in nats."""
+        """Compute the summed cross-entropy of the reconstructed tokens, in nats."""
         assert isinstance(model, Transformer)
         assert model.decoder is not None
         inputs = dict(batch.inputs)
@@ -133,7 +136,7 @@ class TSDAE(TextPairs):
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
     def _build_autoencoder_spec(self, spec: Spec) -> TransformerSpec:
-        """Return the spec of the encoder with an added decoder of the same layers and an LM head.
+        """Return the spec of the trained model: encoder, decoder with the same layers, LM head.
 
         Raises RecipeError if the model is not a Transformer encoder, or does not support a decoder.
         """

@@ -20,7 +20,7 @@ from trivium.errors import RecipeError, shorten
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response that a model has generated for a prompt, as reward functions see it.
+    """A response that a model has generated for a prompt: the input of a reward function.
 
     Args:
         prompt: the text of the prompt. For a conversation, the contents of its messages, one per
@@ -44,10 +44,10 @@ class Sample:
 
 
 class RewardFunction(Choice, Config, ABC):
-    """A reward function, which scores each response with a number, and its configuration.
+    """A reward function and its configuration. It scores each response with a number.
 
-    A subclass has `kind: Literal["name"] = "name"`, which is the name of the reward in recipes, and
-    one field with a description for every recipe key.
+    A subclass has the attribute `kind: Literal["name"] = "name"`, which is the name of the reward
+    in recipes. It also has one field with a description for every recipe key.
     """
 
     weight: float = Field(
@@ -56,7 +56,10 @@ class RewardFunction(Choice, Config, ABC):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's Python files that the reward runs. Resuming a run needs the same code."""
+        """The user's Python files that the reward runs.
+
+        A run can only be resumed if these files have not changed.
+        """
         return ()
 
     def open(self) -> None:
@@ -76,7 +79,8 @@ class RewardFunction(Choice, Config, ABC):
 def build_reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
     """Return the names of the rewards in the metrics: the kind of each reward, such as "exact".
 
-    The second reward of a kind has the suffix "_2", the third one "_3".
+    If a kind occurs several times, the second reward of the kind has the suffix "_2", the third
+    "_3".
     """
     counts: Counter[str] = Counter()
     names = []
@@ -87,7 +91,7 @@ def build_reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
 
 
 def compute_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> Floats:
-    """Compute R unweighted rewards for each of N samples, float64 [N, R].
+    """Compute the unweighted values of R rewards for each of N samples, float64 [N, R].
 
     Raises:
         RecipeError: a reward function does not return one finite number for every sample. The

@@ -28,7 +28,7 @@ class ExactMatch(RewardFunction):
             raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
-        """Return 1.0 for every response that equals the correct answer, and 0.0 for the others."""
+        """Return 1.0 for every response that equals the correct answer, otherwise 0.0."""
         return [
             float(one.ended and one.response == self._read_answer(one.record)) for one in samples
         ]

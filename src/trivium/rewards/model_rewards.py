@@ -1,4 +1,4 @@
-"""Rewards from a classifier: the score of a reward model, or the probability of a label."""
+"""Rewards from a model: the score of a reward model, or the probability of a classifier's label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 
 class ClassifierReward(RewardFunction):
-    """Base class of rewards that a classifier computes. The classifier is loaded only once."""
+    """Base class of rewards that a classifier or a reward model computes."""
 
     task: ClassVar[str] = "classification"
     """The task of `finetune` that trains such a classifier."""
@@ -47,14 +47,14 @@ class ClassifierReward(RewardFunction):
 
     @abstractmethod
     def check_labels(self, labels: Collection[str]) -> None:
-        """Raise RecipeError if the labels of the classifier are unsuitable for this kind of reward.
+        """Raise RecipeError if this kind of reward cannot use a classifier with these labels.
 
         `labels` is empty for a regression model.
         """
 
 
 class LabelProbability(ClassifierReward):
-    """The probability that a classifier assigns to a certain label of the response.
+    """A reward equal to the probability that a classifier assigns to a given label.
 
     The reward is 0 for an empty text.
     """
@@ -80,7 +80,7 @@ class LabelProbability(ClassifierReward):
 
 
 class LearnedReward(ClassifierReward):
-    """The score that a reward model predicts for a prompt with its response.
+    """A reward equal to the score that a reward model predicts for a prompt with its response.
 
     The input has the same format as in the training of the reward model (`finetune reward`): one
     text, or messages in its chat template.
@@ -99,7 +99,7 @@ class LearnedReward(ClassifierReward):
             )
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the score of every sample, which is an unbounded number."""
+        """Return the score of every sample. Scores are unbounded."""
         lm = self._load_classifier()
         template = lm.settings.chat_template or PLAIN_TEMPLATE
         render = ChatTemplate.of(template, lm.text_tokenizer).render

@@ -1,4 +1,4 @@
-"""The reward "python", which is computed by a Python function of the user."""
+"""The reward "python", which a user-defined Python function computes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PythonFunction(RewardFunction):
     function: str = Field(pattern=r".+\.py:\w+$", description='"file.py:name" of a function')
 
     _call: Callable[..., Any] | None = PrivateAttr(None)
-    """The function, after `open`."""
+    """The function. None before `open`."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -60,10 +60,10 @@ class PythonFunction(RewardFunction):
         self._call = call
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the numbers that the user's function computes for the samples.
+        """Return one reward per sample, computed by the user's function.
 
-        Raises RecipeError if the function fails. The message names the first response for which it
-        fails.
+        Raises RecipeError if the function fails. The message names the first response for which the
+        function fails.
         """
         try:
             return self._call_function(samples)
@@ -78,7 +78,7 @@ class PythonFunction(RewardFunction):
             raise RecipeError(f"{self.function} failed with {error!r}.") from error
 
     def _call_function(self, samples: Sequence[Sample]) -> list[float]:
-        """Call the user's function with some samples. Returns one number per sample."""
+        """Call the user's function on the samples. Returns one number per sample."""
         self.open()
         assert self._call is not None
         prompts, responses = [one.prompt for one in samples], [one.response for one in samples]

@@ -28,5 +28,5 @@ class RegexMatch(RewardFunction):
         return pattern
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
-        """Return 1.0 for every response that matches the pattern, and 0.0 for the others."""
+        """Return 1.0 for every response that matches the pattern, otherwise 0.0."""
         return [float(re.search(self.pattern, one.response) is not None) for one in samples]
