@@ -224,8 +224,7 @@ def _print_example_counts(
 
 
 def _print_truncations(log: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
-    """Print how many examples of a data source are truncated, and the number of lost target tokens.
-    """
+    """Print how many examples of a data source are truncated, and how many targets are lost."""
     truncations = np.concatenate([np.empty((0, 3), np.int64), *source.truncations.values()])
     cut, targets, lost = ((truncations[:, 0] > 0).sum(), *truncations[:, 1:].sum(axis=0))
     count, dropped = len(truncations), len(truncations) - has_target(truncations).sum()
