@@ -19,8 +19,9 @@ def rank_samples(
 ) -> list[tuple[float, GenerationRequest]]:
     """Score the finished samples of a prompt. Returns (score, sample) pairs, the best first.
 
-    The score is the reward multiplied by the weight of the reward function. If a sample is an
-    answer in a conversation, the reward function gets the messages of the conversation.
+    A sample is a finished generation request. Its score is the reward multiplied by the weight of
+    the reward function. If a sample is an answer in a conversation, the reward function gets the
+    messages of the conversation.
     """
     samples = [_to_reward_sample(lm, prompt, request) for request in requests]
     scores = reward.weight * compute_scores([reward], samples)[:, 0]

@@ -2,8 +2,8 @@
 
 A layout describes how a training step is parallelized. Data parallelism has two variants. With
 "ddp", each GPU has a copy of the model. With "fsdp", the weights, gradients and optimizer state are
-sharded ( Rajbhandari et al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer
-across `tensor` GPUs, and is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et
+sharded (Rajbhandari et al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer
+across several GPUs, and is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et
 al. 2022). Activation checkpointing can be added (Chen et al. 2016).
 
 Step time is estimated with a roofline model (Williams et al. 2009). The communication of weights
@@ -131,8 +131,8 @@ class Step:
     def rows(self) -> int:
         """The number of rows per data-parallel replica, rounded to the nearest integer.
 
-        All replicas have the same number of rows. It is 0 if the batch has too few rows for all
-        replicas.
+        All replicas have the same number of rows. The number is 0 if the batch has too few rows for
+        all replicas.
         """
         return round(self.work.batch_tokens / self.work.length / self.dp_size)
 
@@ -242,7 +242,7 @@ class Step:
     def utilization(self, tokens_per_second: float) -> float:
         """Return the model FLOPs utilization (MFU) at a throughput in tokens per second per GPU.
 
-        Source: Chowdhery et al. 2022, appendix B.
+        MFU is defined in Chowdhery et al. 2022, appendix B.
         """
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 

@@ -73,7 +73,7 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The title. It names the objective and the point in training at which runs are compared."""
+        """The title, with the objective and the point in training at which runs are compared."""
         after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 

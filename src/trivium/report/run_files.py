@@ -225,7 +225,10 @@ class RunFiles:
 
     @property
     def policy_metrics(self) -> list[str]:
-        """The names of values logged in policy optimization, such as the reward. Else empty."""
+        """The names of values logged in policy optimization, such as the reward.
+
+        The list is empty for other objectives.
+        """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("train_") for key in keys if key.startswith("train_"))
         return [name for name in names if name != "loss"] if "train_policy" in keys else []
@@ -279,7 +282,10 @@ class RunFiles:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """A dict from the label of the unigram baseline to its loss in nats per token, or empty."""
+        """The unigram baseline as a dict from its label to its loss in nats per token.
+
+        The dict is empty if the loss is unknown.
+        """
         loss = self.metadata_number("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}
 

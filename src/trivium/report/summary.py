@@ -47,7 +47,7 @@ class Summary:
 
     Args:
         evaluations: the evaluations during training.
-        best: the best evaluation.
+        best: the best evaluation; None if there are no evaluations.
         loss: the validation loss of the best evaluation, or the last training loss if there are no
             evaluations.
         verdict: a text with the results, warnings and advice.
@@ -146,7 +146,7 @@ def _describe_progress(run: RunFiles) -> str:
 
 
 def _find_majority_label(run: RunFiles) -> tuple[str, float] | None:
-    """Return the most frequent validation label and its fraction of the examples.
+    """Return a pair: the most frequent validation label, and the fraction of examples that have it.
 
     Returns None if the label counts are unknown.
     """
@@ -183,7 +183,7 @@ def _evaluation_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
 def _judge_task(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
 ) -> tuple[list[str], bool]:
-    """Return sentences about the results of a fine-tuned run, and whether the run is stuck.
+    """Return a list of sentences about a fine-tuned run, and whether the run is stuck.
 
     A run is stuck if the model has learned nothing, or if its accuracy is not higher than that of
     always predicting the most frequent label.
@@ -245,7 +245,7 @@ def _judge_pretraining(
     best: EvaluationPoint | None,
     loss: float | None,
 ) -> tuple[list[str], bool]:
-    """Return sentences about the loss of a pretraining run, and whether the run is stuck.
+    """Return a list of sentences about a pretraining run, and whether the run is stuck.
 
     A run is stuck if its loss is hardly better than that of the unigram baseline.
     """

@@ -46,7 +46,7 @@ class ValidationMetrics:
         corpus: the data of the run.
         recipe: the complete recipe of the run.
         precision: the dtype of activations.
-        parallel: the processes of the run.
+        parallel: all processes of the run.
         is_sharded: whether each process stores only a shard of the model.
     """
 
@@ -95,9 +95,8 @@ class ValidationMetrics:
     def count_affordable_examples(self, limit: int | None, budget_fraction: float) -> int | None:
         """Return how many examples per data source an evaluation can afford.
 
-        The evaluation may take `budget_fraction` of the time budget.
-
-        The result is at most `limit`. If the budget is not in minutes, `limit` itself is returned.
+        The evaluation may take the fraction `budget_fraction` of the time budget. The result is at
+        most `limit`. If the budget is not in minutes, `limit` itself is returned.
         """
         seconds = self.seconds_per_example * len(self.sources)
         if self.minutes is None or not seconds:

@@ -244,8 +244,8 @@ def _print_model(
 ) -> None:
     """Print the name and size of the model.
 
-    Also prints which sizes of a preset were recomputed, and why the model cannot be exported, if
-    so.
+    Also prints which sizes of a preset were recomputed. If the model cannot be exported, the reason
+    is printed.
     """
     source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
@@ -268,7 +268,7 @@ def _print_model(
 
 
 def _format_model_name(recipe: Recipe, setup: ModelSetup) -> str:
-    """Return the model's name for messages. It says whether the recipe changes the preset."""
+    """Return the model's name for messages, marked as changed if the recipe changes its preset."""
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 

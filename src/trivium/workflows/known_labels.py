@@ -1,4 +1,4 @@
-"""Labels of a classifier that is fine-tuned again: which rows of its head are kept."""
+"""Decides which rows of a classification head are kept when a model is fine-tuned again."""
 
 from __future__ import annotations
 

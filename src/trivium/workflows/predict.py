@@ -63,7 +63,7 @@ def predict(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> PredictionSummary:
-    """Make a prediction for every record of the input files, and write both to a new file.
+    """Make a prediction for every input record, and write the records with the predictions.
 
     The input files are read twice: first to check every record, then to predict in batches. All
     columns keep their order and values. The columns prediction, score, runner_up and
@@ -75,8 +75,8 @@ def predict(
             `LanguageModel`.
         data: files with records in the format of the model's task. The records need no labels.
         out: the file to write: .csv, .tsv, .jsonl or .parquet.
-        threshold: the score below which the prediction is replaced by `below`; only for models that
-            predict one class per text.
+        threshold: the score below which the prediction is replaced with `below`; only for models
+            that predict one class per text.
         below: the label for texts with a score below the threshold.
         prefix: a prefix for the names of the added columns.
         reading: the encoding of the input files, and how invalid bytes are handled. The output is

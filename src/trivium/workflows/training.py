@@ -440,8 +440,8 @@ def _load_resumed_recipe(
 def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
     """Raise RecipeError if the text differs from the text that the run has encoded.
 
-    Files that were moved count as unchanged if their size and modification time are the same.
-    Labelled files and token shards are not checked here but later.
+    If a file was moved, it counts as unchanged if its size and modification time are the same.
+    Labelled files and token shards are checked later, not here.
     """
     for old, new in zip(before.sources, after.sources):
         shards, held_out = run.shards / new.name, new.validation or 0.0
@@ -466,7 +466,10 @@ def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
 
 
 def _iter_differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, old value, new value) for each key whose value differs; None is unset."""
+    """Yield (dotted key, old value, new value) for each key whose value differs.
+
+    The value of an unset key is None.
+    """
     old, new = flatten_keys(before), flatten_keys(after)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
