@@ -67,7 +67,8 @@ def fill_prompts(
             0, and a string answer is the text of a choice. If no choice has this text, the string
             must be an index or a capital letter (A is 0).
         shots: the number of few-shot examples before each question.
-        seed: the random seed for sampling the few-shot examples. Each question gets different ones.
+        seed: the random seed for sampling the few-shot examples. A new sample is drawn for each
+            question.
         template: the text of an example, where {column} stands for the value of a column and
             {answer} for the answer; default: one line "Column: value" per column, and the answer in
             the last line.
@@ -145,8 +146,8 @@ def _read_choices(record: Record, column: str) -> list[Any]:
 def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
     """Return the option that the answer in a column refers to.
 
-    The answer is the text, index or capital letter of an option. In a table, a cell that looks like
-    an integer is treated as an integer. Raises DataError if there is no such option.
+    The answer is the text, index or capital letter of an option. In a CSV or TSV table, a cell that
+    looks like an integer is treated as an integer. Raises DataError if there is no such option.
 
     Args:
         record: the record of the question.
@@ -177,9 +178,10 @@ def _fill_template(template: str, record: Record) -> str:
 
 
 def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
-    """Return a prompt without its first part, if the whole prompt is too long for the model.
+    """Remove the beginning of a prompt if the prompt is too long for the model.
 
-    For a decoder, room for an answer of `max_new_tokens` tokens is left.
+    Returns the text that is left. For a decoder, it leaves room for an answer of `max_new_tokens`
+    tokens.
 
     Raises:
         TriviumError: there is no room for any prompt.

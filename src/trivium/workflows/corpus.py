@@ -325,10 +325,10 @@ class Corpus:
 
 
 def remove_outdated_data(run: RunFolder, recipe: Recipe) -> bool:
-    """Delete data that an earlier start has prepared, if the recipe or the data has changed since.
+    """Delete the prepared data of an earlier start if the recipe or the data has changed since.
 
-    The earlier start of the run stopped before its first step. Labelled examples and standard input
-    cannot be compared, so they always count as changed. Returns True if the prepared data was
+    In the earlier start, the run stopped before its first step. Labelled examples and standard
+    input cannot be compared, so they always count as changed. Returns True if the prepared data was
     deleted.
     """
     if not run.recipe.is_file():

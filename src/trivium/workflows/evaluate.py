@@ -201,7 +201,7 @@ def _is_path_in(path: str, paths: Sequence[str]) -> bool:
 def infer_task(lm: LanguageModel) -> str:
     """Return the task for which a model should be evaluated.
 
-    This is the task in its settings, or else a task that fits its capabilities. If there is
+    This is the task in the model's settings, or else a task that fits its capabilities. If there is
     neither, the result is "perplexity".
     """
     if lm.settings.task in LabelledObjective.kinds:

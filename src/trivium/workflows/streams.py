@@ -116,7 +116,7 @@ def build_phases(
 
     A phase is a part of training with its own values for some recipe keys. If its row length
     differs from that of the previous phase, it gets a new row order. `streams` are the batch
-    streams of the last phase, which has no such changes.
+    streams of the last phase, which uses the values of the recipe itself.
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):
