@@ -1,6 +1,6 @@
-"""Best-of-n sampling: the samples of a prompt are ranked by their reward.
+"""Best-of-n sampling: ranks the samples of a prompt by their reward.
 
-The best and the worst sample can form a preference pair.
+The best and the worst sample can be combined into a preference pair.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from trivium.rewards import RewardFunction, Sample, compute_scores
 def rank_samples(
     lm: LanguageModel, reward: RewardFunction, prompt: str, requests: Sequence[GenerationRequest]
 ) -> list[tuple[float, GenerationRequest]]:
-    """Score the finished samples of a prompt, and return (score, sample) pairs, the best first.
+    """Score the finished samples of a prompt. Returns (score, sample) pairs, the best first.
 
-    The score is the reward multiplied by the weight of the reward. Samples that are answers in a
-    conversation are passed to the reward function as messages.
+    A sample is a finished generation request. Its score is the reward multiplied by the weight of
+    the reward function. If a sample is an answer in a conversation, the reward function gets the
+    messages of the conversation.
     """
     samples = [_to_reward_sample(lm, prompt, request) for request in requests]
     scores = reward.weight * compute_scores([reward], samples)[:, 0]
@@ -30,11 +31,12 @@ def rank_samples(
 def make_preference_pair(
     lm: LanguageModel, prompt: str, samples: Sequence[tuple[float, GenerationRequest]]
 ) -> dict[str, Any] | None:
-    """Return a preference pair with the keys prompt, chosen and rejected, as for DPO.
+    """Return a preference pair made from the best and the worst sample, as used for DPO.
 
-    The best sample is chosen and the worst one rejected. Samples without text are ignored, because
-    `finetune preference` does not accept them. The values are texts, or messages if the samples are
-    answers in a conversation. Returns None if all scores are equal.
+    The pair is a dict with the keys prompt, chosen (the best sample) and rejected (the worst). If
+    the samples are answers in a conversation, chosen and rejected are lists of messages; otherwise
+    they are texts. Samples without text are ignored, because `finetune preference` does not accept
+    them. Returns None if all scores are equal or no sample has text.
 
     Args:
         lm: the model.

@@ -1,7 +1,8 @@
 """Model evaluation with lm-evaluation-harness (EleutherAI), the tool that most papers use.
 
-Tasks on local files need no network. Such a task is a YAML file in a folder of tasks, with
-`dataset_path: json` and `dataset_kwargs: {data_files: {validation: /path/to/file.jsonl}}`.
+A task whose data is a local file needs no network. It is defined by a YAML file in a folder of
+tasks, with `dataset_path: json` and `dataset_kwargs: {data_files: {validation:
+/path/to/file.jsonl}}`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ _MAX_NEW_TOKENS = 256  # the harness's own default
 
 
 def make_harness_model(lm: LanguageModel) -> Any:
-    """Wrap a model for lm-evaluation-harness, as the argument `model` of `simple_evaluate`.
+    """Wrap a model for lm-evaluation-harness.
 
-    Decoders and encoder-decoders compute log-likelihoods and generate text. Encoders compute
+    The returned object is passed as `model` to the harness's function `simple_evaluate`. Decoders
+    and encoder-decoders compute log-likelihoods and generate text. Encoders compute
     pseudo-log-likelihoods (Salazar et al. 2020) and do not generate text.
 
     Raises:
@@ -37,9 +39,10 @@ def make_harness_model(lm: LanguageModel) -> Any:
         """A `LanguageModel` with the interface `LM` of lm-evaluation-harness."""
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-            """Return (log p(continuation | context), whether it is the greedy output) per request.
+            """Return a pair (log p(continuation | context), is_greedy) for each request.
 
-            The arguments of a request are the context and the continuation.
+            The arguments of a request are the context and the continuation. `is_greedy` is true if
+            greedy decoding would generate the continuation.
             """
             # Consecutive requests with the same context are continuations of one item.
             groups = itertools.groupby(requests, key=lambda request: request.args[0])
@@ -48,11 +51,11 @@ def make_harness_model(lm: LanguageModel) -> Any:
             return [(score.total, score.greedy) for scores in scored for score in scores]
 
         def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            """Return log p(text) for the text of each request."""
+            """Return the log-probability of the text of each request."""
             return [compute_rolling_logprob(lm, request.args[0]) for request in requests]
 
         def generate_until(self, requests: list[Any]) -> list[str]:
-            """Generate text for each request, until a stop string."""
+            """Return the text generated for each request, up to a stop string."""
             return [_generate_until(lm, *request.args) for request in requests]
 
     return HarnessModel()
@@ -68,16 +71,16 @@ def run_tasks(
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model on lm-evaluation-harness tasks, and return the metrics of each task.
 
-    The result is a dict of task -> metric -> value. The metrics have the names of the harness, such
-    as "acc,none".
+    The result is a nested dict: result[task][metric] is a value. Metrics have the same names as in
+    the harness, such as "acc,none".
 
     Args:
         lm: the model.
         tasks: the names of the tasks.
         folder: a folder of YAML files that define tasks. If it is set, the harness's own tasks are
             not available.
-        shots: the number of few-shot examples; default: the setting of the task.
-        limit: the number of examples per task to evaluate; default: all.
+        shots: the number of few-shot examples; default: the number that the task specifies.
+        limit: the maximum number of examples to evaluate per task; default: all.
 
     Raises:
         MissingExtraError: lm-evaluation-harness is not installed.
@@ -107,10 +110,10 @@ def run_tasks(
 
 
 def load_task_manager(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any:
-    """Load the `TaskManager` of lm-evaluation-harness, and check that it contains all tasks.
+    """Load the `TaskManager` of lm-evaluation-harness, and check that it knows all `tasks`.
 
-    The manager contains the tasks defined in `folder`, or the harness's own tasks if `folder` is
-    None.
+    The manager knows only the tasks defined in `folder`. If `folder` is None, it knows the
+    harness's own tasks.
 
     Raises:
         MissingExtraError: lm-evaluation-harness is not installed.
@@ -135,7 +138,7 @@ def load_task_manager(tasks: Sequence[str], *, folder: str | Path | None = None)
 
 
 def _generate_until(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
-    """Generate the continuation of a context with the generation options of a harness task.
+    """Return generated text that continues a context, using the options of a harness task.
 
     Raises SpecError if the model cannot generate text.
     """

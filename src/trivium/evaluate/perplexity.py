@@ -1,6 +1,6 @@
 """Perplexity and bits per byte of texts, for decoders, recurrent models and encoders.
 
-Texts are split into windows of token ids, and each token is scored once.
+Long texts are split into overlapping windows of tokens. Each token is scored in only one window.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _DEFAULT_WINDOW = 1024
 class Perplexity:
     """Sums of log-probabilities and counts, from which perplexity and bits per byte are computed.
 
-    A decoder also predicts the end-of-text token of each text. End-of-text tokens are counted
+    A decoder also predicts the end-of-text token after each text. These tokens are counted
     separately, and only `loss_with_ends` includes them. To compare models with different
     tokenizers, use the perplexity per word or character, or the bits per byte.
 
     Args:
-        pseudo: whether the values are pseudo-perplexities of an encoder, from log p(token | all
-            other tokens) (Salazar et al. 2020).
-        window: the maximum number of tokens that the model attends to; None for no limit.
+        pseudo: whether the log-probabilities are those of an encoder, log p(token | all other
+            tokens). The result is then a pseudo-perplexity (Salazar et al. 2020).
+        window: the number of tokens per window; None if texts are not split.
         stride: the number of tokens between the starts of consecutive windows.
         nats: the sum of -log p over tokens, excluding end-of-text tokens.
         end_nats: the sum of -log p over end-of-text tokens.
         num_tokens: the number of scored tokens, excluding end-of-text tokens.
         num_ends: the number of scored end-of-text tokens.
-        num_unknown: the number of unknown tokens. If it is not 0, the perplexity is too low.
+        num_unknown: the number of unknown tokens. They make the perplexity lower than it should be.
         num_documents: the number of texts.
         num_words: the number of words, separated by white space.
         num_characters: the number of characters.
@@ -104,7 +104,7 @@ class Perplexity:
 
 
 class ScoredWindow(NamedTuple):
-    """A window of token ids. The tokens from the index `start` on are scored.
+    """A window of token ids, of which only the ids from the index `start` on are scored.
 
     The last `num_ends` ids are end-of-text tokens.
     """
@@ -123,27 +123,29 @@ def perplexity(
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Compute the perplexity of texts. Texts are independent, and every token is scored once.
+    """Compute the perplexity of texts.
 
-    A text longer than the window is split into overlapping windows. Each token is scored in the
-    first window that contains it. RNNs and n-gram models read whole texts without a window.
+    Every token is scored once, and only its own text is used as context. A text longer than the
+    window is split into overlapping windows. Each token is scored in the first window that contains
+    it. RNNs and n-gram models read whole texts without a window.
 
-    A decoder predicts the first token from the token that starts documents in training, or else
-    from the end-of-text token. If there is neither, the first token is not scored. An encoder
-    predicts each token from all other tokens of the window, with one forward pass per masked token.
+    A decoder predicts the first token of a text from the start token, or else from the end-of-text
+    token. If the tokenizer has neither, the first token is not scored. An encoder predicts each
+    token from all other tokens of the window, with one forward pass per masked token.
 
     Args:
         lm: the model.
         texts: the texts to score.
-        window: the number of tokens per window; default: the model's number of positions or its
-            training length, otherwise 1024.
+        window: the number of tokens per window; default: the maximum length of the model, or 1024
+            if it is unknown.
         stride: the number of tokens between the starts of consecutive windows; default: half of the
             window.
         batch_size: the number of windows per batch. It may change the last digits of the result.
         progress: called after every batch with the number of tokens scored so far.
 
     Raises:
-        SpecError: the model is an encoder-decoder, which assigns no probability to a text alone.
+        SpecError: the model is an encoder-decoder, which gives a probability only to the output for
+            an input.
         TriviumError: the window or the stride is invalid.
     """
     family = lm.spec.family
@@ -178,9 +180,10 @@ def perplexity(
 def compute_rolling_logprob(lm: LanguageModel, text: str) -> float:
     """Return log p(text) in nats for a text of any length, as lm-evaluation-harness computes it.
 
-    The text is split into windows that each predict as many tokens as the model has positions. The
-    last window gets as much context as fits. The end-of-text token is not scored. Encoders,
-    recurrent models and n-gram models are scored as in `perplexity`.
+    The text is split into windows, each of which predicts as many tokens as the model has
+    positions. The last window predicts only the remaining tokens, and is filled up with earlier
+    tokens as context. The end-of-text token is not scored. Encoders, recurrent models and n-gram
+    models are scored as in `perplexity`.
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -198,9 +201,10 @@ def compute_rolling_logprob(lm: LanguageModel, text: str) -> float:
 
 
 def iter_windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first scored index, stop) of overlapping windows over `num_tokens` tokens.
+    """Split `num_tokens` tokens into overlapping windows.
 
-    Each token is scored in exactly one window.
+    Yields (start, first scored index, stop) for each window. Each token is scored in exactly one
+    window.
 
     >>> list(iter_windows(7, 4, 2))
     [(0, 0, 4), (2, 4, 6), (4, 6, 7)]
@@ -217,9 +221,9 @@ def iter_windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[in
 def _split_decoder_windows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
 ) -> Iterator[ScoredWindow]:
-    """Add start and end tokens to the ids of a text, and split them into decoder windows.
+    """Add start and end tokens to the ids of a text, and split the ids into decoder windows.
 
-    If `window` is None, the result is a single window.
+    If `window` is None, there is only one window.
     """
     before, after = bos_or_eos_ids(lm.text_tokenizer), lm.text_tokenizer.suffix_ids
     whole = [*before, *ids, *after]
@@ -251,7 +255,7 @@ def _score_causal(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perp
     """Score a batch of windows with a decoder, and add the log-probabilities to `totals`.
 
     Each token is predicted from the earlier tokens of its window. Padding has no effect, because it
-    is on the right and no token attends to later tokens.
+    is on the right, and tokens attend only to earlier tokens.
     """
     ids, _ = pad_rows([row.ids[:-1] for row in batch], lm.module.device)
     for row, states in zip(batch, lm.module(ids)):
@@ -282,8 +286,8 @@ def _score_recurrent(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: P
 def _score_masked(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perplexity) -> None:
     """Score a batch of windows with an encoder, and add the log-probabilities to `totals`.
 
-    Each token is predicted from all other tokens of its window, in a copy of the window in which
-    only this token is masked.
+    Each token is predicted from all other tokens of its window. For this, the encoder reads a copy
+    of the window in which only this token is masked.
     """
     suffix = len(lm.source_template.after)
     for row in batch:
@@ -297,8 +301,8 @@ def _add_nll(
 ) -> None:
     """Add the negative log-likelihood of target tokens to the sums in `totals`.
 
-    The last `num_ends` of the M targets are end-of-text tokens, and are added to `end_nats`.
-    `hidden` are the hidden states [M, D] that predict the targets.
+    `targets` are M token ids, and `hidden` are the hidden states [M, D] that predict them. The last
+    `num_ends` targets are end-of-text tokens, which are added to `end_nats`.
     """
     if not targets:
         return
@@ -312,7 +316,7 @@ def _add_nll(
 
 
 def _tokenize(lm: LanguageModel, texts: Iterable[str], totals: Perplexity) -> Iterator[list[int]]:
-    """Yield the token ids of every text, and add its words, characters and bytes to `totals`."""
+    """Yield the token ids of each text, and count its words, characters and bytes in `totals`."""
     tokenizer = lm.text_tokenizer
     for text in texts:
         ids = list(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""Few-shot prompting (Brown et al. 2020): solved examples before a question, without training."""
+"""Few-shot prompting (Brown et al. 2020): puts solved examples before a question."""
 
 from __future__ import annotations
 
@@ -62,17 +62,19 @@ def fill_prompts(
     """Yield every question with its prompt: few-shot examples, then the question itself.
 
     Args:
-        records: records with a column `answer`, `label`, `target` or `output`. If a record also has
-            a list of `choices`, an integer answer is the index of a choice, counted from 0, and a
-            string answer is the text of a choice. If no choice has this text, the string is an
-            index or a capital letter (A is 0).
+        records: records with a column `answer`, `label`, `target` or `output`. A record may also
+            have a list of `choices`. An integer answer is then the index of a choice, counted from
+            0, and a string answer is the text of a choice. If no choice has this text, the string
+            must be an index or a capital letter (A is 0).
         shots: the number of few-shot examples before each question.
-        seed: the random seed for sampling the few-shot examples, which differ between questions.
-        template: the text of an example, with {column} for the value of a column and {answer} for
-            the answer; default: a line "Column: value" for each column, the answer last.
-        options: the words for the labels 0, 1, ..., or all possible answers.
+        seed: the random seed for sampling the few-shot examples. A new sample is drawn for each
+            question.
+        template: the text of an example, where {column} stands for the value of a column and
+            {answer} for the answer; default: one line "Column: value" per column, and the answer in
+            the last line.
+        options: the words that stand for the labels 0, 1, ..., or all possible answers.
         examples: the records to use as few-shot examples; default: the other questions.
-        instruction: a text at the start of the prompt.
+        instruction: a text to put at the start of every prompt.
 
     Raises:
         DataError: there are no questions, a column is missing, an answer is not an option, or there
@@ -97,9 +99,11 @@ def fill_prompts(
 def _make_questions(
     records: Iterable[Record], template: str | None, label_words: Sequence[str]
 ) -> list[PromptQuestion]:
-    """Convert records to questions with the answer's text and options.
+    """Convert records to questions.
 
-    `label_words` are the words for the labels 0, 1, ..., or all possible answers.
+    If an answer is given as an index, a label or a letter, it is replaced with the text of the
+    option. `label_words` are the words that stand for the labels 0, 1, ..., or all possible
+    answers.
     """
     rows, questions = list(records), []
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
@@ -127,7 +131,7 @@ def _make_questions(
 
 
 def _read_choices(record: Record, column: str) -> list[Any]:
-    """Read the list of choices in a column. In a CSV or TSV table, the list is written as JSON.
+    """Return the list of choices in a column. CSV and TSV tables contain the list as JSON.
 
     Raises DataError if the value is not a list.
     """
@@ -142,14 +146,15 @@ def _read_choices(record: Record, column: str) -> list[Any]:
 def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
     """Return the option that the answer in a column refers to.
 
-    The answer is the text, index or capital letter of an option. In a table, a cell that looks like
-    an integer is treated as an integer. Raises DataError if there is no such option.
+    The answer is the text, index or capital letter of an option. In a CSV or TSV table, a cell that
+    looks like an integer is treated as an integer. Raises DataError if there is no such option.
 
     Args:
         record: the record of the question.
         column: the name of the column with the answer.
         options: all possible answers.
-        is_index: whether an integer is always the index of an option, never its text.
+        is_index: whether an integer answer is always the index of an option, and never the text of
+            one.
     """
     value, answer = record[column], str(record[column])
     if isinstance(value, float) and value.is_integer():
@@ -168,14 +173,15 @@ def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_in
 
 
 def _fill_template(template: str, record: Record) -> str:
-    """Replace every {column} in a template by the record's value in that column."""
+    """Replace every {column} in a template with the record's value in that column."""
     return re.sub(r"\{([^{}]+)\}", lambda name: str(record.value(name[1])), template)
 
 
 def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
-    """Remove the start of a prompt if the prompt is too long for the model.
+    """Remove the beginning of a prompt if the prompt is too long for the model.
 
-    For a decoder, `max_new_tokens` positions are left for the answer.
+    Returns the text that is left. For a decoder, it leaves room for an answer of `max_new_tokens`
+    tokens.
 
     Raises:
         TriviumError: there is no room for any prompt.
@@ -210,20 +216,19 @@ def few_shot(
     """Answer questions with few-shot prompts, and return the accuracy.
 
     The model's answer is the most probable option after the prompt. If a question has no options,
-    the answer is generated, up to the end of the line.
+    an answer is generated up to the end of the line.
 
     Args:
         lm: the model.
         prompts: the questions with their prompts, from `fill_prompts`.
-        normalise: how to normalize the log-probabilities of options for comparison: not at all
-            ("sum"), per "token" or per "byte".
+        normalise: how the log-probabilities of options are normalized before they are compared: not
+            at all ("sum"), by the number of tokens ("token") or by the number of bytes ("byte").
         max_new_tokens: the maximum number of tokens of a generated answer.
         progress: called with the number of answered questions.
 
     Returns:
-        The accuracy with its 95 % confidence interval, and `majority`, the accuracy of always
-        giving
-        the most frequent answer.
+        The metrics `accuracy`, `accuracy_low` and `accuracy_high` (its 95 % confidence interval),
+        and `majority`, the accuracy of always giving the most frequent answer.
 
     Raises:
         SpecError: a question has no options and the model cannot generate text.
@@ -249,7 +254,7 @@ def few_shot(
 
 
 def _compute_wilson_interval(fraction: float, num_cases: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval (Wilson 1927) of a fraction of `num_cases` cases."""
+    """Return the 95 % confidence interval (low, high) of a fraction of cases (Wilson 1927)."""
     squared = 1.96**2 / num_cases
     center = fraction + squared / 2
     width = math.sqrt(fraction * (1 - fraction) * squared + squared**2 / 4)
@@ -261,7 +266,7 @@ def _choose_best_option(
 ) -> str:
     """Return the option with the largest log-probability after the prompt.
 
-    Log-probabilities are divided by the number of tokens or bytes, depending on `normalise`.
+    The log-probability may be divided by the number of tokens or bytes, depending on `normalise`.
     """
     options, values = question.options, []
     scores = continuation_scores(lm, prompt, options, after=question.after)

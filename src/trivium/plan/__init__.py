@@ -1,1 +1,1 @@
-"""Estimates of a training run before it starts: calculated for many GPUs, or measured here."""
+"""Estimates for a training run: calculated for many GPUs, or measured on this machine."""

@@ -1,8 +1,9 @@
-"""Speed forecasts for a run on this machine, from timing a part of its first step.
+"""Forecasts how long a run takes on this machine, by timing a part of a training step.
 
-Timing matmuls alone would not be accurate, since small models on a CPU spend as much time on other
-operations. Therefore the model itself runs forward and backward, and its optimizer takes a step
-with learning rate 0, so that no weight changes. The resulting optimizer state is deleted.
+Timing matmuls alone would not be accurate, because small models on a CPU spend as much time on
+other operations. Therefore a forward and backward pass of the model is timed, followed by an
+optimizer step. The learning rate is 0 in this step, so that no weight changes. The optimizer state
+is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ class Forecast:
     """The predicted speed, duration and memory of a run on this machine.
 
     Args:
-        tokens_per_second: the training throughput, without evaluations and checkpoints.
+        tokens_per_second: the training throughput, not counting the time of evaluations and
+            checkpoints.
         tokens: the number of training tokens of the run.
         steps: the number of steps of the run.
         micro_batch_tokens: the number of tokens per forward pass.
-        memory_bytes: the predicted peak memory of the run's tensors.
+        memory_bytes: the predicted peak memory of all tensors of the run.
         free_bytes: the memory that is currently free.
         minutes: the budget in minutes; None for other budgets.
     """
@@ -76,7 +78,7 @@ class Forecast:
 
     @property
     def line(self) -> str:
-        """The forecast as one line of text, with numbers rounded to three digits."""
+        """The forecast as one line of text, with numbers rounded to three significant digits."""
         numbers = self.tokens_per_second, self.tokens, self.steps
         end = time.localtime(time.time() + self.seconds)
         until = time.strftime("%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d", end)
@@ -94,7 +96,7 @@ class Forecast:
 
     @property
     def warning(self) -> str | None:
-        """A warning if memory may not suffice or if the run is very long or short, or None."""
+        """A warning if memory may not suffice, or if the run is very long or short; else None."""
         if self.memory_bytes > self.free_bytes:
             return (
                 "the memory may not suffice: set a smaller train.micro_batch_tokens, a shorter "
@@ -121,8 +123,8 @@ class Forecast:
 def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     """Measure the speed of a run before it starts, and predict its duration and memory.
 
-    Weights, optimizer state and the order of rows do not change. All processes must call this
-    function.
+    The measurement does not change the weights, the optimizer state or the order of rows. All
+    processes must call this function.
 
     Raises RecipeError if the GPU runs out of memory.
     """
@@ -149,9 +151,10 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
 
 
 def count_budget_tokens(trainer: Trainer, speed: float = math.nan) -> float:
-    """Return the number of training tokens until the budget is used up.
+    """Return the number of tokens that a run trains on until its budget is used up.
 
-    `speed` is the throughput in tokens per second, needed only if the budget is in minutes.
+    `speed` is the throughput in tokens per second, which is needed only if the budget is in
+    minutes.
     """
     train = trainer.recipe.train
     if train.minutes is not None:
@@ -172,7 +175,7 @@ def print_forecast(
 ) -> dict[str, Any]:
     """Print a speed forecast, unless the run takes only a few seconds.
 
-    Returns the entries to add to the run metadata; the dict is empty if there is no forecast. All
+    Returns the entries to add to the run metadata. The dict is empty if no forecast is printed. All
     processes must call this function.
 
     Args:
@@ -221,8 +224,8 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
 
     Args:
         trainer: the trainer of the run.
-        seconds: the duration of the run on this machine.
-        at_least: whether `seconds` is a lower bound.
+        seconds: the predicted duration of the run on this machine.
+        at_least: whether `seconds` is only a lower bound of the duration.
 
     Raises:
         RecipeError: the run takes longer than a day, or repeats its text more often than the paper.
@@ -253,9 +256,9 @@ def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool 
 
 
 def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: ProgressLine) -> None:
-    """Print the number of epochs, if the text is repeated.
+    """Print the number of epochs, if there is more than one.
 
-    If more epochs are planned than are useful, also print the useful number.
+    If the run has more epochs than are useful, the useful number is printed as well.
     """
     # The last step of an epoch may be smaller, so a budget in epochs is used as it is.
     steps_per_epoch = trainer.loader.steps_per_epoch()
@@ -276,22 +279,22 @@ def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: Pr
 
 
 def max_useful_epochs(tokens_per_epoch: float, num_parameters: int) -> int:
-    """Return the number of epochs (1 to 16) after which a small causal model gains no more.
+    """Return the number of epochs (1 to 16) after which a small causal model stops improving.
 
     The formula 25 sqrt(tokens per epoch / parameters) was fitted to `llama-tiny` and `llama-mini`
     (2.5 and 7 million parameters, byte-level BPE with 8,192 tokens) on 0.25 and 1 MB of text. These
     models reached their lowest losses after 2 to 8 epochs, and longer runs had higher losses
-    (benchmarks/LOG.md). Larger models gain little from more than 16 epochs, too (Muennighoff et al.
+    (benchmarks/LOG.md). Larger models also improve little beyond 16 epochs (Muennighoff et al.
     2023).
     """
     return max(1, min(16, round(25.0 * math.sqrt(tokens_per_epoch / num_parameters))))
 
 
 def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
-    """Build a trainer with random weights and random tokens, and return its memory use.
+    """Build a trainer with random weights and random tokens, for timing training steps.
 
-    Such a trainer is used to time training steps. Raises RecipeError for labelled examples, several
-    data sources, a budget in epochs, or a model that does not fit in memory.
+    Returns the trainer and its predicted memory use. Raises RecipeError for labelled examples,
+    several data sources, a budget in epochs, or a model that does not fit in memory.
     """
     reasons = {
         "labelled examples, whose lengths only the data shows": recipe.labelled,
@@ -353,10 +356,11 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
 def plan_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
     """Return the spec of the model that a recipe trains, and the vocabulary of its tokenizer.
 
-    The spec has the heads of the objectives, unless they depend on labelled examples. A tokenizer
-    that is not trained yet has a vocabulary of special tokens and placeholders. Its size is set in
-    the recipe, or estimated from the amount of text in `paths`, or else taken from the model's
-    preset.
+    The spec has the heads of the objectives, unless the heads depend on labelled examples.
+
+    If the tokenizer is not trained yet, the vocabulary consists of special tokens and placeholders.
+    The vocabulary size is then taken from the recipe. If the recipe does not set it, it is
+    estimated from the amount of text in `paths`, or else taken from the model's preset.
     """
     spec, vocabulary = _plan_spec_without_heads(recipe, paths)
     if recipe.labelled:
@@ -366,9 +370,9 @@ def plan_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabul
 
 
 def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
-    """Return the spec of a recipe with its vocabulary size, and the vocabulary.
+    """Return the spec of a recipe without the heads of the objectives, and the vocabulary.
 
-    The heads of the objectives are not added yet.
+    The vocabulary size of the spec is already set.
     """
     if recipe.model.init_from is not None:
         base = load(str(recipe.model.init_from), device="meta")
@@ -396,10 +400,10 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
 
 
 def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
-    """Measure the time of a training step in seconds.
+    """Return the time of a training step in seconds, estimated from a part of the step.
 
-    One micro-batch and the optimizer step are timed, and the time is extrapolated to the whole
-    step.
+    The optimizer step is timed, and one micro-batch or some of its rows. The time of these rows is
+    extrapolated to the whole training step.
     """
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
     parallel, num_groups = trainer.parallel, trainer.parallel.data_size
@@ -408,7 +412,7 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
     rows, repeated = 1 if grows else part.num_rows, together  # a whole step is run only once
 
     def run_micro_batch() -> None:
-        """Run the first `rows` rows of the micro-batch forward and backward."""
+        """Run a forward and backward pass on the first `rows` rows of the micro-batch."""
         some = (part.rows(0, rows),)  # the same rows on every process
         text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
         one = dataclasses.replace(
@@ -431,14 +435,15 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
 
 
 def _measure_optimizer_seconds(trainer: Trainer) -> float:
-    """Measure the time of gradient clipping and an optimizer step, in seconds.
+    """Return the time of gradient clipping and an optimizer step, in seconds.
 
-    Nothing changes, because the learning rate is 0 and the optimizer state is cleared afterwards.
+    The weights do not change, because the learning rate is 0. The optimizer state is cleared
+    afterwards.
     """
     set_learning_rate(trainer.optimizers, 0.0)
 
     def run_optimizers() -> None:
-        """Clip the gradients and run a step of all optimizers."""
+        """Clip the gradients, and run one step of every optimizer."""
         nn.utils.clip_grad_norm_(trainer.train_step.parameters(), 1.0)
         for optimizer in trainer.optimizers:
             optimizer.step()

@@ -1,19 +1,20 @@
 """Estimates of memory and time per training step on many GPUs, from the model's spec alone.
 
-A layout describes the parallelism of a training step. In data parallelism, each GPU has a copy of
-the model ("ddp"), or the weights, gradients and optimizer state are sharded ("fsdp": Rajbhandari et
-al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer among `tensor` GPUs, and
-is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022). Activation
-checkpointing can be added (Chen et al. 2016).
+A layout describes how a training step is parallelized. Data parallelism has two variants. With
+"ddp", each GPU has a copy of the model. With "fsdp", the weights, gradients and optimizer state are
+sharded (Rajbhandari et al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer
+across several GPUs, and is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et
+al. 2022). Activation checkpointing can be added (Chen et al. 2016).
 
-Step time follows a roofline model (Williams et al. 2009). It is the larger of the GPU's time and
-the time to communicate weights and gradients, because both overlap. The GPU's time is the sum of:
+Step time is estimated with a roofline model (Williams et al. 2009). The communication of weights
+and gradients overlaps with the other work of a GPU, so the step takes as long as the slower of the
+two. The time of the other work is the sum of:
 
-- matmuls: `flops_per_token`, at the fraction of peak FLOPS that the GPU reaches. Activation
-  checkpointing repeats the forward pass, which adds a third;
-- memory traffic: every byte saved for the backward pass is moved `PASSES` times, the logits and the
-  optimizer state are added;
-- the collectives of tensor parallelism, which block the matmuls.
+- matmuls: the FLOPs of the step (`flops_per_token`), divided by the FLOPS that the GPU reaches.
+  Activation checkpointing repeats the forward pass, which adds a third;
+- memory traffic: every activation saved for the backward pass is moved `PASSES` times. The traffic
+  of the logits and the optimizer state is added;
+- the collectives of tensor parallelism, which do not overlap with the matmuls.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from trivium.train.loader import equal_part_size
 from trivium.train.memory import Layout, ModelSizes, count_model_parameters, training_memory
 
 NODE = 8
-"""The number of GPUs per machine. GPUs are connected by links, and machines by the network."""
+"""The number of GPUs per machine. Links connect these GPUs, and a network connects machines."""
 
 # Assumptions. docs/plan.md compares the resulting estimates with published speeds.
 PASSES = 4
-"""How many times a saved activation is written or read in the forward and backward pass."""
+"""The number of times that a saved activation is read or written per training step."""
 LINKS = 0.8
-"""The fraction of a link's bandwidth that collectives reach."""
+"""The fraction of the bandwidth of links or networks that collectives reach."""
 USABLE_MEMORY = 0.92
-"""The fraction of a GPU's memory for training; the rest is for CUDA, NCCL and fragmentation."""
+"""The usable fraction of a GPU's memory. CUDA, NCCL and fragmentation take up the rest."""
 
 _STATE_BYTES = 12, 8  # bytes moved per trained parameter, and per moment of a parameter
 _LOGIT_BYTES = 20  # bytes moved per logit: matmul, softmax, gradient, two more matmuls
@@ -59,13 +60,14 @@ class Workload:
         batch_tokens: the number of tokens per step.
         gpu: the kind of GPU.
         gpus: the number of GPUs.
-        trained: the fraction of the parameters that are trained and have gradients and optimizer
-            state. Matmuls are counted as if all parameters were trained.
-        moments: the number of values that the optimizer stores per trained parameter; 2 for AdamW.
+        trained: the fraction of the parameters that are trained. Only these have gradients and
+            optimizer state. The FLOPs of matmuls are counted as if all parameters were trained.
+        moments: the number of values that the optimizer stores per trained parameter, such as 2 for
+            AdamW.
         references: the number of frozen copies of the model, such as the reference model of DPO.
         samples: the maximum number of rows that the model generates at a time in policy
-            optimization; 0 without generation. Generation time is not included. If it is not 0,
-            every GPU has a whole copy of the model.
+            optimization, or 0 if nothing is generated. With generation, every GPU has a whole copy
+            of the model. The time of generation is not estimated.
     """
 
     spec: Spec
@@ -94,7 +96,7 @@ class Workload:
         return flops_per_token(self.spec, self.length)  # type: ignore[arg-type]
 
     def list_steps(self) -> list[Step]:
-        """Return a training step in every suitable layout, from simple to complex."""
+        """Return one training step per suitable layout, from simple to complex layouts."""
         return [Step(self, layout) for layout in self._iter_layouts()]
 
     def _iter_layouts(self) -> Iterator[Layout]:
@@ -122,14 +124,15 @@ class Step:
 
     @property
     def dp_size(self) -> int:
-        """The data-parallel size: the number of GPU groups that process different rows."""
+        """The data-parallel size: the number of replicas, which process different rows."""
         return self.work.gpus // self.layout.tensor
 
     @property
     def rows(self) -> int:
-        """The number of rows per data-parallel group, rounded to be equal for all groups.
+        """The number of rows per data-parallel replica, rounded to the nearest integer.
 
-        It is 0 if the batch has too few rows.
+        All replicas have the same number of rows. The number is 0 if the batch has too few rows for
+        all replicas.
         """
         return round(self.work.batch_tokens / self.work.length / self.dp_size)
 
@@ -137,12 +140,11 @@ class Step:
     def micro_batch_rows(self) -> int:
         """The number of rows per micro-batch, at least 1.
 
-        It is the largest number that fits in memory and splits `rows` into micro-batches of nearly
-        equal size.
+        Micro-batches are as large as memory permits, but of nearly equal size.
         """
 
         def total_memory(rows: int) -> float:
-            """Return the bytes per GPU for micro-batches of `rows` rows."""
+            """Return the bytes of memory per GPU with micro-batches of `rows` rows."""
             return sum(self._compute_memory(rows).values())
 
         usable = USABLE_MEMORY * self.work.gpu.memory
@@ -174,14 +176,14 @@ class Step:
 
     @property
     def explanation(self) -> str:
-        """The reason why this layout is impossible, with the memory or rows that it needs."""
+        """The reason why this layout is impossible, as a sentence with the numbers that show it."""
         if self.rows == 0:
             return english("reason.more_groups_than_rows", layout=self.layout, groups=self.dp_size)
         need, have = self.memory_bytes / 2**30, USABLE_MEMORY * self.work.gpu.memory / 2**30
         return english("reason.too_little_memory", layout=self.layout, needed=need, have=have)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as a dict for JSON, without throughput and times if it is impossible."""
+        """Return the step as a dict for JSON. Impossible layouts have no throughput and times."""
         values: dict[str, Any] = {
             **asdict(self.layout),
             "sequence": self.layout.tensor > 1,
@@ -203,7 +205,7 @@ class Step:
 
         The keys are "products" (matmuls), "memory" (memory traffic), "tensor links"
         (tensor-parallel communication) and "data links" (data-parallel communication). The first
-        three run one after another, and "data links" overlaps with them.
+        three are sequential, and "data links" overlaps with them.
         """
         work, layout, gpu = self.work, self.layout, self.work.gpu
         parameters = work.sizes.parameters
@@ -240,12 +242,12 @@ class Step:
     def utilization(self, tokens_per_second: float) -> float:
         """Return the model FLOPs utilization (MFU) at a throughput in tokens per second per GPU.
 
-        Source: Chowdhery et al. 2022, appendix B.
+        MFU is defined in Chowdhery et al. 2022, appendix B.
         """
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
     def _compute_memory(self, micro_batch_rows: int) -> dict[str, float]:
-        """Return the memory per GPU in bytes, by use, for a size of micro-batches in rows."""
+        """Return the memory per GPU in bytes, by use, with micro-batches of the given size."""
         work = self.work
         return training_memory(
             work.spec,
@@ -282,10 +284,10 @@ class Step:
     def _data_parallel_traffic(self) -> float:
         """The bytes that a GPU sends per step for weights and gradients.
 
-        "ddp" all-reduces float32 gradients once per step, which sends them twice. For every
-        micro-batch, "fsdp" all-gathers the weights for the forward and the backward pass, and
-        reduce-scatters float32 gradients (Rajbhandari et al. 2020, section 7). Weights outside of
-        the blocks are gathered once, in float32.
+        With "ddp", float32 gradients are all-reduced once per step, which sends each of them twice.
+        With "fsdp", every micro-batch all-gathers the weights for the forward pass and again for
+        the backward pass, and reduce-scatters float32 gradients (Rajbhandari et al. 2020, section
+        7). Weights outside of the blocks are gathered only once per micro-batch, in float32.
         """
         sizes, trained = self.work.sizes, self.work.trained
         share = (self.dp_size - 1) / self.dp_size / self.layout.tensor
@@ -297,10 +299,11 @@ class Step:
 
     @property
     def _data_parallel_bandwidth(self) -> float:
-        """The bytes per second of the all-reduce ring between data-parallel GPUs.
+        """The bandwidth in bytes per second of the ring that connects data-parallel GPUs.
 
-        Between machines, all GPUs of a machine in the ring contribute their part of the network
-        bandwidth, since the ring crosses the network only once per machine.
+        On one machine, this is the bandwidth of a link. With several machines, the network may be
+        slower. The ring leaves each machine only once, so it can use the network bandwidth of all
+        GPUs of the machine that are part of the ring.
         """
         if self.work.gpus <= NODE:
             return self.work.gpu.link_bandwidth

@@ -23,11 +23,12 @@ class TrainingPlan:
 
     Args:
         name: the name of the model.
-        tokens: the number of training tokens; 0 if it is unknown. Then FLOPs, GPU-hours and days
-            are 0, too.
-        step: a training step in the chosen layout.
-        steps: the training step in every layout.
-        measured: the measured throughput in tokens per second per GPU; None uses the prediction.
+        tokens: the number of training tokens, or 0 if it is unknown. In that case `flops`,
+            `gpu_hours` and `days` are also 0.
+        step: the training step in the chosen layout.
+        steps: the training step in every layout that was considered.
+        measured: the measured throughput in tokens per second per GPU; if None, the predicted
+            throughput is used.
     """
 
     name: str
@@ -38,7 +39,7 @@ class TrainingPlan:
 
     @property
     def flops(self) -> float:
-        """The FLOPs to train the model on all tokens, without recomputation."""
+        """The FLOPs needed to train the model on all tokens, not counting recomputation."""
         return self.tokens * self.step.work.flops_per_token
 
     @property
@@ -48,7 +49,7 @@ class TrainingPlan:
 
     @property
     def gpu_hours(self) -> float:
-        """The GPU-hours of the run: its hours multiplied by the number of GPUs."""
+        """The GPU-hours of the run: its duration in hours multiplied by the number of GPUs."""
         return self.tokens / self.tokens_per_second / _HOUR
 
     @property
@@ -58,7 +59,7 @@ class TrainingPlan:
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons for choosing the layout, as phrases."""
+        """The reasons for choosing this layout, one phrase per reason."""
         fitting = [step for step in self.steps if step.problem is None]
         simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
         parts = [english("reason.fitting_layouts", some=len(fitting), all=len(self.steps))]
@@ -96,7 +97,7 @@ class TrainingPlan:
 def plan_training(
     name: str, work: Workload, tokens: float, *, measured: float | None = None
 ) -> TrainingPlan:
-    """Plan a training run in the fastest layout that fits in memory.
+    """Plan a training run: choose the fastest layout that fits in memory.
 
     A simpler layout is preferred if it is almost as fast.
 
@@ -104,10 +105,11 @@ def plan_training(
         name: the name of the model, for messages.
         work: the model, the batch and the GPUs.
         tokens: the number of training tokens; 0 if it is unknown.
-        measured: the measured throughput in tokens per second per GPU; None predicts it.
+        measured: the measured throughput in tokens per second per GPU; if None, it is predicted.
 
     Raises:
-        RecipeError: no layout is possible, or `measured` exceeds the GPU's peak.
+        RecipeError: no layout is possible, or `measured` is more than the peak FLOPS of the GPU
+            allow.
     """
     steps = work.list_steps()
     step = _choose_step(steps)
@@ -127,7 +129,7 @@ def plan_training(
 
 
 def find_fewest_gpus(work: Workload) -> Workload:
-    """Return the workload with the smallest sufficient number of GPUs, a power of two.
+    """Return the workload with the smallest number of GPUs that suffices (a power of two).
 
     Layouts without activation checkpointing are preferred, even if they need more GPUs. Raises
     RecipeError if no number of GPUs is sufficient.
@@ -149,9 +151,10 @@ def find_fewest_gpus(work: Workload) -> Workload:
 
 
 def _choose_step(steps: Sequence[Step]) -> Step | None:
-    """Return the first (simplest) step that is about as fast as the fastest one.
+    """Return the simplest step that is about as fast as the fastest one.
 
-    Steps in impossible layouts are ignored. Returns None if no step is possible.
+    `steps` are sorted from simple to complex. Steps whose layout is impossible are ignored. Returns
+    None if no layout is possible.
     """
     fitting = [step for step in steps if step.problem is None]
     best = max((step.tokens_per_second for step in fitting), default=0.0)

@@ -1,7 +1,7 @@
 """Reports of training runs: HTML pages for one or several runs, and summaries for the terminal.
 
-Reports are made only from the files in run folders. The pages need no network: they include uPlot
-(MIT licence), which draws the charts.
+Reports are made only from the files in run folders. The pages need no network, because they include
+the library that draws the charts (uPlot, MIT licence).
 """
 
 from trivium.report.html_report import format_report as format_report

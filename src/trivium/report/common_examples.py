@@ -1,4 +1,4 @@
-"""Compares fine-tuned runs that have different validation examples, on the examples they share."""
+"""Compares fine-tuned runs on their common validation examples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TARGET_KEYS = ("label", "tags", "answers", "target")
 def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
     """Return warnings if fine-tuned runs have different validation examples.
 
-    The warnings contain the metric of every run on the common examples. The list is empty if all
-    runs have the same examples, or if a run has no stored predictions.
+    The warnings state the metric of every run on the common examples, where it can be computed. The
+    list is empty if all runs have the same examples, or if a run has no stored predictions.
     """
     rows = [{_example_key(row): row for row in run.predictions} for run in runs]
     common = set(rows[0]).intersection(*rows[1:])
@@ -40,12 +40,15 @@ def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _example_key(row: Mapping[str, Any]) -> str:
-    """Return the text and correct answer of a predictions.jsonl row as JSON, to match examples."""
+    """Return a key that identifies the example of a predictions.jsonl row.
+
+    The key is the text and the correct answer as JSON.
+    """
     return json.dumps({k: v for k, v in row.items() if k not in _PREDICTION_KEYS}, sort_keys=True)
 
 
 def _compute_metric(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Compute the metric of a task from rows of predictions.jsonl, as a string "NAME VALUE".
+    """Compute a metric from rows of predictions.jsonl. Returns a string such as "accuracy 0.9".
 
     Returns an empty string if the metric cannot be computed from predictions alone.
     """

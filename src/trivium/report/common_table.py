@@ -1,4 +1,4 @@
-"""A table of runs with one row per run, for runs with any objective."""
+"""A table with one row per run. The runs may have different objectives."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def name_runs(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def find_different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
-    """Return the recipe keys whose values differ between runs, with the list of values.
+    """Return the recipe keys whose values differ between runs, each with a list of values.
 
-    The list contains one value per run, or None if the recipe of the run does not contain the key.
+    The list contains one value per run. The value is None if the recipe of the run lacks the key.
     """
     recipes = [flatten_keys(run.recipe) for run in runs]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
@@ -27,11 +27,12 @@ def find_different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
 
 
 def make_run_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
-    """Return one row per run with its name, folder, model, objective, sizes, results and settings.
+    """Return a table of runs: one dict per run, with the values of the columns.
 
-    `loss` and the metrics come from `RunFiles.validation_metrics`. `seconds` includes preparation
-    and evaluations. The settings are the recipe keys with values that differ between the runs. All
-    rows have the same keys. Missing values are None, and keys without any value are omitted.
+    The columns are the name, folder, model, objective, sizes, results and settings. `loss` and the
+    metrics come from `RunFiles.validation_metrics`. `seconds` includes preparation and evaluations.
+    The settings are the recipe keys whose values differ between runs. All rows have the same keys.
+    A missing value is None. Result columns without any value are omitted.
     """
     rows: list[dict[str, Any]] = []
     for name, run in zip(name_runs(runs), runs, strict=True):

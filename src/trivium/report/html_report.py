@@ -33,7 +33,7 @@ _NUM_EXAMPLE_TOKENS = 36
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run as an HTML page, and return the path of the page.
 
-    The run may be unfinished.
+    Unfinished runs have reports, too.
 
     Args:
         run_folder: the folder of the run.
@@ -106,10 +106,10 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     def plot(
         title: str, key: str, over: str, levels: dict[str, float], objective: str | None = None
     ) -> dict[str, Any] | None:
-        """Make a chart of the logged value `key` with one curve per run.
+        """Return a chart of the logged value `key` with one curve per run.
 
-        `over` is the quantity on the x-axis, `levels` are reference lines, and `objective`
-        restricts the chart to runs with this objective.
+        `over` is the quantity on the x-axis, and `levels` are horizontal reference lines. If
+        `objective` is set, only runs with this objective are shown.
         """
         chosen = [(n, run) for n, run in zip(names, runs) if objective in (None, run.objective)]
         series = {name: run.get_curve(key, over=over) for name, run in chosen}
@@ -159,7 +159,7 @@ def format_report(run_folders: Sequence[str | Path]) -> str:
 
 
 def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
-    """Make the chart of a task's main metric, or of the accuracies logged with loss terms."""
+    """Return the chart of a task's main metric, or of the logged accuracies if there is none."""
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
@@ -196,10 +196,11 @@ def make_line_chart(
     Returns None if there are no points.
 
     Args:
-        y_label: the chart title, shown as the label of the y-axis, with the unit.
-        series: name -> (x, y) points of a curve. Empty curves are omitted.
+        y_label: the title of the chart: the quantity on the y-axis, with its unit.
+        series: the curves: a dict from the name of a curve to its (x, y) points. Empty curves are
+            omitted.
         x_label: the quantity on the x-axis, such as "step".
-        levels: name -> y value of a horizontal reference line.
+        levels: horizontal reference lines: a dict from the name of a line to its y value.
         from_zero: whether the y-axis starts at 0.
     """
     lines = []
@@ -221,7 +222,7 @@ def make_line_chart(
 def thin_curve(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[float, float]]:
     """Reduce a curve to at most `max_points` points, by averaging neighbouring points.
 
-    The first and the last point are unchanged.
+    The first and the last point are not changed.
 
     >>> thin_curve([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
     [(0, 1), (1.5, 3.0), (3, 5)]
@@ -235,8 +236,9 @@ def thin_curve(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[floa
 def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     """Return the confusion matrix for the report template, or None if there is none.
 
-    Each cell is a tuple: the count, the fraction of the row's total, and whether the cell is on the
-    diagonal. If there are more than 60 labels, only the most frequent ones are included.
+    The result is a dict with the keys labels, rows and total (the number of all labels). A row is a
+    pair (label, cells). A cell is a tuple (count, fraction of the row's total, whether it is on the
+    diagonal). If there are more than 60 labels, only the most frequent 60 are included.
 
     Args:
         evaluation: the contents of evaluation.json.
@@ -256,7 +258,7 @@ def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Return the vocabulary statistics of each tokenizer of a run, by heading of the report."""
+    """Return a dict from report headings to vocabulary statistics, one for each tokenizer."""
     own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
     if run.source_tokenizer is not None:
         own = translated("report.target_tokenizer")
@@ -270,7 +272,7 @@ def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
 def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     """Compute statistics of a vocabulary: sizes, token lengths in characters, and example tokens.
 
-    Lengths above 13 count as 13. Tokens that are only a part of a character count as length 0.
+    A length above 13 is counted as 13. A token that is only a part of a character has length 0.
     """
     special = set(tokenizer.special_ids)
     ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
@@ -299,7 +301,7 @@ def compute_token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _shorten_token_list(tokens: list[str]) -> list[str]:
-    """Shorten a long list of tokens for display, such as the 100 sentinel tokens of T5."""
+    """Shorten a long list of tokens for display (for example the 100 sentinel tokens of T5)."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:
         return tokens

@@ -1,6 +1,6 @@
 """Rankings of runs by their loss after the same number of steps or tokens, or the same time.
 
-The unigram baseline is included for comparison.
+A ranking includes the unigram baseline for comparison.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class RankedRun:
 class Ranking:
     """A ranking of runs with the same objective, the best run first.
 
-    Runs are compared by their best loss up to the end of the shortest run.
+    Each run is ranked by its best loss before the point at which the shortest run ended.
 
     Args:
         objective: the objective of the runs.
-        axis: the quantity that is equal in the comparison: "step", "tokens" or "seconds".
-        limit: the value of this quantity at the end of the shortest run.
-        lines: the runs and the baselines.
+        axis: the measure of training progress at which runs are compared: "step", "tokens" or
+            "seconds".
+        limit: the value of `axis` at the end of the shortest run.
+        lines: the entries of the ranking: runs and baselines.
         same_text: whether all runs have the same text and tokenizer. If not, runs are ranked by
             bits per byte.
-        budgets: the training budgets of the runs if they differ, otherwise empty.
+        budgets: the training budgets of the runs, such as "1000 steps"; empty if they are equal.
     """
 
     objective: str
@@ -72,13 +73,13 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The title: the objective, and the point in training at which runs are compared."""
+        """The title, with the objective and the point in training at which runs are compared."""
         after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
     def note(self) -> str:
-        """A sentence about the runs' training budgets, or empty if the budgets are equal."""
+        """A sentence about the different training budgets, or an empty string if they are equal."""
         if not self.budgets:
             return ""
         budgets = translated("join.comma").join(self.budgets)
@@ -87,7 +88,7 @@ class Ranking:
         )
 
     def format_point(self, at: float) -> str:
-        """Format a value of `axis`, that is, a step, a number of tokens or a time."""
+        """Format a value of `axis` as text: a step, a number of tokens or a time."""
         if self.axis == "seconds":
             return format_duration(at)
         return translated(
@@ -118,15 +119,18 @@ def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def have_same_text(runs: Sequence[RunFiles]) -> bool:
-    """Return whether all runs have the same text and tokenizer, i.e. the same unigram loss."""
+    """Return whether all runs have the same text and tokenizer.
+
+    They do if their unigram losses are equal.
+    """
     unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
 
 
 def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
-    """Rank pretraining runs. Returns one ranking per objective with at least two runs.
+    """Rank pretraining runs. Returns one ranking per objective that has at least two runs.
 
-    `names` are the names of the runs to show.
+    `names` are the display names of the runs.
     """
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
@@ -136,7 +140,10 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
 
 
 def _format_objective(run: RunFiles) -> str:
-    """Return the objective of a run. All next-token prediction objectives have the same name."""
+    """Return the display name of a run's objective.
+
+    All objectives that predict the next token share one name.
+    """
     return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
@@ -164,16 +171,19 @@ def _rank_group(objective: str, named_runs: Sequence[tuple[str, RunFiles]]) -> R
 
 
 def _find_budget(run: RunFiles) -> tuple[str, float]:
-    """Return the key in `[train]` that limits the length of a run, and the value of the key."""
+    """Return the training budget of a run: its key in `[train]`, and the value of this key.
+
+    Returns ("", 0.0) if there is none.
+    """
     sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
 def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
-    """Make the ranking entry of a run from its best validation loss up to `limit`.
+    """Make the ranking entry of a run, with its best validation loss up to `limit`.
 
-    If the first evaluation was after the limit, its loss is used. The position in the ranking is
-    not set yet.
+    If the run was first evaluated after the limit, the loss of this evaluation is used. The place
+    in the ranking is not set yet.
     """
     points = _list_validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE
@@ -184,9 +194,10 @@ def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> Ranke
 
 
 def _list_validation_losses(run: RunFiles, axis: str) -> Points:
-    """Return (x, loss) points of the validation losses of a run over steps, tokens or seconds.
+    """Return the validation losses of a run as (x, loss) points.
 
-    Seconds are those at the start of the evaluation, so that they exclude its duration.
+    `axis` is the quantity x: "step", "tokens" or "seconds". Seconds are measured at the start of an
+    evaluation, so they do not include its duration.
     """
     if axis != "seconds":
         return run.get_curve("valid_loss", over=axis)

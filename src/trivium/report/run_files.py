@@ -1,4 +1,4 @@
-"""Reads the files in a run folder for reports. Most of the files are optional."""
+"""Reads the files of a run folder for reports. Most of these files are optional."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _Schema(BaseModel):
 
 
 class _Sample(_Schema):
-    """The schema of a prompt with the model's output in run.json."""
+    """The schema of an entry of run.json: a prompt with the output of the model."""
 
     prompt: str
     output: str
 
 
 class _BatchRow(_Schema):
-    """The schema of a row of the first batch in run.json.
+    """The schema of an entry of run.json: a row of the first batch.
 
-    A row has a caption, and (token, label, color) triples.
+    A row has a caption and a list of (token, label, color) triples.
     """
 
     caption: str
@@ -52,7 +52,7 @@ class _Metadata(_Schema):
 
 
 class _Response(_Schema):
-    """The schema of a sampled response with its reward in metrics.jsonl."""
+    """The schema of an entry of metrics.jsonl: a sampled response with its reward."""
 
     prompt: str
     response: str
@@ -66,7 +66,7 @@ class _Record(_Schema):
 
 
 class _LabelScores(_Schema):
-    """The schema of the precision, recall, F1 and support of a label in evaluation.json."""
+    """The schema of an entry of evaluation.json: precision, recall, F1 and support of a label."""
 
     label: str
     precision: float
@@ -76,7 +76,7 @@ class _LabelScores(_Schema):
 
 
 class _Mistake(_Schema):
-    """The schema of a misclassified example in evaluation.json."""
+    """The schema of an entry of evaluation.json: a misclassified example."""
 
     where: str
     text: str
@@ -86,7 +86,7 @@ class _Mistake(_Schema):
 
 
 class _Calibration(_Schema):
-    """The schema of a classifier's calibration in evaluation.json."""
+    """The schema of an entry of evaluation.json: the calibration of a classifier."""
 
     calibration_error: float
     points: Annotated[
@@ -120,7 +120,9 @@ class _Evaluation(_Schema):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The contents of a run folder. The run may be unfinished, and missing files are empty.
+    """The contents of a run folder. The run may be unfinished.
+
+    A missing file counts as empty.
 
     Args:
         folder: the run folder.
@@ -151,11 +153,14 @@ class RunFiles:
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
-        """The rows of predictions.jsonl: validation examples with predictions, or empty."""
+        """The rows of predictions.jsonl: validation examples with their predictions, if any."""
         return list(read_json_lines(self.folder / "predictions.jsonl"))
 
     def get_curve(self, key: str, *, over: str = "step") -> Points:
-        """Return the curve of a logged value as (x, y) points, with x from the key `over`."""
+        """Return a logged value as a curve of (x, y) points.
+
+        `key` is the key of y in the log records, and `over` is the key of x.
+        """
         return extract_curve(self.metrics, key, over)
 
     def metadata_number(self, key: str) -> float | None:
@@ -179,14 +184,14 @@ class RunFiles:
 
     @property
     def model(self) -> str:
-        """The preset of the model, or else the model that initialized the weights."""
+        """The preset of the model, or else the model whose weights the run started from."""
         return str(
             self.recipe_value("model", "preset") or self.recipe_value("model", "init_from") or ""
         )
 
     @property
     def objective(self) -> str:
-        """The kind of the objective, or the kinds of a mix joined by plus signs."""
+        """The kind of the objective. In a mix, all kinds are joined with plus signs."""
         sources = self.recipe.get("mix") or [self.recipe]
         kinds = [str((source.get("objective") or {}).get("kind", "")) for source in sources]
         return " + ".join(dict.fromkeys(filter(None, kinds)))
@@ -208,9 +213,10 @@ class RunFiles:
 
     @property
     def loss_terms(self) -> list[str]:
-        """The names of loss terms and data sources with logged training and validation losses.
+        """The names of the loss terms and data sources that have their own logged losses.
 
-        Empty for policy optimization, which has no validation loss.
+        Only names with both a training and a validation loss are included. The list is empty for
+        policy optimization, which has no validation loss.
         """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("valid_") for key in keys if key.startswith("valid_"))
@@ -219,14 +225,17 @@ class RunFiles:
 
     @property
     def policy_metrics(self) -> list[str]:
-        """The names of values logged in policy optimization, such as rewards and lengths."""
+        """The names of values logged in policy optimization, such as the reward.
+
+        The list is empty for other objectives.
+        """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("train_") for key in keys if key.startswith("train_"))
         return [name for name in names if name != "loss"] if "train_policy" in keys else []
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run is still training or was interrupted; False if this is unknown."""
+        """Whether the run is still training or was interrupted. It is False if this is unknown."""
         return self.metadata.get("finished") is False
 
     @property
@@ -249,7 +258,7 @@ class RunFiles:
 
     @property
     def score(self) -> float | None:
-        """The value of the main metric in the final evaluation, or None."""
+        """The value of the main metric in the final evaluation; None before this evaluation."""
         values = self.evaluation.get("values")
         return to_float(values.get(self.metric)) if isinstance(values, dict) else None
 
@@ -257,8 +266,9 @@ class RunFiles:
     def validation_metrics(self) -> dict[str, float]:
         """The validation losses and metrics of the saved weights, by name.
 
-        These are the results of the final evaluation, and the values logged at the step of the
-        saved weights. If this step is unknown, the values of the last evaluation are used.
+        They come from the final evaluation, and from the evaluation during training at the step of
+        the saved weights. If this step is unknown, the last evaluation during training is used
+        instead.
         """
         records = [row for row in self.metrics if any(key.startswith("valid_") for key in row)]
         kept = [row for row in records if row.get("step") == self.metadata_number("weights_step")]
@@ -272,7 +282,10 @@ class RunFiles:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """The loss of the unigram baseline in nats per token, by label; empty if unknown."""
+        """The unigram baseline as a dict from its label to its loss in nats per token.
+
+        The dict is empty if the loss is unknown.
+        """
         loss = self.metadata_number("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}
 
@@ -327,7 +340,7 @@ def to_float(value: object) -> float | None:
 
 
 def extract_curve(records: Iterable[Mapping[str, Any]], y_key: str, x_key: str) -> Points:
-    """Return the points (record[x_key], record[y_key]) of log records.
+    """Return the curve of log records: the points (record[x_key], record[y_key]).
 
     Records without finite numbers for both keys are skipped.
     """
@@ -336,7 +349,9 @@ def extract_curve(records: Iterable[Mapping[str, Any]], y_key: str, x_key: str) 
 
 
 def _read_json_object(path: Path, schema: type[_Schema] = _Schema) -> dict[str, Any]:
-    """Read a JSON object and validate it with a schema. A missing file is an empty object.
+    """Read a JSON object, and validate it with a schema.
+
+    Returns an empty dict if the file is missing.
 
     Raises ValueError if the file is not a JSON object or does not match the schema.
     """

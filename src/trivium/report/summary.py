@@ -1,4 +1,4 @@
-"""The summary of a run: its results compared with a baseline, and advice if it has plateaued."""
+"""The summary of a run: results compared with a baseline, and advice if learning has stalled."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Summary:
 
     Args:
         evaluations: the evaluations during training.
-        best: the best evaluation.
+        best: the best evaluation; None if there are no evaluations.
         loss: the validation loss of the best evaluation, or the last training loss if there are no
             evaluations.
-        verdict: the results, warnings and advice as text.
+        verdict: a text with the results, warnings and advice.
         stuck: whether the model is hardly better than a trivial baseline.
     """
 
@@ -122,7 +122,7 @@ def format_summary(run: RunFiles) -> str:
 
 
 def _list_warnings(run: RunFiles) -> Iterator[str]:
-    """Yield the warnings logged during training, and a sentence about skipped steps."""
+    """Yield the warnings logged during training, and a sentence about skipped steps, if any."""
     for record in run.metrics:
         if "warning" in record:
             step, warning = record.get("step"), translate_english(str(record["warning"]))
@@ -133,7 +133,10 @@ def _list_warnings(run: RunFiles) -> Iterator[str]:
 
 
 def _describe_progress(run: RunFiles) -> str:
-    """Return a sentence about the progress of an unfinished run, or an empty string."""
+    """Return a sentence about the progress of an unfinished run.
+
+    Returns an empty string if the run is finished.
+    """
     if not run.unfinished:
         return ""
     step, steps = run.last_number("step") or 0, run.recipe_value("train", "steps")
@@ -143,7 +146,10 @@ def _describe_progress(run: RunFiles) -> str:
 
 
 def _find_majority_label(run: RunFiles) -> tuple[str, float] | None:
-    """Return the most frequent validation label and its fraction, or None if unknown."""
+    """Return a pair: the most frequent validation label, and the fraction of examples that have it.
+
+    Returns None if the label counts are unknown.
+    """
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
     if not labels or not counts or len(labels) != len(counts):
         return None
@@ -177,10 +183,10 @@ def _evaluation_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
 def _judge_task(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
 ) -> tuple[list[str], bool]:
-    """Return sentences about the results of a fine-tuned run, and whether the run is stuck.
+    """Return a list of sentences about a fine-tuned run, and whether the run is stuck.
 
-    A run is stuck if the model has learned nothing, or if its accuracy does not exceed the fraction
-    of the most frequent label.
+    A run is stuck if the model has learned nothing, or if its accuracy is not higher than that of
+    always predicting the most frequent label.
     """
     if run.score is None:
         value = translated("verdict.not_measured") if best.metric is None else f"{best.metric:.4f}"
@@ -212,7 +218,7 @@ def _judge_task(
 
 
 def _suggest_task_changes(run: RunFiles) -> str:
-    """Return a sentence suggesting what to try when a fine-tuning run has learned nothing."""
+    """Return a sentence that suggests what to try when a fine-tuning run has learned nothing."""
     if _describe_unknown_tokens(run):
         return translated("verdict.try_other_tokenizer")
     budgets = ("minutes", "tokens", "steps")
@@ -221,7 +227,7 @@ def _suggest_task_changes(run: RunFiles) -> str:
 
 
 def _describe_unknown_tokens(run: RunFiles) -> str:
-    """Return a warning if the text has many unknown tokens, or an empty string."""
+    """Return a warning if the data has many unknown tokens, otherwise an empty string."""
     shares = (run.metadata.get("unknown_shares") or {}).items()
     unknown = [
         translated("verdict.share_of_side", share=share, side=translated(f"side.{side}"))
@@ -239,7 +245,7 @@ def _judge_pretraining(
     best: EvaluationPoint | None,
     loss: float | None,
 ) -> tuple[list[str], bool]:
-    """Return sentences about the loss of a pretraining run, and whether the run is stuck.
+    """Return a list of sentences about a pretraining run, and whether the run is stuck.
 
     A run is stuck if its loss is hardly better than that of the unigram baseline.
     """
@@ -272,10 +278,10 @@ def _judge_pretraining(
 def _describe_overfitting(
     best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]
 ) -> str:
-    """Return a sentence if the validation loss has risen clearly above its best value.
+    """Return a sentence about overfitting, if the validation loss has risen above its best value.
 
-    The sentence states whether the model overfits, or whether the training loss has risen, too.
-    Returns an empty string if the last loss is near the best one.
+    If the training loss has risen as well, the sentence says so instead of naming overfitting.
+    Returns an empty string if the last validation loss is close to the best one.
     """
     if best is None or best.valid_loss is None:
         return ""
@@ -289,9 +295,9 @@ def _describe_overfitting(
 
 
 def _suggest_pretraining_changes(run: RunFiles) -> str:
-    """Return a sentence suggesting what to try when a pretraining run has plateaued.
+    """Return a sentence that suggests what to try when a pretraining run has plateaued.
 
-    The cheapest remedies come first. Those that the run already uses are omitted.
+    The cheapest remedies come first. Remedies that the run already uses are omitted.
     """
     advice = [translated("verdict.longer_run")]
     lr = to_float(run.recipe_value("optimizer", "lr"))

@@ -77,8 +77,8 @@ class TextSource:
 class ExampleSource:
     """A data source of labelled examples.
 
-    `train` contains all training examples until they are encoded, and only a sample of them
-    afterwards.
+    `train` contains all training examples until `Corpus.free_examples` is called, and only a sample
+    of them afterwards.
 
     Args:
         config: the entry of the recipe for this source.
@@ -93,13 +93,14 @@ class ExampleSource:
     valid: list[Any]
 
     truncations: dict[str, Ints] = field(default_factory=dict, init=False)
-    """The token counts of truncation, [E, 3], by split; only for encoded splits."""
+    """The truncation counts [E, 3] of each encoded split (see `EncodedExamples`)."""
 
     @property
     def num_train(self) -> int:
         """The number of training examples.
 
-        After encoding, only examples with a target token left after truncation are counted.
+        Once the examples are encoded, those that truncation left without target tokens are not
+        counted.
         """
         return (
             int(has_target(self.truncations[TRAIN]).sum())
@@ -108,31 +109,31 @@ class ExampleSource:
         )
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """Return the training texts on one side.
+        """Return the texts of the training examples.
 
-        `side` is "source_texts" (inputs), "target_texts" (outputs) or "texts" (both).
+        `side` is "source_texts" (only inputs), "target_texts" (only outputs) or "texts" (both).
         """
         return getattr(self.objective, side)(self.train)
 
     def select_validation(self, limit: int | None) -> list[Any]:
-        """Return at most `limit` validation examples; all if `limit` is None.
+        """Return at most `limit` validation examples, or all of them if `limit` is None.
 
-        The examples are evenly spaced in the file, since files are often sorted.
+        The selected examples are evenly spaced in the file, because files are often sorted.
         """
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
     def store_truncations(self, split: str, truncations: Ints, max_length: int | None) -> None:
-        """Record how the examples of a split were truncated.
+        """Store the truncation counts of a split, and drop validation examples without targets.
 
-        Validation examples that truncation left without target tokens are dropped, unless the
-        metrics of the objective count such examples as wrong. Raises DataError if no example has a
-        target token left.
+        Truncation may remove all target tokens of an example. Such a validation example is kept
+        only if the metrics of the objective count it as a wrong prediction. Raises DataError if no
+        example has a target token left.
 
         Args:
             split: "train" or "validation".
-            truncations: [E, 3] token counts for E examples, as in `EncodedExamples.truncations`.
-            max_length: the maximum number of tokens per example, for the error message.
+            truncations: the truncation counts of E examples, [E, 3], as in `EncodedExamples`.
+            max_length: the maximum number of tokens per example; used only in the error message.
         """
         kept, self.truncations[split] = has_target(truncations), truncations
         if not kept.any():
@@ -146,7 +147,7 @@ class ExampleSource:
             self.valid = list(itertools.compress(self.valid, kept))
 
     def num_bytes(self, side: str = "texts") -> int:
-        """Return the size in bytes of the training texts on one side (see `texts`)."""
+        """Return the total size of the training texts in bytes. `side` is as in `texts`."""
         return sum(len(text.encode()) for text in self.texts(side))
 
 
@@ -165,7 +166,7 @@ class RawText:
     """Whether the splits are also written as text files."""
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """Yield the training documents. Raw text has no sides, so `side` is ignored."""
+        """Yield the training documents. `side` is ignored, since text has no inputs and outputs."""
         return read_training_texts(list(self.config.paths), self.options)
 
     def num_bytes(self, side: str = "texts") -> int:
@@ -182,9 +183,10 @@ class Corpus:
 
     Args:
         recipe: the recipe of the run, with the vocabulary size of a new tokenizer filled in.
-        tokenizer: the tokenizer of texts and of target texts.
-        source_tokenizer: the tokenizer of source texts; None if the encoder and decoder share one
-            tokenizer.
+        tokenizer: the tokenizer of all text; of target texts only, if there is a separate
+            `source_tokenizer`.
+        source_tokenizer: the separate tokenizer of source texts (encoder inputs); None if there is
+            only one tokenizer.
         sources: the data sources.
     """
 
@@ -204,9 +206,10 @@ class Corpus:
         return [source for source in self.sources if isinstance(source, ExampleSource)]
 
     def count(self, statistic: str, split: str | None = None) -> int:
-        """Return the number of "documents", "tokens", "text_bytes" or "duplicates" in the text.
+        """Return the total of a statistic over all text sources.
 
-        `split` restricts the count to one split. Labelled examples are not counted.
+        `statistic` is "documents", "tokens", "text_bytes" or "duplicates". `split` restricts the
+        count to one split. Labelled examples are not counted.
         """
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, statistic) for name, info in splits if split in (None, name))
@@ -216,17 +219,18 @@ class Corpus:
         return sum(len(source.select_validation(limit)) for source in self.examples)
 
     def num_metric_examples(self, limit: int | None) -> int:
-        """Return the number of validation examples that determine the metric for early stopping.
+        """Return the number of validation examples used to compute the early-stopping metric.
 
-        At most `limit` examples of the first data source with validation examples are used.
+        The metric is computed on at most `limit` examples. They come from the first data source
+        that has validation examples.
         """
         return next((len(one.select_validation(limit)) for one in self.examples if one.valid), 0)
 
     def iter_excerpts(self) -> Iterator[tuple[Objective, str]]:
-        """Yield (objective, text) for the beginnings of a few documents of every text source.
+        """Yield (objective, text) pairs, where each text is the beginning of a document.
 
-        The documents are validation documents, or training documents if there is no validation
-        split.
+        A few documents of every text source are used. They are validation documents, or training
+        documents if there is no validation split.
         """
         for source in self.texts:
             held_out = VALIDATION in source.shards.names
@@ -234,7 +238,7 @@ class Corpus:
                 yield source.objective, text.strip()
 
     def compute_unigram_loss(self, probabilities: Sequence[float]) -> float | None:
-        """Return the loss of a unigram model, a baseline for the validation loss.
+        """Return the loss of a unigram model in nats per token, a baseline for the validation loss.
 
         `probabilities` are the sampling probabilities of the data sources. Returns None if there
         are labelled examples, or if an objective has no unigram baseline.
@@ -250,10 +254,10 @@ class Corpus:
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
-        """Hashes of all data that must not change for an exact resume.
+        """The hashes of all data that must stay unchanged for an exact resume.
 
-        The keys are "tokenizer", "token shards", "labelled files", and the names of the files that
-        rewards are computed with.
+        The keys are "tokenizer", "token shards", "labelled files", and the names of the files used
+        to compute rewards.
         """
         tokenizers = [self.tokenizer, self.source_tokenizer]
         contents: dict[str, Iterable[Any]] = {
@@ -278,24 +282,24 @@ class Corpus:
         return digests
 
     def free_examples(self) -> None:
-        """Free the memory of the training examples, except for a sample of about a thousand.
+        """Keep only a sample of the training examples, to free memory.
 
-        The examples are Python objects in the memory of every process. The sample is needed to
-        count unknown tokens.
+        Every process holds all examples as Python objects. A sample of about a thousand examples
+        per data source is kept, because it is needed to count unknown tokens.
         """
         _ = self.digests  # computed from all examples, then cached
         for source in self.examples:
             source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
 
     def compute_unk_rates(self, *, has_targets: bool) -> dict[str, float]:
-        """Return the fraction of unknown tokens in each part of the data.
+        """Return the fraction of unknown tokens by kind of text.
 
-        The keys are "text" for text sources, and for labelled examples "sources" and "targets", or
-        "texts" if labels are not tokens. After `free_examples`, only the sample of the examples is
-        counted.
+        The key for text sources is "text". Labelled examples have the keys "sources" and "targets"
+        if the model is an encoder-decoder, and the key "texts" otherwise. After `free_examples`,
+        only the remaining sample of examples is counted.
 
         Args:
-            has_targets: whether the model is an encoder-decoder, so that labels are target texts.
+            has_targets: whether the model is an encoder-decoder, whose labels are target texts.
         """
         unknown: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -321,10 +325,11 @@ class Corpus:
 
 
 def remove_outdated_data(run: RunFolder, recipe: Recipe) -> bool:
-    """Delete the data prepared by an earlier start if the recipe or the data has changed.
+    """Delete the prepared data of an earlier start if the recipe or the data has changed since.
 
-    The earlier start stopped before its first step. Labelled examples and standard input cannot be
-    compared, so they always count as changed. Returns whether anything was deleted.
+    In the earlier start, the run stopped before its first step. Labelled examples and standard
+    input cannot be compared, so they always count as changed. Returns True if the prepared data was
+    deleted.
     """
     if not run.recipe.is_file():
         return False
@@ -337,7 +342,7 @@ def remove_outdated_data(run: RunFolder, recipe: Recipe) -> bool:
 
 
 def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
-    """Return whether the data of a source may differ from the data prepared in the run folder.
+    """Return whether the data of a source may differ from its prepared copy in the run folder.
 
     Always True for labelled examples, standard input, and data passed from Python.
     """
@@ -351,14 +356,16 @@ def _data_may_differ(source: MixConfig, run: RunFolder) -> bool:
 def load_corpus(
     recipe: Recipe, spec: Spec, base: LanguageModel | None, run: RunFolder, log: ProgressLine
 ) -> Corpus:
-    """Read the examples, train or load the tokenizer, and encode the text of a run to token shards.
+    """Prepare the data of a run: read examples, load or train tokenizers, and encode text.
 
-    A data source may also be a folder of token shards from `trivium prepare`.
+    Text is encoded to token shards. A data source may also be a folder of token shards from
+    `trivium prepare`, which are used as they are.
 
     Args:
         recipe: the recipe of the run.
         spec: the specification of the model.
-        base: the model that training starts from. Its tokenizers are used. None for new weights.
+        base: the model that training starts from, or None for new weights. If there is a base
+            model, its tokenizers are used.
         run: the run folder, in which the tokenizer and the shards are stored.
         log: the progress line.
 
@@ -450,16 +457,17 @@ def _reject_unused_text_keys(recipe: Recipe) -> None:
 
 
 def _use_stored_files(config: MixConfig, run: RunFolder) -> MixConfig:
-    """Replace the paths of standard input and of Python data by files in the run folder.
+    """Return the data source with standard input and Python data replaced with stored files.
 
-    Standard input is copied to a file, since it is read twice: for the tokenizer and for the
-    shards. Labelled examples on standard input are JSON lines. Raises RecipeError if data passed
-    from Python is not stored in the run folder.
+    The files are in the run folder. Standard input is copied to a file because it is read twice,
+    first to train the tokenizer and then to encode the text. Labelled examples on standard input
+    must be JSON lines. Raises RecipeError if data passed from Python is not stored in the run
+    folder.
     """
     stdin = run.standard_input.with_suffix(".jsonl" if config.objective.labelled else ".txt")
 
     def find_stored_file(path: str) -> str:
-        """Return the stored file for standard input or Python data, or else `path` itself."""
+        """Return the stored file of standard input or Python data. Other paths are unchanged."""
         if path == STDIN:
             return str(stdin)
         if not path.startswith(PYTHON):
@@ -488,7 +496,7 @@ def _use_stored_files(config: MixConfig, run: RunFolder) -> MixConfig:
 def _print_columns(
     recipe: Recipe, config: MixConfig, lines: Sequence[str], log: ProgressLine
 ) -> None:
-    """Print which columns of a data source are read, in a mix with the name of the source."""
+    """Print which columns of a data source are read. In a mix, the source is named as well."""
     for number, line in enumerate(lines):
         source = f"{config.name}: " if len(recipe.sources) > 1 else ""
         log.print_line(labelled("" if number else "columns", source + line))
@@ -515,8 +523,8 @@ def _read_examples(
 def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressLine) -> None:
     """Remove training examples that also occur in the validation data of any source.
 
-    Examples of the same group (see `hash_group`) count as the same. Prints the number of removed
-    examples. Raises DataError if a source has no training example left.
+    Two examples count as equal if they are in the same group (see `hash_group`). Prints the number
+    of removed examples. Raises DataError if a source has no training example left.
     """
     if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
         return  # a fraction of the examples: no group is in both splits
@@ -540,7 +548,7 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressL
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:
     """Return the recipe with the vocabulary size of a new tokenizer filled in.
 
-    By default, the vocabulary size depends on the amount of text.
+    Unless the recipe sets the size, it is chosen by the amount of text.
     """
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
@@ -551,7 +559,7 @@ def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]
 
 
 def _count_text_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
-    """Return the approximate size in bytes of the text that a new tokenizer can be trained on."""
+    """Return the approximate size, in bytes, of the text available to train a new tokenizer."""
     return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
@@ -565,7 +573,8 @@ def _load_tokenizers(
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """Load the tokenizers of a run, or train and save them.
 
-    Returns the tokenizer of texts and targets, and the separate tokenizer of the encoder or None.
+    Returns a pair: the main tokenizer, and the separate tokenizer of the encoder. The second one is
+    None if the encoder and decoder share the main tokenizer.
     """
     if base is not None:
         if base.tokenizer is None:
@@ -583,7 +592,7 @@ def _load_tokenizers(
             return Tokenizer.load(source.shards.tokenizer_path), None
 
     def load_or_train(file: Path, side: str) -> Tokenizer:
-        """Load a tokenizer from a file of the run, or train and save it if there is none."""
+        """Load a tokenizer from a file of the run. If the file is missing, train and save one."""
         if not file.is_file():
             _train_tokenizer(recipe, sources, side, log).save(file)
         return Tokenizer.load(file)
@@ -598,9 +607,10 @@ def _load_tokenizers(
 def _train_tokenizer(
     recipe: Recipe, sources: Sequence[_Source], side: str, log: ProgressLine
 ) -> Tokenizer:
-    """Train a tokenizer on one side of all data sources, and print its progress.
+    """Train a tokenizer on the text of all data sources, and print the progress.
 
-    `side` is "texts", "source_texts" or "target_texts".
+    `side` selects the texts of labelled examples: "texts" (inputs and outputs), "source_texts"
+    (inputs) or "target_texts" (outputs).
     """
     config = recipe.tokenizer
     assert isinstance(config, TokenizerConfig)
@@ -631,11 +641,12 @@ def _encode_source(
 ) -> TextSource:
     """Encode a text source to token shards in the run folder, or open its existing shards.
 
-    Documents that another source of the mix uses for validation are excluded from training.
+    If another source of the mix uses a document for validation, the document is excluded from
+    training.
     """
 
     def show_progress(progress: PrepareProgress) -> None:
-        """Show the progress of encoding."""
+        """Show the encoding progress in the progress line."""
         if progress.note:
             log.print_line(progress.note)
         else:

@@ -50,9 +50,9 @@ def evaluate(
     quantize: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Metrics:
-    """Evaluate a model on files, by the metrics of its task or by perplexity.
+    """Evaluate a model on files, and return the metrics of its task or its perplexity.
 
-    Returns the metrics. For some tasks, they include misclassified examples.
+    For some tasks, the result also contains misclassified examples.
 
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
@@ -60,12 +60,12 @@ def evaluate(
         data: files, folders or globs with text, or with labelled examples in the format of the
             task.
         task: one of `list_evaluation_tasks()`; default: the task that the model was fine-tuned for,
-            or else perplexity.
+            or perplexity if there is none.
         limit: the maximum number of documents or examples to read; None for all.
         text: options for perplexity; `errors` and `encoding` also apply to labelled examples.
-        changes: overrides for keys of the task's objective, such as
-            ["objective.text_field=review"], and for the keys of `data` that affect how files are
-            read. The latter take precedence over `text`.
+        changes: overrides for recipe keys, such as ["objective.text_field=review"]. Allowed are the
+            keys of the task's objective, and the keys of `[data]` that affect how files are read.
+            Keys of `[data]` take precedence over `text`.
         device: the device to load the model to. Ignored for a `LanguageModel`.
         quantize: the quantization to load the model with. Ignored for a `LanguageModel`.
         progress: called with the number of tokens scored so far (perplexity only).
@@ -129,10 +129,10 @@ def evaluate(
 
 
 def split_data_overrides(overrides: Changes) -> tuple[Changes, dict[str, Any]]:
-    """Split overrides into those of the `[data]` section and all others.
+    """Separate overrides of the `[data]` section from all other overrides.
 
-    Returns the other overrides, and the keys of `[data]` as a dict. Raises RecipeError for keys of
-    `[data]` that do not affect how files are read.
+    Returns a pair: the other overrides as a nested dict, and the `[data]` keys as a dict. Raises
+    RecipeError for keys of `[data]` that do not affect how files are read.
     """
     tree = parse_changes(overrides)
     read_keys = tree.pop("data", {})
@@ -160,9 +160,10 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
 
 
 def _note_training_overlap(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
-    """Return a note if the model was trained on one of the evaluated paths, else an empty tuple.
+    """Return a note if the model was trained on one of the evaluated paths.
 
-    `recipe` is the recipe of the run. Paths that the run used for validation are not reported.
+    The result is a tuple with one note, or an empty tuple. Paths that the run used for validation
+    are not reported. `recipe` is the recipe of the run.
     """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
     trained, validation = (_expand_recipe_paths(tables, key) for key in ("paths", "validation"))
@@ -175,7 +176,7 @@ def _note_training_overlap(paths: Sequence[str], recipe: dict[str, Any]) -> tupl
 
 
 def _expand_recipe_paths(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
-    """Return the existing files and folders listed under `key` in several tables of a recipe.
+    """Return the existing files and folders listed under a key in any of the recipe tables.
 
     `key` is "paths" or "validation". Globs are expanded.
     """
@@ -198,9 +199,10 @@ def _is_path_in(path: str, paths: Sequence[str]) -> bool:
 
 
 def infer_task(lm: LanguageModel) -> str:
-    """Return the task of a model, from its settings or its capabilities.
+    """Return the task for which a model should be evaluated.
 
-    The default is "perplexity".
+    This is the task in the model's settings, or else a task that fits its capabilities. If there is
+    neither, the result is "perplexity".
     """
     if lm.settings.task in LabelledObjective.kinds:
         return str(lm.settings.task)
@@ -211,10 +213,11 @@ def infer_task(lm: LanguageModel) -> str:
 def build_task_objective(
     lm: LanguageModel, task: str, recipe: dict[str, Any], overrides: Changes = ()
 ) -> LabelledObjective:
-    """Build the objective of a task to evaluate a model with.
+    """Build the objective that evaluates a model on a task.
 
-    Its keys come from the overrides, from the recipe of the run, or from the settings of the model,
-    in this order of precedence. Raises RecipeError if an override is not a key of the objective.
+    The keys of the objective come from three places. Overrides take precedence over the recipe of
+    the run, and the recipe takes precedence over the settings of the model. Raises RecipeError if
+    an override is not a key of the objective.
     """
     trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
@@ -239,9 +242,10 @@ def make_objective(task: str, keys: dict[str, Any], overrides: Changes) -> Label
 
 
 def read_run_recipe(path: Path) -> dict[str, Any]:
-    """Read the recipe of a run as a nested dict. Returns {} if `path` is not a run or a checkpoint.
+    """Return the recipe of a run as a nested dict.
 
-    Raises RecipeError if the recipe cannot be read.
+    Returns an empty dict if `path` is neither a run nor a checkpoint. Raises RecipeError if the
+    recipe cannot be read.
     """
     file = (path.parent.parent if path.parent.name == CHECKPOINTS else path) / RECIPE
     if not file.is_file():

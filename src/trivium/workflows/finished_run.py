@@ -39,14 +39,14 @@ _EVAL_FRACTION, _END_FRACTION, _MIN_EXAMPLES = 0.1, 0.25, 16
 class ValidationMetrics:
     """Computes the task metrics on the validation examples of every labelled data source.
 
-    Each process predicts some of the examples. If the model is sharded, rank 0 predicts all of
-    them.
+    The processes share this work: each one predicts a part of the examples. If the model is
+    sharded, rank 0 predicts all examples.
 
     Args:
         corpus: the data of the run.
         recipe: the complete recipe of the run.
         precision: the dtype of activations.
-        parallel: the processes of the run.
+        parallel: all processes of the run.
         is_sharded: whether each process stores only a shard of the model.
     """
 
@@ -60,7 +60,7 @@ class ValidationMetrics:
         self.sources = [source for source in self.corpus.examples if source.valid]
         self.train = self.recipe.train
         self.minutes = None if self.train.eval_examples else self.train.minutes
-        """The time budget in minutes that limits evaluations, or None."""
+        """The time budget in minutes, if it limits the evaluations; otherwise None."""
         self.predicts_here = self.parallel.is_main or not self.is_sharded
         """Whether this process predicts validation examples."""
         self.predicting = SINGLE_PROCESS if self.is_sharded else self.parallel
@@ -72,12 +72,13 @@ class ValidationMetrics:
     def set_eval_limit(self, lm: LanguageModel, resumed_limit: int | None) -> None:
         """Check `train.metric`, and limit the number of examples in evaluations during training.
 
-        The limit applies only to a budget in minutes. It is chosen by timing a few examples, so
-        that an evaluation takes a small fraction of the budget.
+        The number is limited only if the budget is in minutes and there is one process. The limit
+        is chosen by timing a few examples, so that an evaluation takes a small fraction of the
+        budget.
 
         Args:
             lm: the model.
-            resumed_limit: the limit of the run that is resumed; None for a new run.
+            resumed_limit: the limit that a resumed run used before; None for a new run.
 
         Raises:
             RecipeError: the task has no metric named `train.metric`.
@@ -92,9 +93,10 @@ class ValidationMetrics:
             self.limit = resumed_limit or self.count_affordable_examples(self.limit, _EVAL_FRACTION)
 
     def count_affordable_examples(self, limit: int | None, budget_fraction: float) -> int | None:
-        """Return how many examples per data source fit in a fraction of the time budget.
+        """Return how many examples per data source an evaluation can afford.
 
-        The result is at most `limit`. If the budget is not in minutes, `limit` is returned.
+        The evaluation may take the fraction `budget_fraction` of the time budget. The result is at
+        most `limit`. If the budget is not in minutes, `limit` itself is returned.
         """
         seconds = self.seconds_per_example * len(self.sources)
         if self.minutes is None or not seconds:
@@ -103,10 +105,11 @@ class ValidationMetrics:
         return fitting if limit is None else min(limit, fitting)
 
     def evaluate(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
-        """Evaluate the model on `limit` validation examples of every data source; all if None.
+        """Evaluate the model on the validation examples of every data source.
 
-        All predicting processes must call this method. Returns the metrics by source name on rank
-        0, and an empty dict on other ranks.
+        At most `limit` examples per data source are used, or all of them if `limit` is None. All
+        predicting processes must call this method. Returns the metrics by source name on rank 0,
+        and an empty dict on other ranks.
 
         Raises:
             RecipeError: the first data source has no metric named `train.metric`.
@@ -132,14 +135,16 @@ class ValidationMetrics:
 
 @dataclass
 class FinishedRun:
-    """A run that has used up its budget, on a process that predicts validation examples.
+    """A run that has used up its budget.
+
+    It is created only by the processes that predict validation examples.
 
     Args:
         run: the run folder.
         log: the progress line.
         recipe: the complete recipe of the run.
         corpus: the data of the run.
-        kept: the saved best weights, and the trained model.
+        kept: provides the trained model and the best weights saved during training.
         validation: computes the metrics on labelled validation examples.
     """
 
@@ -226,7 +231,7 @@ class FinishedRun:
         self.log.print_line(labelled("report", str(run.report)))
 
     def print_suggested_commands(self) -> None:
-        """Print commands that try out the model, one for each kind of objective."""
+        """Print commands with which users can try out the model, one for each kind of objective."""
         texts = {objective.kind: text for objective, text in self.corpus.iter_excerpts()}
         first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
         run, known = str(self.run.path), reversed(first.items())
@@ -237,10 +242,11 @@ class FinishedRun:
             self.log.print_line(labelled("" if number else "try_it", f"trivium {command}"))
 
     def _write_best_weights(self) -> dict[str, Metrics]:
-        """Evaluate the candidate weights, write the best ones, and return their metrics.
+        """Evaluate the candidate weights, write the best candidate, and return its metrics.
 
-        The candidates are those of `KeptWeights.candidate_weights`. Adapters are merged into the
+        The candidates come from `KeptWeights.candidate_weights`, with adapters merged into the
         weights. Without labelled examples there is only one candidate, and the metrics are empty.
+        Otherwise the result maps the name of each data source to its metrics.
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:
@@ -282,7 +288,8 @@ class FinishedRun:
     def _print_final_evaluation(self, limit: int | None) -> None:
         """Show in the progress line that the final evaluation starts.
 
-        A permanent line is printed if it covers more examples than the evaluations during training.
+        If the final evaluation covers more examples than those during training, also print a
+        permanent line.
         """
         count, every = (
             self.corpus.num_validation_examples(limit),
@@ -306,7 +313,10 @@ class FinishedRun:
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
 
     def _generate_samples(self, step: int) -> list[dict[str, Any]]:
-        """Generate outputs for prompts from validation documents, for the report."""
+        """Generate sample outputs for the report, from prompts taken from validation documents.
+
+        Returns one dict per sample with the keys step, prompt and output.
+        """
         samples = []
         self.lm.module.eval()
         for objective, text in self.corpus.iter_excerpts():

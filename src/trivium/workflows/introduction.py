@@ -42,14 +42,14 @@ def make_metadata(
     probabilities: Mapping[str, float],
     validation: ValidationMetrics,
 ) -> dict[str, Any]:
-    """Return the metadata of the model and the data, to be stored in `run.json`.
+    """Return metadata about the model and the data of a run, to be stored in `run.json`.
 
     Args:
         recipe: the complete recipe of the run.
         corpus: the data of the run.
         setup: the model of the run.
         probabilities: the sampling probability of each data source, by source name.
-        validation: computes the metrics during training.
+        validation: computes the validation metrics, and determines how many examples are evaluated.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
     specs = recipe.objectives[0].specs(spec)
@@ -124,9 +124,9 @@ def print_introduction(
 
 
 def print_num_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
-    """Print the total number of steps and the steps per epoch, and warn if there are few steps.
+    """Print the total number of steps and the number of steps per epoch.
 
-    Prints nothing for a budget in steps or minutes.
+    Also warns if there are only a few steps. Prints nothing for a budget in steps or minutes.
     """
     train, steps = trainer.recipe.train, trainer.budget_steps
     if train.tokens is not None:
@@ -199,7 +199,7 @@ def _print_truncated_documents(log: ProgressLine, corpus: Corpus, max_length: in
 def _print_example_counts(
     log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
-    """Print the number of labelled examples, and how many are truncated and evaluated."""
+    """Print the numbers of labelled examples, truncated examples and evaluated examples."""
     count, every = len(metadata["labels"]), metadata["valid_examples"]
     log.print_message(
         "examples",
@@ -224,7 +224,7 @@ def _print_example_counts(
 
 
 def _print_truncations(log: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
-    """Print how many examples of a data source are truncated, and the lost target tokens."""
+    """Print how many examples of a data source are truncated, and how many targets are lost."""
     truncations = np.concatenate([np.empty((0, 3), np.int64), *source.truncations.values()])
     cut, targets, lost = ((truncations[:, 0] > 0).sum(), *truncations[:, 1:].sum(axis=0))
     count, dropped = len(truncations), len(truncations) - has_target(truncations).sum()
@@ -242,7 +242,11 @@ def _print_truncations(log: ProgressLine, source: ExampleSource, setup: ModelSet
 def _print_model(
     log: ProgressLine, recipe: Recipe, setup: ModelSetup, metadata: dict[str, Any]
 ) -> None:
-    """Print the model's name and size, its derived sizes, and what prevents an export."""
+    """Print the name and size of the model.
+
+    Also prints which sizes of a preset were recomputed. If the model cannot be exported, the reason
+    is printed.
+    """
     source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
     of_sources = translated("run.source_vocabulary", count=source_size or 0)
@@ -264,13 +268,13 @@ def _print_model(
 
 
 def _format_model_name(recipe: Recipe, setup: ModelSetup) -> str:
-    """Return the model's name for messages, with a mark if the recipe changes its preset."""
+    """Return the model's name for messages, marked as changed if the recipe changes its preset."""
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
 def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
-    """Warn if many tokens are unknown to the tokenizer, and suggest what to change."""
+    """Warn if many tokens of the data are unknown tokens, and suggest what to change."""
     advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
         "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
@@ -299,7 +303,7 @@ def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[st
 
 
 def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
-    """Print whether weights are random, which heads are new, and which labels changed."""
+    """Print whether the weights are random, which heads are new, and how the labels changed."""
     name, preset = _format_model_name(recipe, setup), recipe.model.preset
     if preset is not None and not corpus.texts:
         # The name of a preset may also be the name of a pretrained model on the hub.
@@ -317,10 +321,10 @@ def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
 
 
 def _print_published_comparison(log: ProgressLine, recipe: Recipe) -> None:
-    """Print which recipe keys are as in the published recipe of the preset, and which differ.
+    """Compare the recipe with the published recipe of its preset, and print the result.
 
-    Also print the features that this library implements differently. If the published recipe is
-    incomplete, print what the publication does not state.
+    Prints which keys agree, which keys differ, and which features this library implements
+    differently. If the published recipe is incomplete, prints what the publication does not state.
     """
     preset = recipe.model.preset
     if preset is None or is_own_size(preset) or recipe.labelled:
@@ -351,7 +355,7 @@ def _print_published_comparison(log: ProgressLine, recipe: Recipe) -> None:
 
 
 def _format_recipe_value(value: Any) -> str:
-    """Format a recipe value for a message. A list of tables is shown as its length."""
+    """Format a recipe value for a message. For a list of tables, only its length is shown."""
     if value is None:
         return translated("run.unset")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):

@@ -1,4 +1,4 @@
-"""The labels of a model that is fine-tuned further: which rows of its label head are kept."""
+"""Decides which rows of a classification head are kept when a model is fine-tuned again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KnownLabels:
     """The labels of a base model and of the data that it is fine-tuned on.
 
     Args:
-        base: the labels of the base model, in the order of the rows of its head.
+        base: the labels of the base model, one per row of its classification head.
         data: the labels of the new data.
     """
 
@@ -32,7 +32,7 @@ class KnownLabels:
 
     @property
     def keeps_base(self) -> bool:
-        """Whether the base model's labels are kept, that is, if the data has one of them."""
+        """Whether the labels of the base model are kept: true if the data contains any of them."""
         return not {*self.base}.isdisjoint(self.data)
 
     @property
@@ -59,17 +59,20 @@ class KnownLabels:
 
 
 def has_label_rows(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:
-    """Return whether the weight of a head has one row per label."""
+    """Return whether a head has one weight row per label, like a classification head."""
     return isinstance(head, ClassifierHead | TaggerHead)
 
 
 def compare_labels(
     base: LanguageModel | None, settings: Settings, heads: Iterable[Head]
 ) -> KnownLabels:
-    """Compare the labels of a base model with the labels of a new task.
+    """Collect the labels of a base model and of a new task, if the two can be compared.
+
+    The result has no labels if there is no base model, or if the two have different kinds of
+    labels.
 
     Args:
-        base: the model to start from, or None.
+        base: the model that training starts from, or None.
         settings: the settings of the new task, with the labels of its data.
         heads: the heads for the new task.
     """
@@ -89,9 +92,9 @@ def compare_labels(
 
 
 def copy_known_rows(base: Tensor, new: Tensor, num_rows: int) -> Tensor:
-    """Return the weight of a label head with the rows of known labels copied from the base model.
+    """Return the weight of a classification head, with known labels copied from the base model.
 
-    The first `num_rows` rows come from `base`, and all other rows from `new`. If both weights have
-    the same shape, `base` is returned.
+    There is one row per label. The first `num_rows` rows come from the weight `base`, and all other
+    rows from the weight `new`. If both weights have the same shape, `base` is returned.
     """
     return base if base.shape == new.shape else torch.cat([base[:num_rows], new[num_rows:]])

@@ -1,4 +1,4 @@
-"""The model of a run: its final specification, module, initial weights, settings and adapter."""
+"""Builds the model of a run: its specification, initial weights, settings and adapter."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ class ModelSetup:
     """The model of a run, ready for training.
 
     Args:
-        recipe: the recipe, with the keys of labelled objectives that depend on examples filled in.
-        vocabulary: the vocabulary of the tokenizer, with the decoder's start token.
-        module: the module to train: `lm.module`, or for ELECTRA a module with generator and
-            discriminator.
+        recipe: the recipe. Keys of its objectives that depend on the labelled examples are filled
+            in.
+        vocabulary: the vocabulary of the tokenizer, plus the decoder's start token.
+        module: the module to train. This is `lm.module`, except that ELECTRA trains a module that
+            contains the generator and the discriminator.
         lm: the model that the run saves.
         parameters: the numbers of trained and frozen parameters.
-        new_heads: the kinds of heads that are newly initialized although the model is pretrained.
+        new_heads: the kinds of heads that a pretrained model lacks, so that they are newly
+            initialized.
         labels: the labels of the base model and of the data.
-        fit_settings: returns the settings of the model for a given length of the longest example,
-            in tokens.
+        fit_settings: a function that takes the length of the longest example in tokens, and returns
+            the settings of the model.
     """
 
     recipe: Recipe
@@ -66,9 +68,10 @@ class ModelSetup:
     fit_settings: Callable[[int], Settings]
 
     def fit_context_length(self, corpus: Corpus, longest: int) -> None:
-        """Set the model's maximum length to `longest`, the tokens of the longest example.
+        """Adapt the model's maximum length to the longest example.
 
-        Does nothing if an example is truncated, or if the recipe sets `data.length`.
+        `longest` is the number of tokens of this example. Does nothing if an example is truncated,
+        or if the recipe sets `data.length`.
         """
         cut = any(
             truncations[:, 0].any()
@@ -82,11 +85,14 @@ class ModelSetup:
 def set_up_model(
     corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device
 ) -> ModelSetup:
-    """Build the model for the objectives and the tokenizer of a run.
+    """Build the model of a run, with the heads and the vocabulary that the run needs.
+
+    If there is a base model, its weights are copied.
 
     Args:
         corpus: the data of the run.
-        spec: the specification of the model, without the vocabulary sizes and heads of this run.
+        spec: the specification of the model, before the vocabulary sizes and heads of this run are
+            set.
         base: the model that training starts from; None for new weights.
         device: the device to build the model on.
 
@@ -160,11 +166,11 @@ def set_up_model(
 def copy_weights(
     base: LanguageModel, model: Any, labels: KnownLabels | None = None
 ) -> tuple[str, ...]:
-    """Copy the weights of a base model into a model.
+    """Copy the weights of a base model into a model. Returns the kinds of heads that stay new.
 
-    Heads that the base model lacks keep their new initialization. In a head with one row per label,
-    only the rows of known labels are copied. Returns the kinds of heads that are newly initialized.
-    Raises RecipeError if any other weight is missing or has a different shape.
+    Heads that the base model lacks keep their new initialization. In a classification head with one
+    row per label, only the rows of known labels are copied. Raises RecipeError if any other weight
+    is missing from the base model, or has a different shape.
     """
     state, rows = base.module.state_dict(), 0 if labels is None else len(labels.base)
     new_heads = tuple(
@@ -191,7 +197,8 @@ def copy_weights(
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
     """Return whether the spec of a base model contains a head of the new model.
 
-    Heads with one row per label may differ in the number of labels, if some labels are kept.
+    If the labels of the base model are kept, classification heads may differ in the number of
+    labels.
     """
     if labels is None or not has_label_rows(head):
         return head in spec.heads
@@ -219,7 +226,7 @@ def _check_same_labels(corpus: Corpus) -> None:
 
 
 def _warn_of_unseen_labels(source: ExampleSource) -> None:
-    """Warn of labels that occur only in validation examples, and so are not learned."""
+    """Warn about labels that the model cannot learn, because only validation examples have them."""
     seen = source.objective.label_names(source.train)
     unseen = [name for name in source.objective.label_names(source.valid) if name not in seen]
     if unseen:
@@ -237,10 +244,11 @@ def _build_vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
 
 
 def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Settings:
-    """Return settings with the task prefix, such as "translate: ", of source texts.
+    """Return settings with the task prefix of source texts, such as "translate: ".
 
     The prefix is prepended to every source text. If the tasks of a mix have different prefixes, no
-    prefix is prepended automatically, and users must start source texts with one of the prefixes.
+    prefix is prepended automatically. Users must then start source texts with one of the prefixes
+    themselves.
     """
     tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
     prefixes = list(dict.fromkeys(task.prefix for task in tasks))
@@ -278,7 +286,7 @@ def _with_generation_ids(
 
 
 def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
-    """Return settings in which the chat template's end-of-turn token ends generation."""
+    """Return settings with which generation also stops at the chat template's end-of-turn token."""
     if settings.chat_template is None:
         return settings
     end = ChatTemplate.of(settings.chat_template, tokenizer).end_of_turn(tokenizer)
@@ -299,9 +307,9 @@ def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
 def _build_final_spec(
     recipe: Recipe, spec: Spec, settings: Settings, corpus: Corpus, *, new: bool
 ) -> Spec:
-    """Return the spec with its vocabulary size, the heads of all objectives, and dropout.
+    """Return the spec with the vocabulary size, the heads of all objectives, and dropout set.
 
-    `new` is whether the model gets new weights.
+    `new` is true if there is no base model. Only then is the vocabulary size set.
     """
     heads: dict[str, Head] = {}
     for objective in recipe.objectives:
@@ -323,10 +331,10 @@ def _build_final_spec(
 
 
 def _find_padding_offset_change(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the change to a spec that offsets its position ids by the padding id plus one.
+    """Return the fields of a spec to change so that position ids start after the padding id.
 
-    The change applies to models with position ids that skip padding, such as RoBERTa. It is empty
-    for other models.
+    The first position id is then the padding id plus one. This is needed for models whose position
+    ids skip padding, such as RoBERTa. For other models, the returned dict is empty.
     """
     positions = spec.absolute_position_encoding
     if not isinstance(positions, Learned) or positions.counted != "not-padding":
@@ -338,18 +346,19 @@ def _find_padding_offset_change(spec: Spec, tokenizer: Tokenizer) -> dict[str, A
 def _with_lengths(
     settings: Settings, spec: Spec, corpus: Corpus, earlier: int | None, longest: int | None = None
 ) -> Settings:
-    """Return settings with the longest training row and the maximum input length.
+    """Return settings that record the training length and the maximum input length.
 
-    The settings also record whether special-token strings in the data were encoded as control
-    tokens.
+    The training length is the longest row of training in tokens. The settings also record whether
+    special-token strings in the data were encoded as control tokens.
 
     Args:
         settings: the settings without the lengths of this run.
         spec: the specification of the model. RNNs and n-gram models get no training length.
         corpus: the data of the run.
-        earlier: the longest row in tokens of earlier training, 0 if it is unknown, or None for new
-            weights. If it is unknown, the training length stays unknown.
-        longest: the length of the longest example in tokens. None before the examples are encoded.
+        earlier: the training length of the base model in tokens, or None for new weights. 0 means
+            that it is unknown. In this case, the new training length stays unknown as well.
+        longest: the length of the longest example in tokens, or None if the examples are not
+            encoded yet.
     """
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []

@@ -1,4 +1,4 @@
-"""Prediction for tables: writes every row of a file with the model's prediction added."""
+"""Prediction for tables: adds the model's predictions to the rows of a file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PredictionSummary(NamedTuple):
     Args:
         num_rows: the number of rows written.
         num_below: the number of rows with a score below the threshold.
-        columns: messages about the columns that were read.
+        columns: messages that say which columns were read.
     """
 
     num_rows: int
@@ -63,20 +63,20 @@ def predict(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> PredictionSummary:
-    """Predict every record of the input files, and write the records with the predictions.
+    """Make a prediction for every input record, and write the records with the predictions.
 
-    The files are read twice: first to check every record, then to predict in batches. All columns
-    keep their order and values. The columns prediction, score, runner_up and runner_up_score are
-    added at the end; a regression model adds only prediction. `out` appears only when it is
-    complete.
+    The input files are read twice: first to check every record, then to predict in batches. All
+    columns keep their order and values. The columns prediction, score, runner_up and
+    runner_up_score are added at the end. A regression model adds only the column prediction. `out`
+    appears only when it is complete.
 
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
             `LanguageModel`.
         data: files with records in the format of the model's task. The records need no labels.
         out: the file to write: .csv, .tsv, .jsonl or .parquet.
-        threshold: the score below which the prediction is replaced by `below`; only for models that
-            predict one class per text.
+        threshold: the score below which the prediction is replaced with `below`; only for models
+            that predict one class per text.
         below: the label for texts with a score below the threshold.
         prefix: a prefix for the names of the added columns.
         reading: the encoding of the input files, and how invalid bytes are handled. The output is
@@ -115,7 +115,10 @@ def predict(
     report, columns, num_rows, num_below = ReadReport(), dict.fromkeys(()), 0, 0
 
     def read_records(report: ReadReport | None = None) -> Iterator[Record]:
-        """Yield the records of all files. Raises DataError for files with one word per line."""
+        """Yield the records of all input files.
+
+        Raises DataError for files with one word per line.
+        """
         schema = objective.input_schema
         for record in objective.records(paths, options):
             if not isinstance(record, Record):
@@ -163,8 +166,8 @@ def predict(
 def _choose_line_formatter(out: Path, paths: Sequence[str]) -> Line | None:
     """Return the function that formats a row as a line of the output file; None for Parquet.
 
-    Raises DataError if an input can be read only once, or if `out` has another format or is an
-    input.
+    Raises DataError if an input can be read only once, if the format of `out` is not supported, or
+    if `out` is one of the inputs.
     """
     if out.suffix.lower() not in FORMATS:
         raise DataError(f"{out} does not end in {', '.join(FORMATS)}, the formats of tables.")
@@ -179,7 +182,7 @@ def _choose_line_formatter(out: Path, paths: Sequence[str]) -> Line | None:
 
 
 def _check_writable(record: Record, added_columns: Sequence[str], format_line: Line | None) -> None:
-    """Raise DataError if a record already has an added column or cannot be written."""
+    """Raise DataError if a record cannot be written, or already has a column to be added."""
     if taken := [name for name in added_columns if name in record]:
         raise DataError(
             f'{record.column_source} has a column "{taken[0]}" already. Choose other names with '
@@ -223,7 +226,10 @@ FORMATS = (*_LINES, ".parquet")
 
 
 def _format_cell(value: Any) -> str:
-    """Format a value as the text of a cell: strings unchanged, lists and objects as JSON."""
+    """Format a value as the text of a table cell.
+
+    Strings are unchanged, None becomes an empty cell, and lists and objects become JSON.
+    """
     if value is None or isinstance(value, str):
         return value or ""
     text = json.dumps(value, ensure_ascii=False, default=_to_json_value)
@@ -245,8 +251,8 @@ def _write_parquet(
 ) -> None:
     """Write rows to a Parquet file.
 
-    Columns keep their types from Parquet input files. The types of other columns are inferred from
-    the first rows.
+    Columns that come from Parquet input files keep their types. The types of all other columns are
+    inferred from the first rows.
     """
     import pyarrow
     from pyarrow import parquet

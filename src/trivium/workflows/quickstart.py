@@ -45,9 +45,10 @@ def quickstart(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> tuple[RunFolder, RunFolder]:
-    """Train an encoder that fills masks and a decoder that continues text.
+    """Train a small encoder and a small decoder, and show what each of them can do.
 
-    Each model trains for half of the time. Returns the two run folders.
+    The encoder fills masks, and the decoder continues text. Each model trains for half of the time.
+    Returns the run folders of the encoder and the decoder.
 
     Args:
         language: the language of the bundled text, "en" or "zh".

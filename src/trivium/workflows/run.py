@@ -25,9 +25,9 @@ class Run(RunFolder):
     def metrics(self) -> dict[str, float]:
         """The validation metrics of the saved model, by name.
 
-        For labelled runs these are metrics from 0 to 1, with the main metric first, and `loss` in
-        nats. For text, `loss` is in nats per token. The dict is empty if there is no validation
-        data.
+        A fine-tuned run has the metrics of its task, with the main metric first, and `loss` in
+        nats. A run on raw text has `loss` in nats per token. The dict is empty if there is no
+        validation data.
 
         Raises CheckpointError if the folder contains no run, or if nothing has been logged yet.
         """
@@ -35,7 +35,7 @@ class Run(RunFolder):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The log records of the run in order, as in `metrics.jsonl`.
+        """The log records of the run in chronological order, as in `metrics.jsonl`.
 
         Training records contain `train_loss`, and evaluation records contain `valid_loss` and
         metrics. All records contain `step`, `tokens` and the `seconds` since the start of the run.

@@ -1,4 +1,4 @@
-"""Evaluations during training: validation losses, task metrics, and saving the best weights."""
+"""Evaluates a run during training: computes losses and metrics, and saves the best weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunEvaluation:
         validation: computes the metrics on labelled validation examples.
         streams: the batch streams of the data sources that have validation data.
         kept: the saved best weights of the run.
-        callbacks_read: whether there are user callbacks. They may read the model, so sharded
+        callbacks_read: whether there are user callbacks. Callbacks may read the model, so sharded
             weights are gathered for them.
     """
 
@@ -46,8 +46,8 @@ class RunEvaluation:
     def __call__(self, trainer: Trainer, state: TrainState) -> dict[str, Any]:
         """Evaluate the model, and save the weights if they are the best so far.
 
-        All processes must call this method. Returns the validation losses, and on rank 0 also the
-        metrics. Only rank 0 updates the best score in `state`.
+        All processes must call this method. Returns the log record: the validation losses, and on
+        rank 0 also the metrics. Only rank 0 updates the best score in `state`.
         """
         self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
@@ -81,9 +81,9 @@ class RunEvaluation:
         return record
 
     def _set_metric(self, name: str, metrics: Metrics) -> None:
-        """Use the metric `name` to select the best weights, if its value in `metrics` is finite.
+        """Choose what selects the best weights: the metric `name`, or else the validation loss.
 
-        Otherwise the validation loss is used. `metrics` are the results of the first evaluation.
+        The metric is used if its value is finite in `metrics`, the results of the first evaluation.
         """
         if math.isfinite(metrics.score):
             self.kept.metric = name

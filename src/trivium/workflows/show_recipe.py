@@ -1,4 +1,4 @@
-"""Prints a recipe before it is run: every key with its value and the origin of the value."""
+"""Shows a recipe before a run: every key with its value, and where the value comes from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trivium.train.recipe_loading import (
 
 
 def show_recipe(recipe: AnyRecipe, data: Sequence[str] = (), changes: Changes = ()) -> str:
-    """Return a recipe as TOML text, with the origin of each value in a comment.
+    """Return a recipe as TOML text, with a comment that says where each value comes from.
 
     Values that depend on the data or the machine are omitted: the vocabulary size, the micro-batch
     size and, for labelled runs, the values that depend on the number of examples.

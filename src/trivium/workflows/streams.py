@@ -32,7 +32,7 @@ _ORDER = 1 << 21
 def build_streams(
     recipe: Recipe, corpus: Corpus, setup: ModelSetup, split: str, folder: Path, parallel: Parallel
 ) -> list[BatchStream]:
-    """Build the batch stream of every data source that has data in a split.
+    """Build one batch stream for every data source that has data in the given split.
 
     Rank 0 encodes the labelled examples to files, and all processes read these files.
 
@@ -47,8 +47,8 @@ def build_streams(
     Raises:
         DataError: a data source is too short for one row.
         SpecError: a text contains a token id that the model does not have.
-        RecipeError: a data source has too few rows for stateful training, which continues a row in
-            the next step.
+        RecipeError: a data source has too few rows for stateful training, in which each row
+            continues a row of the previous step.
     """
     streams, spec = [], setup.lm.spec
     for number, source in enumerate(corpus.sources):
@@ -112,10 +112,11 @@ def build_streams(
 def build_phases(
     recipe: Recipe, streams: Sequence[BatchStream], corpus: Corpus, setup: ModelSetup
 ) -> list[LoaderPhase]:
-    """Build the training phases of a run from the batch streams of its last phase.
+    """Build the training phases of a run.
 
-    A phase is a part of training with its own values for some recipe keys. It gets a new row order
-    if its row length differs from that of the previous phase.
+    A phase is a part of training with its own values for some recipe keys. If its row length
+    differs from that of the previous phase, it gets a new row order. `streams` are the batch
+    streams of the last phase, which uses the values of the recipe itself.
     """
     phases, order, length = list[LoaderPhase](), 0, 0
     for number in range(len(recipe.phases) + 1):
@@ -152,10 +153,10 @@ def _count_rows_per_step(recipe: Recipe) -> int:
 
 
 def _count_rows_to_read(recipe: Recipe, num_rows: int) -> int | None:
-    """Return the total number of rows that a run reads, if its budget is in epochs, else None.
+    """Return the total number of rows that a run reads, if this is known in advance.
 
-    `num_rows` is the number of rows per epoch. The result is also None for mixes and runs with
-    phases.
+    Returns None if the budget is not in epochs, or if the run has a mix or phases. `num_rows` is
+    the number of rows per epoch.
     """
     if recipe.mix or recipe.phases or recipe.train.epochs is None:
         return None
@@ -165,8 +166,9 @@ def _count_rows_to_read(recipe: Recipe, num_rows: int) -> int | None:
 def compute_probabilities(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
     """Return the sampling probability of each data source, by source name.
 
-    The probability is proportional to the source's weight in the recipe, or else to its number of
-    rows, adjusted by the sampling temperature.
+    The probability is proportional to the weight of the source in the recipe. A source without a
+    weight uses `rows ** (1 / temperature)`, where `rows` is its number of rows and `temperature` is
+    the sampling temperature `data.temperature`.
     """
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {

@@ -88,23 +88,24 @@ def pretrain(
         recipe: a preset ("bert-small"), a built-in recipe ("textbook-bert"), a TOML file, a Recipe
             or its keys as a nested dict, or a model to continue training from (a local folder or a
             Hugging Face name). Use "" to resume.
-        data: files, folders or globs of text, or a folder of token shards; they replace
-            `data.paths`. Or the data itself: a list or iterable of texts or dictionaries, a
-            `datasets.Dataset` or a pandas DataFrame. Such data is read once and stored in the run
-            folder, so that the run can be resumed; the recipe alone cannot reproduce the run. A
-            list of strings is a list of paths if all of them exist or look like paths.
+        data: paths or the data itself. Paths are files, folders or globs of text, or a folder of
+            token shards; they replace `data.paths`. The data itself is a list or iterable of texts
+            or dictionaries, a `datasets.Dataset` or a pandas DataFrame. It is read once and stored
+            in the run folder, so that the run can be resumed, but the recipe alone cannot reproduce
+            the run. A list of strings is treated as paths if all of them exist or look like paths.
         validation: the fraction of the documents to use for validation, or validation files, or the
             validation data itself.
         changes: overrides for recipe keys: ["optimizer.lr=3e-4", ...] or a nested dict.
         resume: whether to continue the run in `out` from its latest valid checkpoint. "auto"
             resumes if `out` contains a run, and otherwise starts a new run. The recipe, data and
-            overrides come from the run. Arguments must agree with them, or change only how the
-            remaining steps are trained. On a CPU, metrics and weights are equal to those of an
-            uninterrupted run, unless the budget is in minutes: the clock then affects the learning
-            rate and the number of steps.
+            overrides come from the run. Other arguments must not contradict the run, unless they
+            only change how the remaining steps are trained. On a CPU, metrics and weights equal
+            those of an uninterrupted run. The exception is a budget in minutes, where the clock
+            affects the learning rate and the number of steps.
         overwrite: whether to replace an existing run in `out`.
-        suggest: whether to print commands at the end that use the model.
-        callbacks: objects that are called when the run starts, logs, evaluates and saves.
+        suggest: whether to print, at the end, commands with which to try out the model.
+        callbacks: objects with methods that are called when the run starts, logs, evaluates or
+            saves.
         console: the console to print progress to; default: standard error.
 
     Raises:
@@ -200,9 +201,10 @@ def finetune(
 
     Args:
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
-        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights). "gpt2"
-            is a preset, and "gpt2@main" is the model with that name on the Hugging Face Hub.
-        data: labelled files, which replace `data.paths`, or the examples themselves, as in
+        model: a run, a checkpoint, a Hugging Face folder or name, or a preset, which gets new
+            weights. "gpt2" is a preset, and "gpt2@main" is the model with that name on the Hugging
+            Face Hub.
+        data: labelled files (they replace `data.paths`), or the examples themselves, as in
             `pretrain`.
         validation: the fraction of the examples to use for validation, or validation files, or the
             validation examples themselves.
@@ -241,7 +243,7 @@ def finetune(
 
 
 def _make_interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
-    """Return the error to raise for an interrupted run. Its message states how to resume."""
+    """Return the error to raise for an interrupted run. The message says how to resume the run."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
         first = "checkpoint" if run.training else "step"
@@ -266,7 +268,8 @@ def _load_run_recipe(
 ) -> Recipe:
     """Load the recipe of a new or resumed run, with the given data paths and overrides applied.
 
-    Raises RecipeError or DataError. The message also lists all paths that do not exist.
+    Raises RecipeError if the recipe is invalid, and DataError if a path does not exist. For a new
+    run, both messages list all missing paths.
     """
     try:
         tree = load_recipe_tree(recipe) if recipe else {}
@@ -301,7 +304,7 @@ def _load_run_recipe(
 def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
     """Check the output folder and the required libraries before any data is read.
 
-    Libraries for reading data are not required for a resumed run, which has its own copy of the
+    A resumed run does not need the libraries for reading data, because it has its own copy of the
     data. Raises CheckpointError or MissingExtraError.
     """
     if run.path.is_file():
@@ -321,9 +324,10 @@ def _find_missing_paths(
 
 
 def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies: int) -> None:
-    """Check, before data is read, that the model fits in memory and suits its objectives.
+    """Raise RecipeError if the model does not fit in memory or does not suit the objectives.
 
-    `num_copies` is the number of copies of the model built on the device. Raises RecipeError.
+    The check runs before any data is read. `num_copies` is the number of copies of the model that
+    are built on the device.
     """
     needed, free = 4 * num_parameters(spec) * num_copies, hardware.free_memory(device)
     if needed > free:
@@ -359,8 +363,8 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies
 def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
     """Raise RecipeError if an objective does not support the parallel layout of the recipe.
 
-    The check runs before data is prepared. RNNs support stateful training with activation
-    checkpointing, since their blocks are not recomputed.
+    The check runs before any data is prepared. Only RNNs can combine stateful training with
+    activation checkpointing, because their blocks are not recomputed.
     """
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
@@ -378,14 +382,14 @@ def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> No
 def _load_resumed_recipe(
     run: Run, tree: dict[str, Any], overrides: Changes, log: ProgressLine
 ) -> Recipe:
-    """Load the recipe of a resumed run, and apply overrides.
+    """Load the recipe of a resumed run, with the given overrides applied.
 
     Raises RecipeError if an argument, an override or an edit of the run's recipe.toml changes a key
     that completed steps depend on.
 
     Args:
         run: the run that is resumed.
-        tree: the recipe keys from the arguments: preset, recipe, task or data.
+        tree: the recipe keys that come from the arguments, such as the preset, task or data.
         overrides: overrides for recipe keys, from `--set`.
         log: the progress line, for messages about changed keys.
     """
@@ -436,8 +440,8 @@ def _load_resumed_recipe(
 def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
     """Raise RecipeError if the text differs from the text that the run has encoded.
 
-    Files that were moved count as unchanged if their size and modification time are the same.
-    Labelled files and token shards are compared later.
+    If a file was moved, it counts as unchanged if its size and modification time are the same.
+    Labelled files and token shards are checked later, not here.
     """
     for old, new in zip(before.sources, after.sources):
         shards, held_out = run.shards / new.name, new.validation or 0.0
@@ -449,12 +453,12 @@ def _reject_changed_texts(run: Run, before: Recipe, after: Recipe) -> None:
 
 
 def _mask_paths(tree: Any) -> Any:
-    """Return a recipe as a nested dict in which every path is replaced by a placeholder."""
+    """Return a recipe (a nested dict) with every path replaced with a placeholder."""
     return map_paths(tree, lambda _: "a path")
 
 
 def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
-    """Raise RecipeError because a resumed run cannot change the key `key` from `old` to `new`."""
+    """Raise RecipeError, saying that a resumed run cannot change `key` from `old` to `new`."""
     raise RecipeError(
         f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
         "so far depends on it. Leave it out, or start a new run with another --out."
@@ -462,7 +466,10 @@ def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
 
 
 def _iter_differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, old value, new value) for keys that differ; None means unset."""
+    """Yield (dotted key, old value, new value) for each key whose value differs.
+
+    The value of an unset key is None.
+    """
     old, new = flatten_keys(before), flatten_keys(after)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):

@@ -199,8 +199,8 @@ class _Batches:
     """The training and validation batches of a run.
 
     Args:
-        phases: the training streams of every phase.
-        validation: the streams of the data sources that have validation data.
+        phases: the training phases, each with its batch streams.
+        validation: the batch streams of the data sources that have validation data.
         probabilities: the sampling probability of each data source in the last phase, by source
             name.
     """
@@ -213,10 +213,10 @@ class _Batches:
 def _choose_precision(
     context: RunContext, recipe: Recipe, module: nn.Module, stored: Mapping[str, Any]
 ) -> hardware.Arithmetic:
-    """Choose the precision and the number of threads, and set the threads in PyTorch.
+    """Choose the precision of a run, and choose and set the number of threads of PyTorch.
 
-    All processes must call this function, and all get the same precision. `stored` is the metadata
-    of a resumed run, or empty.
+    All processes must call this function. They all get the same precision. `stored` is the metadata
+    of the resumed run, or empty for a new run.
     """
     device = context.device
     arithmetic = hardware.choose_precision(recipe.train.precision, device, module, stored)
@@ -233,7 +233,7 @@ def _build_batches(
 ) -> _Batches:
     """Build the training and validation batches of all data sources.
 
-    Also sets the model's maximum length to that of the longest example, if no example is truncated.
+    If no example is truncated, this also adapts the model's maximum length to the longest example.
     """
     # Labels that the model itself computes get the precision of training.
     enabled = precision is not torch.float32
@@ -279,7 +279,7 @@ def _build_callbacks(
     kept: KeptWeights,
     table: TerminalLog,
 ) -> list[Callback]:
-    """Return the callbacks on rank 0, in the order in which they are called."""
+    """Return all callbacks for rank 0, in the order in which they are called."""
     run, log, recipe = context.run, context.log, trainer.recipe
     patience = max(one.advice().steps_to_beat_unigram for one in recipe.objectives)
     history = RunHistory(recipe.objectives[0], metadata.get("unigram_loss"), patience)
@@ -340,8 +340,8 @@ def _check_data_unchanged(
 ) -> None:
     """Raise RecipeError if the data has changed since the run started.
 
-    `stored` is the metadata of the resumed run. `verify` also checks the token shards for
-    corruption.
+    `stored` is the metadata of the resumed run. If `verify` is true, the token shards are also
+    checked for corruption.
     """
     known, digests = stored.get("digests", {}), corpus.digests
     changed = [name for name, digest in digests.items() if known.get(name) != digest]
@@ -360,8 +360,8 @@ def _print_resumed_step(
 ) -> None:
     """Print the step at which a run is resumed.
 
-    Also warn if the machine or its settings differ from the stored metadata, since results are then
-    not bitwise identical.
+    Also warns if the machine or its settings differ from the stored metadata. In this case the
+    results are not bitwise identical to those of an uninterrupted run.
     """
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = translated("run.trained_again", logged=logged)
