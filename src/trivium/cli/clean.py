@@ -68,7 +68,8 @@ def clean(
 
 
 def _print_report(report: CleanReport) -> None:
-    """Print how many documents were kept, and dropped for each reason, with a sample per reason."""
+    """Print how many documents were kept, and for each reason, how many were dropped and a sample.
+    """
     table = make_table("dropped", "documents", "share")
     add_text_column(table, "such_as", max_width=70)
     for why, count in report.most_common():
