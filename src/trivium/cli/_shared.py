@@ -133,8 +133,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(record: dict[str, Any], line: str, *, as_json: bool) -> None:
-    """Print one result: the dict `record` as JSON if `as_json` is true, otherwise the text `line`.
-    """
+    """Print one result: the text `line`, or with `as_json` the dict `record` as JSON."""
     print_json(record) if as_json else typer.echo(line)
 
 

@@ -68,7 +68,9 @@ def clean(
 
 
 def _print_report(report: CleanReport) -> None:
-    """Print how many documents were kept, and for each reason, how many were dropped and a sample.
+    """Print the number of kept documents, and a table of the dropped documents by reason.
+
+    The table has a sample document for each reason.
     """
     table = make_table("dropped", "documents", "share")
     add_text_column(table, "such_as", max_width=70)

@@ -82,8 +82,7 @@ def report(
 
 
 def _print_json_or_csv(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print the rows of the comparison table as JSON lines if `as_json` is true, otherwise as CSV.
-    """
+    """Print the rows of the comparison table as CSV, or with `as_json` as JSON lines."""
     if as_json:
         for row in rows:
             print_json(row)

@@ -17,8 +17,7 @@ _TARGET_TOKENS = 32
 
 
 class AttentionMap(NamedTuple):
-    """Attention weights [layers, heads, queries, keys], with the query tokens and the key tokens.
-    """
+    """Attention weights [layers, heads, queries, keys], with the query tokens and key tokens."""
 
     queries: list[str]
     keys: list[str]

@@ -1,5 +1,4 @@
-"""Page parts for training batches: the inputs, labels and loss weights that an objective creates.
-"""
+"""Page parts that show a training batch: the inputs, labels and loss weights of an objective."""
 
 from __future__ import annotations
 
@@ -234,8 +233,7 @@ class _InputRow:
         return Token(name, _get_label_name(self.labels, self.targets[position]), tone)
 
     def make_position_table(self, batch: Batch) -> Table:
-        """Build a table for the batch's first row, with all values of the batch at each position.
-        """
+        """Build a table with all values of the batch at each position of the batch's first row."""
         assert self.targets is not None
         count = max(1, batch.num_labels)
         others = {
