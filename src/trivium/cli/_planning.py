@@ -152,7 +152,7 @@ def _find_published(name: str) -> dict[str, PlannedModel]:
 
 
 def _format_hardware(recipe: PublishedRecipe | None) -> str:
-    """Return the hardware and training time that the paper reports, as text; "" if there are none."""
+    """Return the hardware and training time from the paper as text; "" if it reports none."""
     known = {} if recipe is None else {key: one.value for key, one in recipe.hardware.items()}
     time = next((f"{known[unit]:g} {unit}" for unit in ("days", "hours") if unit in known), "")
     if "device_hours" in known:

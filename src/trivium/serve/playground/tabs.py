@@ -99,7 +99,7 @@ def make_empty_error(request: gr.Request) -> gr.Error:
 
 
 def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
-    """Create a Gradio error that disappears after a few seconds, so that it does not hide results."""
+    """Create a Gradio error that disappears after a few seconds, to leave results visible."""
     title = translate("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
