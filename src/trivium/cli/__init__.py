@@ -1,8 +1,8 @@
 """The command line: one module per command, imported only when the command runs.
 
 A command module does not import torch at the top level. This keeps `--help` and usage errors fast.
-Imports that need torch are inside the command function. An import that may be the first one of
-torch is wrapped in `with exit_on_interrupt()`.
+Imports that need torch are inside the command function. If torch may not be loaded yet, they are
+inside `with exit_on_interrupt()`.
 
 The docstring of a module defines its command. The first line contains the name and the summary:
 `cli/fill_mask.py` begins with "`trivium fill-mask`: predict masked tokens." The rest contains the

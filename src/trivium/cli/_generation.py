@@ -77,7 +77,7 @@ def print_ranked_samples(
 ) -> None:
     """Print the samples of each prompt in descending order of reward.
 
-    Optionally save preference pairs.
+    If `pairs_path` is given, also save preference pairs.
 
     Args:
         lm: the model that generated the samples.
@@ -165,10 +165,9 @@ def generate_samples(
 def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
     """Load the draft model (or n-gram lookup) for speculative decoding.
 
-    Returns None without `draft`.
-
     `draft` is "lookup" (draft tokens from n-grams in the text so far) or the path of a smaller
-    model. Raises TriviumError if the draft model and the model `lm` have different tokenizers.
+    model. If it is None, the result is None. Raises TriviumError if the draft model and the model
+    `lm` have different tokenizers.
     """
     if draft is None:
         return None

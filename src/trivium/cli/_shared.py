@@ -41,8 +41,8 @@ def load(model: str, **options: Any) -> trivium.LanguageModel:
 def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the texts unchanged, and warn about characters that the tokenizer does not know.
 
-    There is one warning for each unknown character, or for each unknown word if the tokenizer
-    splits text into whole words. Mask tokens in the texts are ignored.
+    Each unknown character is reported only once. If the tokenizer splits text into whole words,
+    unknown words are reported instead. Mask tokens in the texts are ignored.
     """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one

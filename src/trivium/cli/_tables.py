@@ -85,9 +85,9 @@ class TextTable:
         return lines
 
     def _truncate_cell(self, text: str, index: int, width: int) -> str:
-        """Convert the cell text to one line.
+        """Return a cell text as one line. In a text column, it is truncated to `width`.
 
-        In a text column, truncate it to `width`. Returns the line.
+        `index` is the index of the column.
         """
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:

@@ -29,10 +29,7 @@ from trivium.serve.models import ModelRegistry
 PUBLIC = "/healthz"
 """The only path that needs no API key. Monitoring tools request it without a key."""
 _ASSETS = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
-"""Paths that the pages of the playground load automatically.
-
-Only their failed requests are logged.
-"""
+"""Paths that the pages of the playground load automatically. Successful requests are not logged."""
 _HEADERS = {
     # With this policy, the browser does not let the server's pages contact any other server.
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
