@@ -264,8 +264,9 @@ class _InputRow:
 def _iterate_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
     """Yield each input of a row, as a tuple of its name, its token ids [T] and its targets [T].
 
-    The name is such as "encoder", and T is the number of positions. A target is `IGNORE_INDEX` at
-    positions that are ignored by the loss. For an input without labels, the targets are None.
+    The name is "encoder", "decoder", "input", "left" or "right", and T is the number of positions.
+    A target is `IGNORE_INDEX` at positions that are ignored by the loss. For an input without
+    labels, the targets are None.
     """
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
         for index in range(2):

@@ -157,7 +157,7 @@ class Grid:
         return draw_grid(name, self.values, *self.format_labels(language), cells)
 
     def format_numbers(self) -> list[list[str]]:
-        """Format the values as text. If not all values are integers, they have two decimals."""
+        """Format the values as integers if all are integers, otherwise with two decimals."""
         whole = all(value == round(value) for row in self.values for value in row)
         decimals = 0 if whole else 2
         return [[f"{round(v, decimals) + 0.0:.{decimals}f}" for v in row] for row in self.values]

@@ -38,7 +38,7 @@ _MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
 _CHUNK_SIZE = 256  # the number of positions whose logits are in memory at the same time
 
 _MakeChoice = Callable[[int, TextDelta, bool], Json]
-"""Builds one entry of `choices` from its index, its new text, and whether this is its first text.
+"""Builds one entry of `choices` from its index, its new text, and whether that text is its first.
 """
 
 

@@ -100,8 +100,8 @@ def _pair_words_with_logits(
 ) -> tuple[list[str], Tensor]:
     """Return the user's words and logits, or those of the example if none are given.
 
-    Without words, the user's logits get the names w1, w2, ... Raises TriviumError if the numbers of
-    words and logits differ or are less than two.
+    If only logits are given, the words are w1, w2 and so on. Raises TriviumError if the numbers of
+    words and logits differ, or if there are fewer than two.
     """
     values = list(_WORDS.values()) if logits is None else logits
     names = list(_WORDS) if logits is None else [f"w{i}" for i in range(1, len(values) + 1)]
