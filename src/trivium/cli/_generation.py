@@ -1,4 +1,7 @@
-"""Sampling, ranking and speculative decoding for `trivium generate`. Importing this loads torch."""
+"""Sampling, ranking and speculative decoding for `trivium generate`.
+
+Importing this module loads torch.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ from trivium.model_loading import load
 from trivium.rewards import RewardFunction
 
 Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
-"""For each prompt in order: the prompt, its request and an iterator over new text."""
+"""One tuple per prompt, in order: the prompt, its request, and an iterator over the new text."""
 
 
 class _Ranking(Config):
-    """The value of `--rank`, parsed like a reward in a recipe."""
+    """Schema for the option `--rank`. Its value is parsed like a reward in a recipe."""
 
     reward: RewardFunction
 
@@ -55,7 +58,10 @@ def load_reward(rank_option: str) -> RewardFunction:
 def sample_to_dict(prompt: str, request: GenerationRequest, **extra: float) -> dict[str, Any]:
     """Convert a generated sample to a dict for JSON output.
 
-    `extra` entries, such as a reward, are added.
+    Args:
+        prompt: the prompt.
+        request: the finished request.
+        extra: additional entries of the dict, such as the reward.
     """
     record = {"prompt": prompt, "text": request.text, "seed": request.seed}
     return {**record, "finish_reason": request.finish_reason, **extra}
@@ -69,15 +75,17 @@ def print_ranked_samples(
     pairs_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the samples of every prompt in order of their reward, highest first.
+    """Print the samples of each prompt in descending order of reward.
+
+    If `pairs_path` is given, also save preference pairs.
 
     Args:
         lm: the model that generated the samples.
         reward_function: computes the reward of each sample.
-        generated: the samples, with `num_samples` consecutive samples per prompt.
+        generated: the samples; each prompt has `num_samples` consecutive samples.
         num_samples: the number of samples per prompt.
-        pairs_path: a file for preference pairs: the best and the worst sample of each prompt, as
-            JSON lines. None writes no file.
+        pairs_path: a JSON Lines file for the preference pairs. Each pair is the best and the worst
+            sample of a prompt. If None, no file is written.
         as_json: whether to print JSON objects instead of text.
     """
     counts = Counter[str]()
@@ -123,8 +131,16 @@ def generate_samples(
 
     Yields the samples in the order of the pairs.
 
-    With `as_chat`, each prompt is sent as a user message. If the engine rejects a prompt, the
-    samples of the earlier prompts are yielded before its error is raised.
+    If the engine rejects a prompt, the samples of the earlier prompts are yielded before the error
+    is raised.
+
+    Args:
+        lm: the model.
+        options: the sampling options, without the seed.
+        seeded_prompts: pairs of a prompt and a seed.
+        slots: the number of texts that the engine generates at the same time.
+        draft: the draft model or n-gram lookup for speculative decoding; None uses neither.
+        as_chat: whether to send each prompt as a user message.
     """
     requests: list[tuple[str, GenerationRequest]] = []
     for prompt, seed in seeded_prompts:
@@ -149,8 +165,9 @@ def generate_samples(
 def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
     """Load the draft model (or n-gram lookup) for speculative decoding.
 
-    `draft` is "lookup" (draft tokens from n-grams of the text so far), the path of a smaller model,
-    or None (no speculative decoding). Raises TriviumError if the tokenizers of both models differ.
+    `draft` is "lookup" (draft tokens from n-grams in the text so far) or the path of a smaller
+    model. If it is None, the result is None. Raises TriviumError if the draft model and the model
+    `lm` have different tokenizers.
     """
     if draft is None:
         return None

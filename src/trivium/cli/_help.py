@@ -28,10 +28,10 @@ def _format_usage(match: re.Match[str]) -> str:
 class HelpFormatter(TyperCommand.context_class.formatter_class):
     """The help formatter of click, extended to wrap Chinese text.
 
-    Click counts characters and breaks lines only at spaces. Before text is wrapped, a space is
-    therefore added after every wide character, so that the character counts as two columns and a
-    line break is possible. Before a punctuation mark, this space is non-breaking. `getvalue`
-    removes the added spaces.
+    Click counts characters and breaks lines only at spaces, but a Chinese character is two columns
+    wide and lines may break after it. Therefore a space is added after every wide character before
+    wrapping. Before a punctuation mark, this space is non-breaking. `getvalue` removes the added
+    spaces.
     """
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
@@ -45,7 +45,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
         self.write(f"{'':>{self.current_indent}}{_translate_click_texts(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
-        """Write paragraphs. Examples are not wrapped, so that users can copy them."""
+        """Write paragraphs of text. Examples are not wrapped, so that users can copy them."""
         first, *others = text.split("\n\n")
         if first.strip() == "Examples:":
             others = [one if one[:1] == "`" else f"\b\n{one}" for one in others]
@@ -58,7 +58,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
         )
 
     def getvalue(self) -> str:
-        """Return the formatted help, without the spaces that were added for wrapping."""
+        """Return the formatted help, without the spaces that were added before wrapping."""
         return re.sub(f"({_WIDE})[ \xa0]", r"\1", super().getvalue())
 
 
@@ -87,8 +87,8 @@ def translate_help(command: Any, *names: str) -> Any:
 
     Args:
         command: a click command.
-        names: the words of the command name, such as "tokenizer", "train"; empty for the program
-            itself.
+        names: the words of the command name, such as "tokenizer", "train". No words stand for the
+            program itself.
 
     Returns:
         The same command.
@@ -112,8 +112,12 @@ def translate_help(command: Any, *names: str) -> Any:
 def _translate_attribute(owner: Any, attribute: str, name: str, *tables: str) -> None:
     """Replace the English help text in `owner.attribute` with its Chinese translation.
 
-    The translation is the entry `name` of the first table in `tables` that contains it (tables of
-    `help_zh.toml`). If no table contains it, the text remains English.
+    Args:
+        owner: the object that has the help text.
+        attribute: the name of the attribute.
+        name: the key of the translation.
+        tables: tables of `help_zh.toml`, searched in order. If no table contains the key, the text
+            remains English.
     """
     text, known = getattr(owner, attribute, None), load_chinese_help()
     chinese = next((known[table][name] for table in tables if name in known.get(table, ())), None)

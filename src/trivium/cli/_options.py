@@ -84,7 +84,7 @@ Symbols = Annotated[
 
 
 def drop_unset(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the options that the user set: drops None and empty lists."""
+    """Return the options that the user set: all except those that are None or an empty list."""
     return {name: value for name, value in options.items() if value not in (None, [])}
 
 
@@ -114,9 +114,8 @@ def with_options(
     Args:
         config: the dataclass.
         exclude: names of fields that do not become options.
-        unset: if given, the value of an option that the user does not set is None (see
-            `drop_unset`), and `--help` shows this text as its default, with {} replaced by the
-            default of the field.
+        unset: if given, options that the user does not set are passed as None (see `drop_unset`).
+            `--help` shows this text as their default, with {} replaced by the default of the field.
     """
 
     def decorate(command: Command) -> Command:

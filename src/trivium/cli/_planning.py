@@ -1,4 +1,4 @@
-"""Plans of `trivium plan`: compute and print them. Importing this module loads torch."""
+"""Computes and prints the plans of `trivium plan`. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def print_plan(
     tokens_per_second_per_gpu: float | None,
     as_json: bool,
 ) -> None:
-    """Print the training plan of a preset or recipe, or a table of all models of a model family.
+    """Print the training plan of a preset or recipe, or a table of plans for a model family.
 
     Args:
         name: a preset, a recipe, or the name of a model family such as "llama".
@@ -57,11 +57,11 @@ def print_plan(
         tokens: the number of training tokens; None uses the published number.
         batch_tokens: tokens per step; None uses the published number.
         length: tokens per row; None uses the published number.
-        tokens_per_second_per_gpu: a measured throughput, used instead of the predicted throughput.
+        tokens_per_second_per_gpu: a measured throughput, which replaces the predicted throughput.
         as_json: whether to print JSON.
 
     Raises:
-        RecipeError: the size of a training step is unknown.
+        RecipeError: the number of tokens per step is unknown.
     """
     models, state = (
         {} if overrides or is_own_size(name) else _find_published(name),
@@ -96,16 +96,16 @@ def print_plan(
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model to plan the training of, with the training settings that are known.
+    """A model and its known training settings, as input of a training plan.
 
     Args:
         spec: the model's spec.
         paper: the paper that published the model; "" if there is none.
-        context: tokens per row. Like the following values, None if unknown.
-        tokens: the number of training tokens.
-        batch: tokens per step.
-        lr: the peak learning rate.
-        text_bytes: the size of the training text in bytes.
+        context: tokens per row; None if unknown.
+        tokens: the number of training tokens; None if unknown.
+        batch: tokens per step; None if unknown.
+        lr: the peak learning rate; None if unknown.
+        text_bytes: the size of the training text in bytes; None if unknown.
         hardware: the hardware and training time reported in the paper; "" if unknown.
     """
 
@@ -120,12 +120,12 @@ class PlannedModel:
 
 
 def _find_published(name: str) -> dict[str, PlannedModel]:
-    """Find the preset `name`, or all presets of the model family `name`.
+    """Return the preset `name`, or all presets of the model family `name`.
 
-    Returns them by preset name.
+    The result is a dict of preset name -> model.
 
-    For a family, only presets with a published number of training tokens are returned, or all
-    presets if there are none. The result is empty if `name` is a recipe.
+    In a family, presets without a published number of training tokens are left out, unless all
+    presets lack this number. If `name` is a recipe, the dict is empty.
     """
 
     def load_published(name: str) -> PlannedModel:
@@ -152,10 +152,7 @@ def _find_published(name: str) -> dict[str, PlannedModel]:
 
 
 def _format_hardware(recipe: PublishedRecipe | None) -> str:
-    """Return the hardware and training time reported in the paper as text.
-
-    Returns "" if none are reported.
-    """
+    """Return the hardware and training time from the paper as text; "" if it reports none."""
     known = {} if recipe is None else {key: one.value for key, one in recipe.hardware.items()}
     time = next((f"{known[unit]:g} {unit}" for unit in ("days", "hours") if unit in known), "")
     if "device_hours" in known:
@@ -164,12 +161,15 @@ def _format_hardware(recipe: PublishedRecipe | None) -> str:
 
 
 def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedModel, dict[str, Any]]:
-    """Load the model and the training settings of a recipe, and further arguments of `Workload`.
+    """Load the model of a recipe for a training plan.
 
-    If `name` is a preset, settings that `overrides` does not change have their published values.
+    If `name` is a preset, settings that are not in `overrides` keep their published values.
+
+    Returns:
+        The model with its training settings, and a dict of further arguments for `Workload`.
 
     Raises:
-        RecipeError: the recipe uses replicas (`parallel.replicas`).
+        RecipeError: the recipe uses data-parallel replicas (`parallel.replicas`).
     """
     recipe = load_recipe(name, overrides)
     if recipe.parallel.replicas > 1:
@@ -195,7 +195,7 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
 
 
 def print_forecast(name: str, overrides: Sequence[str], *, as_json: bool) -> None:
-    """Measure a few training steps on this machine and print a forecast of the whole run."""
+    """Measure a few training steps on this machine, and print a forecast for the whole run."""
     recipe = load_recipe(name, overrides)
     trainer, memory = build_trainer_without_data(recipe)
     forecast = forecast_run(trainer, memory)
@@ -272,14 +272,14 @@ def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
 
 
 def _print_export_problem(spec: Spec) -> None:
-    """Print why the model cannot be exported to Hugging Face, if it cannot."""
+    """If the model cannot be exported to Hugging Face, print the reason."""
     if problem := export_problem(spec):
         words = translated("run.export_problem", problem=problem)
         typer.echo(labelled("", words))
 
 
 def _format_model(plan: TrainingPlan, model: PlannedModel) -> str:
-    """Return one line with the name, parameter counts and paper of the model being planned."""
+    """Return one line with the name, parameter counts and paper of a model."""
     work = plan.step.work
     parameters, active = work.sizes.parameters, active_parameters(work.spec)
     line = translated("plan.model", name=plan.name, count=parameters)
@@ -291,7 +291,7 @@ def _format_model(plan: TrainingPlan, model: PlannedModel) -> str:
 
 
 def _format_run(plan: TrainingPlan) -> str:
-    """Return one line with the training tokens, the batch size and the FLOPs of a plan."""
+    """Return one line with a plan's number of training tokens, batch size and FLOPs."""
     work = plan.step.work
     values = {"batch": work.batch_tokens, "length": work.length, "each": work.flops_per_token}
     if not plan.tokens:
@@ -300,7 +300,7 @@ def _format_run(plan: TrainingPlan) -> str:
 
 
 def _format_time(plan: TrainingPlan) -> str:
-    """Return one line with the training time and the throughput of a plan.
+    """Return one line with the training time and throughput of a plan.
 
     If the number of training tokens is unknown, the line contains only the throughput.
     """
@@ -322,9 +322,9 @@ def _format_time(plan: TrainingPlan) -> str:
 def _build_layout_table(plan: TrainingPlan) -> TextTable:
     """Build a table of all parallelism layouts of a plan.
 
-    The columns contain the memory per GPU, throughput, step time and communication volume. The step
-    time is split into compute, tensor-parallel communication, and data-parallel communication of
-    weights and gradients ("data"), which overlaps with compute.
+    The columns are memory per GPU, throughput, step time and communication volume. The step time is
+    split into compute, tensor-parallel communication, and data-parallel communication ("data").
+    Data-parallel communication transfers weights and gradients, and overlaps with compute.
     """
     table = make_table(
         "layout", "micro_batch", "memory_gib", "tokens_per_second", "of_peak", "compute_s",
@@ -349,7 +349,7 @@ def _build_layout_table(plan: TrainingPlan) -> TextTable:
 def _build_size_table(
     plans: Sequence[TrainingPlan], models: Mapping[str, PlannedModel]
 ) -> TextTable:
-    """Build a table of all models of a family, with their sizes, training time and memory."""
+    """Build a table of all models in a family, with their sizes, training times and memory use."""
     table = make_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
         "learning_rate", "batch", "tokens", "flops", "gpu_hours", "gpus", "days",

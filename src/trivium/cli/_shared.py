@@ -32,20 +32,17 @@ BATCH_SIZE = 256
 
 
 def load(model: str, **options: Any) -> trivium.LanguageModel:
-    """Load a language model with `trivium.load`.
-
-    Torch is imported only now, which takes seconds.
-    """
+    """Load a language model with `trivium.load`. Imports torch, which takes seconds."""
     with exit_on_interrupt():
         load_model = trivium.load
     return load_model(model, **options)
 
 
 def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the texts unchanged. Warns once of each character that the tokenizer does not know.
+    """Yield the texts unchanged, and warn about characters that the tokenizer does not know.
 
-    If the tokenizer splits text into whole words, the warnings list unknown words instead. Mask
-    tokens in the texts are ignored.
+    Each unknown character is reported only once. If the tokenizer splits text into whole words,
+    unknown words are reported instead. Mask tokens in the texts are ignored.
     """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
@@ -77,9 +74,9 @@ def read_texts(
 
     Args:
         texts: the texts from the command line.
-        keep_blank: whether to yield blank lines of standard input, too.
-        file_command: a command that reads files, with FILE as a placeholder for the file name. If a
-            text is the name of a file, the error suggests this command.
+        keep_blank: whether to include blank lines of standard input.
+        file_command: a command that reads files, with FILE in place of the file name. The error
+            message suggests this command if a text is the name of a file.
 
     Raises:
         DataError: a text or standard input is not UTF-8, or a text is the name of a file.
@@ -112,7 +109,7 @@ def read_texts(
 
 
 def batch_items(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Split an iterable into lists of at most `BATCH_SIZE` items. Yields the lists."""
+    """Yield the items of an iterable in lists of at most `BATCH_SIZE` items."""
     iterator = iter(items)
     while batch := list(islice(iterator, BATCH_SIZE)):
         yield batch
@@ -123,8 +120,8 @@ def read_text_batches(
 ) -> Iterator[list[str]]:
     """Yield batches of the texts, or of the lines of standard input if no texts are given.
 
-    Warns of characters that are unknown to the tokenizer. If a text is the name of a file, an error
-    suggests `file_command`, with FILE replaced by the name.
+    Warns about characters that are unknown to the tokenizer. If a text is the name of a file, the
+    error message suggests `file_command`, with FILE replaced with the file name.
     """
     given = read_texts(texts, keep_blank=True, file_command=file_command)
     return batch_items(check_characters(given, tokenizer))
@@ -136,17 +133,23 @@ def print_json(value: Any) -> None:
 
 
 def print_result(record: dict[str, Any], line: str, *, as_json: bool) -> None:
-    """Print one result: with `as_json` the dict `record` as JSON, otherwise the text `line`."""
+    """Print one result: the text `line`, or with `as_json` the dict `record` as JSON."""
     print_json(record) if as_json else typer.echo(line)
 
 
 def join_cells(*cells: str) -> str:
-    """Join the cells of a table row with tabs. Tabs and line breaks inside a cell become spaces."""
+    """Join the cells of a table row with tabs.
+
+    Replaces tabs and line breaks inside cells with spaces.
+    """
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
 def parse_validation(values: list[str]) -> float | PathList:
-    """Parse the values of `--validation`: a single number is a fraction, anything else is paths."""
+    """Parse the value of `--validation`.
+
+    A single number is a fraction; anything else is a list of paths.
+    """
     try:
         (value,) = values
         return float(value)
@@ -177,7 +180,7 @@ def choose_run_folder(
     Args:
         name: the preset, recipe or task on the command line.
         out: the value of `--out`.
-        advice: the error message if neither a name nor `--resume` is given.
+        advice: the error message if `name` is missing and `--resume` is not given.
         resume: the value of `--resume`, or "auto" for `--auto-resume`.
         overwrite: the value of `--overwrite`.
 
@@ -202,7 +205,7 @@ def split_pair(line: str) -> tuple[str, str | None]:
 
 
 def shorten_count(number: float) -> str:
-    """Format a large count with a unit, such as "124.4M" for 124439808."""
+    """Format a large count with a unit. For example, 124439808 becomes "124.4M"."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.1f}{letter}"

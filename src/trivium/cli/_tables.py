@@ -1,4 +1,4 @@
-"""Tables on the terminal. Only text columns are truncated; names and numbers never are."""
+"""Tables for the terminal. Only text columns are truncated; names and numbers never are."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Column:
     """A column of a terminal table.
 
     Args:
-        heading: the text in the first row.
-        is_text: whether the cells are texts, which may be truncated.
+        heading: the column heading.
+        is_text: whether the cells are free text. Only text cells may be truncated.
         max_width: the maximum width of a text column; None if there is no limit.
     """
 
@@ -45,14 +45,17 @@ class TextTable:
         self.columns.append(Column(heading))
 
     def add_row(self, *cells: str) -> None:
-        """Append a row of cells. Missing cells at the end of the row are left empty."""
+        """Append a row of cells.
+
+        If there are fewer cells than columns, the last columns are left empty.
+        """
         self.rows.append([*cells, *[""] * (len(self.columns) - len(cells))])
 
     def format_lines(self, max_width: int | None) -> list[str]:
-        """Format the table as lines of text that are at most `max_width` wide (None for no limit).
+        """Format the table as lines of text that are at most `max_width` wide. None means no limit.
 
-        Columns that do not fit are moved to further blocks below, each of which repeats the first
-        column. Lines may be wider than `max_width` if the numbers and names of a block do not fit.
+        Columns that do not fit are printed in further blocks below. Each block repeats the first
+        column. If the numbers and names in a block are too wide, its lines exceed `max_width`.
         """
         cells = list(zip([column.heading for column in self.columns], *self.rows))
         widths = [max(map(display_width, column)) for column in cells]
@@ -82,7 +85,10 @@ class TextTable:
         return lines
 
     def _truncate_cell(self, text: str, index: int, width: int) -> str:
-        """Return a cell of column `index` as one line, truncated to `width` in a text column."""
+        """Return a cell text as one line. In a text column, it is truncated to `width`.
+
+        `index` is the index of the column.
+        """
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:
             while display_width(text) > width - 1:
@@ -92,12 +98,12 @@ class TextTable:
 
 
 def make_table(*heading_keys: str) -> TextTable:
-    """Create an empty table whose column headings are the texts `heading.KEY` in `texts.toml`."""
+    """Create an empty table. The column headings are the texts `heading.KEY` in `texts.toml`."""
     return TextTable([Column(translated(f"heading.{name}")) for name in heading_keys])
 
 
 def add_text_column(table: TextTable, heading_key: str, max_width: int | None = None) -> None:
-    """Add a text column, which is truncated to `max_width` and to the width of the terminal.
+    """Add a column of text that is truncated to `max_width` and to the width of the terminal.
 
     `heading_key` is the key of the column heading in `texts.toml`.
     """
@@ -107,6 +113,6 @@ def add_text_column(table: TextTable, heading_key: str, max_width: int | None = 
 
 
 def print_table(table: TextTable) -> None:
-    """Print a table within the width of the terminal. Output to files and pipes is not limited."""
+    """Print a table. On a terminal, limit it to the terminal's width."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     typer.echo("\n".join(table.format_lines(width)))

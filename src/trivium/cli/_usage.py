@@ -15,8 +15,8 @@ _FILES = {"data", "file", "files", "input", "path"}
 def suggest_option(option: str, context: Any, similar: Sequence[str] | None) -> str:
     """Return a suggestion to append to the error message for an unknown option.
 
-    The unknown option may be a positional argument, a misspelled option, a recipe key (set with
-    `--set`), or an option of other commands.
+    What the user typed as an option may be a positional argument, a misspelled option, a recipe key
+    (which is set with `--set`), or an option of other commands.
 
     Args:
         option: the unknown option, with its dashes.

@@ -70,10 +70,10 @@ def answer(
 
 
 def _attach_context(line: str, context: str | None) -> tuple[str, str]:
-    """Return the question in a line, and its context.
+    """Return the question and its context.
 
-    With `context`, the line contains only the question. If `context` is None, the line contains the
-    question, a tab and its own context. Raises DataError if there is no context.
+    If `context` is given, the line is the question. Otherwise, the line must contain the question,
+    a tab and the context. Raises DataError if there is no context.
     """
     if context is not None:
         return line, context

@@ -119,9 +119,10 @@ def check(
 def _check_texts(
     data: list[str], options: CorpusOptions, tokenizer: Tokenizer | None
 ) -> list[Finding]:
-    """Check raw texts for problems.
+    """Check raw texts for problems. Returns the findings.
 
-    If reading fails for a file of records, the error suggests `--task`.
+    If reading fails and a file has a format for records (such as CSV), the error message suggests
+    `--task`.
     """
     try:
         return check_texts(data, options, tokenizer)
@@ -134,10 +135,10 @@ def _check_texts(
 
 
 def _make_text_options_error(task: str) -> RecipeError:
-    """Return the error for `--separator` or `--text-field` with `--task`.
+    """Return the error for using `--separator` or `--text-field` together with `--task`.
 
-    Both options apply only to raw texts. The message names the keys for columns of labelled
-    examples.
+    Both options apply only to raw texts. The message names the recipe keys that select the columns
+    of labelled examples.
     """
     from trivium.objectives import Objective
 
@@ -149,7 +150,7 @@ def _make_text_options_error(task: str) -> RecipeError:
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    """Print the table of findings, then the advice for each problem and the number of problems."""
+    """Print the table of findings, the advice for each problem, and the number of problems."""
     table = make_table("check", "found", "total", "share")
     table.add_column("")
     add_text_column(table, "such_as", max_width=_WIDTH)

@@ -68,7 +68,10 @@ def clean(
 
 
 def _print_report(report: CleanReport) -> None:
-    """Print how many documents were kept, and dropped for each reason, with a sample per reason."""
+    """Print the number of kept documents, and a table of the dropped documents by reason.
+
+    The table has a sample document for each reason.
+    """
     table = make_table("dropped", "documents", "share")
     add_text_column(table, "such_as", max_width=70)
     for why, count in report.most_common():

@@ -95,11 +95,11 @@ def _embed_batch(
     per_token: bool,
     normalize: bool | None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Embed a batch of texts. Returns one vector per text, or per token with `per_token`.
+    """Compute the embeddings of a batch of texts, or of each token if `per_token` is true.
 
     Returns:
-        The vectors, float32 [N, D], for N texts or tokens with D numbers each, and for each vector
-        a dict with its text (and its token and character span).
+        The vectors, float32 [N, D], for N texts or tokens, and a list with a dict for each vector.
+        The dict contains the text, and for a token also the token and its character span.
     """
     if not per_token:
         vectors = lm.embed(texts, pooling=pooling, normalize=normalize)
@@ -114,10 +114,12 @@ def _embed_batch(
 
 
 def _print_vector(source: dict[str, Any], key: str, vector: np.ndarray, as_json: bool) -> None:
-    """Print a vector with six significant digits per number, after its token if it has one.
+    """Print a vector with six significant digits per number.
+
+    If it embeds a token, print the token first.
 
     Args:
-        source: a dict with the text of the vector (and its token and character span).
+        source: a dict with the text, and for a token also the token and its character span.
         key: the name of the vector in JSON output.
         vector: the vector, [D].
         as_json: whether to print JSON.

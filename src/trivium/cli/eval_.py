@@ -129,17 +129,20 @@ def eval_(
 
 
 def _metrics_to_dict(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
-    """Convert metrics to a dict for output, with the number of examples, notes and mistakes."""
+    """Convert metrics to a dict for output.
+
+    If available, the number of examples, the notes, the mistakes and the calibration are included.
+    """
     details = metrics.to_dict()
     kept = ("num_examples", "notes", "mistakes", "calibration")
     return metrics.values | {name: details[name] for name in kept if details.get(name)}
 
 
 def _format_result(result: dict[str, Any], quantize: str | None) -> str:
-    """Return the metrics of a file as text, one line per value.
+    """Return the metrics of a file as text, one metric per line.
 
-    With `quantize`, each line also contains the value of the quantized model and the relative
-    change.
+    If `quantize` is given, each line also contains the value of the quantized model and the
+    relative change.
     """
     other = result.get(str(quantize), {})
     values = {name: v for name, v in result.items() if isinstance(v, int | float)}

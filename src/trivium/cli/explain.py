@@ -28,7 +28,10 @@ from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, detect_language
 
 _NAMES = {"Literal": Literal, "pathlib": pathlib}
-"""Names that occur in the annotations of topics; the annotations are stored as text."""
+"""Names used in the annotations of topics.
+
+The annotations are stored as text and then evaluated.
+"""
 
 
 class _TopicGroup(TyperGroup):
@@ -78,14 +81,14 @@ def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
 
 
 def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..., None]:
-    """Build the command function of a topic, with one parameter for each parameter of the topic.
+    """Build the command function of a topic.
 
-    The first parameter becomes a positional argument, the others become options.
+    The first parameter of the topic becomes a positional argument, all others become options.
 
     Args:
-        name: The name of the topic.
-        help: The docstring of the topic's function `explain`.
-        parameters: The annotation and the default of each parameter, by its name.
+        name: the name of the topic.
+        help: the docstring of the topic's function `explain`.
+        parameters: parameter name -> the annotation and default of the parameter.
     """
 
     def run_topic(
@@ -95,7 +98,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
         as_json: Annotated[bool, typer.Option("--json", help="Print the values as JSON.")] = False,
         **options: Any,
     ) -> None:
-        """Compute the page of the topic and print it, or write it as HTML or JSON."""
+        """Compute the page of the topic, and print it or write it as HTML or JSON."""
         with exit_on_interrupt():
             topic = load_topic(name)
         page = topic.explain(**{key: value for key, value in options.items() if value is not None})

@@ -56,9 +56,11 @@ def fill_mask(
 
 
 def _format_fills(masks: list[list[Any]], *, percent: bool) -> str:
-    """Format predictions for masks: one line each, with score, token and completed text.
+    """Format the predictions for masks as text, one line per prediction.
 
-    With `percent`, the scores are probabilities and are shown as percentages.
+    Each line contains the score, the token and the completed text.
+
+    If `percent` is true, the scores are probabilities and are printed as percentages.
     """
     style = "7.2%" if percent else "7.4f"  # Probabilities per token do not add up to 100%.
     width = max(len(fill.token or _NOTHING) for fills in masks for fill in fills)

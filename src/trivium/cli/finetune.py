@@ -50,19 +50,19 @@ from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
 _TASKS = load_json("keys")["tasks"]
-"""Task -> the keys of its objective, each with its help."""
+"""Task name -> the keys of the task's objective, each with its help text."""
 
 
 class Command(TyperCommand):
     """The click command `finetune`, whose `--help` also lists the recipe keys of the task."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Store the name of the task for `--help`, then parse the arguments."""
+        """Store the name of the task for use in `--help`, then parse the arguments."""
         self._task = next((arg for arg in args if arg in _TASKS), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options, then the recipe keys of the task if one is given."""
+        """Write the arguments and options. If a task is given, also write its recipe keys."""
         super().format_options(ctx, formatter)
         if self._task is None:
             return

@@ -83,9 +83,10 @@ def hidden_states(
 
 
 def _append_states(archive: zipfile.ZipFile, index: int, states: Any) -> None:
-    """Append the hidden states of text `index` to an open .npz file.
+    """Append the hidden states of text number `index` to an open .npz file.
 
-    The first text (index 0) also adds the array of layer indices. `states` is a `HiddenStates`.
+    For the first text (index 0), also write the array of layer indices. `states` is a
+    `HiddenStates`.
     """
     arrays = {
         f"states-{index}": states.vectors.numpy(),
@@ -99,9 +100,9 @@ def _append_states(archive: zipfile.ZipFile, index: int, states: Any) -> None:
 
 
 def _print_states(text: str, states: Any, as_json: bool) -> None:
-    """Print the `HiddenStates` of a text, one line per layer and token.
+    """Print the hidden states of a text, one line per layer and token, with six significant digits.
 
-    Numbers have six significant digits.
+    `states` is a `HiddenStates`.
     """
     for layer, rows in zip(states.layers, states.vectors.tolist()):
         for token, span, row in zip(states.tokens, states.spans, rows):

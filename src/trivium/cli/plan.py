@@ -30,7 +30,7 @@ from trivium.interrupts import exit_on_interrupt
 
 @dataclass(frozen=True)
 class _GPUOptions:
-    """The options of `trivium plan` for a plan on GPUs."""
+    """The options of `trivium plan` for training on GPUs."""
 
     gpus: int | None = option(None, "number of GPUs", unset="the minimum that fits", min=1)
     gpu: str = option("a100-80g", f"GPU model: {', '.join(GPUS)}")

@@ -148,7 +148,7 @@ def prepare(
 
 
 def _parse_part(part: str) -> tuple[int, int]:
-    """Parse the value of `--part`, such as "2/7". Returns the part and the number of parts."""
+    """Parse the value of `--part`. Returns (I, N) for "I/N", part I of N parts."""
     index, _, count = part.partition("/")
     if not (index.isdecimal() and count.isdecimal()):
         raise DataError(f'--part is I/N, part I of N parts, such as 2/7, not "{part}".')
@@ -158,10 +158,11 @@ def _parse_part(part: str) -> tuple[int, int]:
 def _train_or_reuse_tokenizer(
     paths: list[str], out: str, options: CorpusOptions, kind: str, size: int, overwrite: bool
 ) -> Tokenizer:
-    """Train a tokenizer on the training split, or load one from an earlier run of the command.
+    """Return a tokenizer for the training split: an earlier one if possible, otherwise a new one.
 
-    An earlier tokenizer is reused if it was trained on the same text with the same kind and
-    vocabulary size, unless `overwrite` is set.
+    A tokenizer from an earlier run of the command is reused if it was trained on the same text with
+    the same kind and vocabulary size. If `overwrite` is true, a finished run's tokenizer is not
+    reused.
     """
     folder = local_folder(out)
     earlier: Path | None = folder / TOKENIZER
@@ -177,7 +178,7 @@ def _train_or_reuse_tokenizer(
 
 
 def _format_summary(shards: Shards, out: str) -> str:
-    """Return the document, token and duplicate counts and the unigram loss of shards as text."""
+    """Return a summary of shards as text: documents, tokens, duplicates and unigram loss."""
     splits = shards.manifest.splits
     lines = [_format_summary_line("shards", out)]
     for name, info in splits.items():
@@ -196,5 +197,5 @@ def _format_summary(shards: Shards, out: str) -> str:
 
 
 def _format_summary_line(label: str, text: str) -> str:
-    """Return a line of the summary: a translated label padded to 12 columns, and a text."""
+    """Return one line of the summary: the translated label, padded to 12 columns, and the text."""
     return f"{padded(translated(f'label.{label}'), 12)} {text}"

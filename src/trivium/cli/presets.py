@@ -79,7 +79,7 @@ def presets(
 
 
 def _print_spec(name: str) -> None:
-    """Print the complete spec of a preset as TOML. Imports torch."""
+    """Print the complete spec of a preset as TOML. This imports torch."""
     with exit_on_interrupt():
         from trivium.models import num_parameters
         from trivium.presets import catalogue
@@ -169,8 +169,9 @@ def _format_parameters(total: int, active: int) -> str:
 def format_model_size(summary: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return the width, heads, layers and feed-forward width of a model as table cells.
 
-    Heads are written "32/8" if there are fewer key-value heads, and layers "6+6" for an encoder and
-    a decoder. "-" means that the model has no such component.
+    If there are fewer key-value heads than query heads, both counts are given, such as "32/8". For
+    an encoder-decoder, the layers of both stacks are given, such as "6+6". "-" means that the model
+    has no such component.
 
     Args:
         summary: the result of `presets.facts.shape_summary`.

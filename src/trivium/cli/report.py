@@ -82,7 +82,7 @@ def report(
 
 
 def _print_json_or_csv(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print the rows of the table of runs as JSON lines, or as CSV."""
+    """Print the rows of the comparison table as CSV, or with `as_json` as JSON lines."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -93,7 +93,7 @@ def _print_json_or_csv(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None
 
 
 def _print_comparison(runs: Sequence[RunFiles]) -> None:
-    """Print a table that compares runs, without settings that are equal in all runs."""
+    """Print a table that compares runs. Settings that are equal in all runs are left out."""
     rows = make_run_table(runs)
     settings = [key for key in find_different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
     keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]

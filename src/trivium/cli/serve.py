@@ -121,7 +121,7 @@ def serve(
 
 
 def _find_model_folder(path: str) -> str:
-    """Return the local folder of a model. Raises TriviumError if there is no such folder."""
+    """Return the local folder of a model. Raises TriviumError if the folder does not exist."""
     from trivium.interop.hub import find_folder
 
     folder = find_folder(path)
@@ -134,10 +134,11 @@ def _find_model_folder(path: str) -> str:
 def _warn_about_missing_models(paths: dict[str, str]) -> None:
     """Log a warning for each folder that does not contain a model yet.
 
-    `paths` is model id -> folder.
+    Args:
+        paths: model id -> folder.
 
     Raises:
-        TriviumError: no folder contains a model.
+        TriviumError: none of the folders contains a model.
     """
     problems: dict[str, str] = {}
     for name, path in paths.items():
@@ -152,16 +153,18 @@ def _warn_about_missing_models(paths: dict[str, str]) -> None:
 
 
 def _find_runs_folder(path: str) -> Path | None:
-    """Return the parent folder of a run folder, or None if `path` is not a run."""
+    """Return the parent folder of the run `path`. Returns None if `path` is not a run."""
     folder = Path(path).resolve()
     return folder.parent if (folder / "metrics.jsonl").is_file() else None
 
 
 def _configure_logging(file: Path | None, *, quiet: bool) -> None:
-    """Configure logging from a JSON file for `dictConfig`, or to standard error if `file` is None.
+    """Configure logging from a JSON file for `dictConfig`.
 
-    On standard error, lines of this module have no timestamps. `quiet` logs only warnings and
-    errors.
+    If `file` is None, log to standard error.
+
+    On standard error, log lines of this module have no timestamps. If `quiet` is true, only
+    warnings and errors are logged there.
 
     Raises:
         TriviumError: the file is not valid JSON, or `dictConfig` rejects it.

@@ -165,7 +165,10 @@ def decode(
 
 
 def _load_tokenizer(path: Path, *, source: bool) -> Tokenizer:
-    """Load a tokenizer from a file or a folder. With `source`, load a folder's source tokenizer."""
+    """Load a tokenizer from a file or a folder.
+
+    If `source` is true, load the folder's source tokenizer.
+    """
     if source:
         path = path / _SOURCE_TOKENIZER
         if not path.is_file():

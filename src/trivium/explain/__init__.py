@@ -1,9 +1,9 @@
 """Explanations of how a mechanism works, with numbers and figures computed by the training code.
 
-Each topic is a module in `topics/`. Its function `explain` returns a `Page`; many topics accept the
-reader's own text or model. The first parameter of `explain` is the positional argument on the
-command line, the others are options. The text `summary` in the topic's table of `texts.toml` is its
-line in the list of topics. `make docs` writes the options of all topics to `cli/topics.json`.
+Each topic is a module in `topics/` with a function `explain`, which returns a `Page`. Many topics
+accept the reader's own text or model. On the command line, the first parameter of `explain` is the
+positional argument and the others are options. The list of topics shows the text `summary` from the
+topic's table in `texts.toml`. `make docs` writes the options of all topics to `cli/topics.json`.
 
 >>> from trivium.explain import explain
 >>> print(explain("norm", vector=[1, 2, 3]).text())  # doctest: +ELLIPSIS
@@ -51,8 +51,8 @@ def load_topic(name: str) -> Any:
 
 
 def explain(topic: str, *args: Any, **options: Any) -> Page:
-    """Compute the explanation of a topic as a page.
+    """Return the page that explains a topic.
 
-    `args` and `options` are the arguments and options in `trivium explain TOPIC --help`.
+    `args` and `options` are the arguments and options that `trivium explain TOPIC --help` lists.
     """
     return load_topic(topic).explain(*args, **options)

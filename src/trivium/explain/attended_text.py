@@ -1,4 +1,4 @@
-"""Attention maps: the attention weights of a model for a text, with the tokens as labels."""
+"""Attention maps: a model's attention weights for a text, with the tokens as labels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trivium.inference.text_model import encoder_ids, prompt_ids
 from trivium.language_model import LanguageModel
 
 MAX_TOKENS = 64
-"""The maximum number of tokens in a figure."""
+"""The maximum number of tokens in an attention map."""
 _TARGET_TOKENS = 32
 
 
 class AttentionMap(NamedTuple):
-    """Attention weights [layers, heads, queries, keys] with the tokens of the queries and keys."""
+    """Attention weights [layers, heads, queries, keys], with the query tokens and key tokens."""
 
     queries: list[str]
     keys: list[str]
@@ -27,10 +27,17 @@ class AttentionMap(NamedTuple):
 def compute_attention_maps(
     lm: LanguageModel, source: str, target: str = ""
 ) -> dict[str, AttentionMap]:
-    """Compute a model's attention weights for a text. Returns a dict of kind -> attention map.
+    """Compute the attention weights of a model for a text.
 
-    The kinds are "encoder", "decoder" and "cross". Only an encoder-decoder reads `target`; if the
-    target is blank, the model generates it.
+    Args:
+        lm: the model.
+        source: the text.
+        target: the target text; used only by an encoder-decoder. If it is blank, the model
+            generates it.
+
+    Returns:
+        A dict of attention kind ("encoder", "decoder" or "cross") -> attention map. It contains
+        only the kinds that the model has.
 
     Raises:
         TriviumError: the text or the target has more than `MAX_TOKENS` tokens.

@@ -1,4 +1,4 @@
-"""Training batches on a page: the inputs, labels and loss weights that an objective creates."""
+"""Page parts that show a training batch: the inputs, labels and loss weights of an objective."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ def encode_rows(
     num_copies: int = 1,
     add_special_tokens: bool = True,
 ) -> tuple[Tokenizer, RowBatch]:
-    """Load or train a tokenizer and encode texts. Each text becomes a document and a row.
+    """Load or train a tokenizer, and encode the texts.
+
+    Each text becomes one document in its own row.
 
     Args:
         texts: the texts.
-        tokenizer: a tokenizer file or the folder of a model. If None, a word-level tokenizer is
-            trained on the texts (words, single Chinese characters and punctuation marks).
-        special_tokens: the special tokens of the tokenizer, if one is trained here.
+        tokenizer: a tokenizer file or a model folder. If None, a word-level tokenizer is trained on
+            the texts. Its tokens are words, single Chinese characters and punctuation marks.
+        special_tokens: the special tokens of the tokenizer, if it is trained here.
         num_copies: how many times to repeat the rows.
         add_special_tokens: whether to add the special tokens at the start and end of each document.
             Rows of packed text usually do not contain them.
@@ -82,7 +84,10 @@ def build_objective_page(
     *notes: Part,
     seed: int = 0,
 ) -> Page:
-    """Build a page that shows the batch an objective creates from rows, followed by `notes`."""
+    """Build a page that shows the batch that an objective creates from rows.
+
+    `notes` are appended.
+    """
     batch = prepare_batch(objective, tokenizer, rows, seed=seed)
     parts = build_batch_parts(objective, batch, tokenizer, details=True)
     return Page(title, [*parts, *notes], batch_to_dict(objective, batch, tokenizer))
@@ -91,9 +96,10 @@ def build_objective_page(
 def prepare_batch(
     objective: Objective, tokenizer: Tokenizer, rows: RowBatch, *, seed: int = 0
 ) -> Batch:
-    """Return the batch that an objective creates from rows, with different noise for each row.
+    """Return the batch that an objective creates from rows. The noise of each row is different.
 
-    With short texts, noise may leave a row without labels. Then the next seeds are tried.
+    In short texts, the noise may leave a row without labels. In this case, the next seeds are
+    tried.
 
     Raises:
         RecipeError: the tokenizer lacks a special token that the objective needs.
@@ -110,7 +116,10 @@ def prepare_batch(
 
 
 def _all_rows_have_labels(batch: Batch) -> bool:
-    """Return whether every row has a token label. True if the objective has no token labels."""
+    """Return whether every row has at least one label.
+
+    True if the batch has no token labels at all.
+    """
     return batch.labels is None or bool((batch.labels != IGNORE_INDEX).any(-1).all())
 
 
@@ -132,10 +141,10 @@ def build_batch_parts(
         objective: the objective that created the batch.
         batch: the batch.
         tokenizer: the tokenizer of the token ids.
-        source_tokenizer: the tokenizer of the encoder input, if it has its own tokenizer.
+        source_tokenizer: the tokenizer of the encoder input, if it differs from `tokenizer`.
         label_names: the names of the labels, if labels are not tokens.
-        label_counts: the number of labels per loss term in the whole step; None counts the labels
-            of `batch`.
+        label_counts: loss term -> the number of labels in the whole step; None counts the labels of
+            `batch`.
         max_rows: the maximum number of rows to show; None shows all rows.
         max_tokens: the maximum number of tokens per row to show; None shows all tokens.
         details: whether to add a table with all values at each position of the first row.
@@ -158,9 +167,9 @@ def build_batch_parts(
 
 
 def batch_to_dict(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Convert a batch to a dict: its arrays by name, and its inputs and labels as tokens.
+    """Convert a batch to a dict with its arrays by name, and its inputs and labels as tokens.
 
-    A label is None at positions without a loss.
+    The label is None at positions that are ignored by the loss.
     """
     names = tokenizer.readable_tokens
     rows = [
@@ -187,8 +196,8 @@ class _InputRow:
         tokenizer: the tokenizer of the token ids.
         labels: the name of each label.
         ids: the token ids, [T] for T positions.
-        targets: the label at each position, [T], or `IGNORE_INDEX` where there is no loss. None if
-            the input has no labels.
+        targets: the label at each position, [T], or `IGNORE_INDEX` at positions that are ignored by
+            the loss. None if the input has no labels.
     """
 
     objective: Objective
@@ -199,14 +208,14 @@ class _InputRow:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens in the row, without padding at its end."""
+        """The number of tokens in the row, without trailing padding."""
         used = self.ids != self.tokenizer.pad_id
         if self.targets is not None:
             used |= self.targets != IGNORE_INDEX
         return int(np.flatnonzero(used).max(initial=-1)) + 1
 
     def make_tokens(self, max_tokens: int | None) -> list[Token]:
-        """Return at most `max_tokens` tokens (None for all), with their labels as notes."""
+        """Return the first `max_tokens` tokens (all if None), with their labels as notes."""
         size = self.num_tokens
         shown = [self._make_token(column) for column in range(min(size, max_tokens or size))]
         return shown if len(shown) == size else [*shown, Token("...", f"+{size - len(shown)}")]
@@ -253,10 +262,11 @@ class _InputRow:
 
 
 def _iterate_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
-    """Yield the inputs of a row: name (such as "encoder"), token ids [T] and targets [T].
+    """Yield each input of a row, as a tuple of its name, its token ids [T] and its targets [T].
 
-    T is the number of positions. A target is `IGNORE_INDEX` at positions without a loss. Inputs
-    without labels have None as targets.
+    The name is "encoder", "decoder", "input", "left" or "right", and T is the number of positions.
+    A target is `IGNORE_INDEX` at positions that are ignored by the loss. For an input without
+    labels, the targets are None.
     """
     if batch.input_ids.ndim == 3:  # both sequences of a pair, one after the other
         for index in range(2):
@@ -279,12 +289,15 @@ def _iterate_inputs(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | 
 
 
 def _get_label_name(names: Sequence[str], label: int) -> str:
-    """Return the name of a label; "" for `IGNORE_INDEX`."""
+    """Return the name of a label, or "" for `IGNORE_INDEX`."""
     return "" if label == IGNORE_INDEX else names[label]
 
 
 def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
-    """Return the caption above the tokens of a row, with the row's own label if it has one."""
+    """Return the caption above the tokens of a row.
+
+    If the row itself has a label, it is included.
+    """
     parts = [get_text("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:
         parts.append(get_text("page.label_below"))
@@ -295,7 +308,7 @@ def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -
 
 
 def _make_loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
-    """Build a table of the loss terms: number of labels, term weight, and weight per label."""
+    """Build a table of the loss terms: label count, weight of the term, and weight per label."""
     weights = objective.term_weights()
     rows = [
         [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]

@@ -1,4 +1,4 @@
-"""Byte-pair encoding (Sennrich et al. 2016) on characters and on bytes: learn and apply merges.
+"""Learning and applying merges of byte-pair encoding (Sennrich et al. 2016).
 
 The initial symbols are characters. In a byte-level vocabulary, each character represents a byte.
 """
@@ -48,18 +48,18 @@ def learn_merges(
     ties: Ties,
     to_bytes: Callable[[str], bytes | None],
 ) -> list[dict[str, Any]]:
-    """Learn BPE merges: in each step, merge the most frequent pair of adjacent symbols.
+    """Learn BPE merges. Each step merges the most frequent pair of adjacent symbols.
 
     Args:
         word_counts: the count of each word.
         num_merges: the maximum number of merges.
         ties: which of several equally frequent pairs is merged: the pair seen first, the greatest
             pair in byte order, or the pair with the lowest token ids.
-        to_bytes: converts a symbol to bytes; needed for the byte order.
+        to_bytes: converts a symbol to bytes, for comparing pairs in byte order.
 
     Returns:
-        For each step, the merged `pair`, its `count`, the other equally frequent pairs (`ties`),
-        and the symbols of all `words` after the merge.
+        A dict for each step, with the merged `pair`, its `count`, the other equally frequent pairs
+        (`ties`), and the symbols of all `words` after the merge.
     """
     split = {word: list(word) for word in word_counts}
     ids = {symbol: index for index, symbol in enumerate(sorted(set("".join(word_counts))))}
@@ -89,16 +89,21 @@ def learn_merges(
 def build_training_page(
     words: Mapping[str, int], merges: int, ties: Ties, *, byte_level: bool, notes: Sequence[Part]
 ) -> Page:
-    """Build a page that shows how BPE merges are learned from words with their counts.
+    """Build a page that shows how BPE merges are learned from words and their counts.
 
-    `byte_level` shows symbols of a byte-level vocabulary as text. `notes` are appended to the page.
+    Args:
+        words: the count of each word.
+        merges: the maximum number of merges.
+        ties: which of several equally frequent pairs is merged (see `learn_merges`).
+        byte_level: whether the symbols represent bytes. The page shows them as text.
+        notes: parts to append to the page.
     """
     show, to_bytes = (_to_readable_text, symbols_to_bytes) if byte_level else (str, str.encode)
     steps = learn_merges(words, merges, ties, to_bytes)
     shown = list(words)[:_SHOWN_WORDS]
 
     def join(symbols: Sequence[str], between: str = " ") -> str:
-        """Join symbols into one readable text."""
+        """Join symbols into one readable text, with `between` as the separator."""
         return between.join(map(show, symbols))
 
     rows: list[list[Any]] = [["", "", "", *(join(word) for word in shown)]]
@@ -128,7 +133,7 @@ def build_merging_page(path: Path, texts: Sequence[str]) -> Page:
     whole_words = tokenizer.model["vocab"] if tokenizer.model.get("ignore_merges") else {}
 
     def explain_word(word: str) -> Word:
-        """Return a table of the merges applied to a word, and the same steps as data."""
+        """Return the merges applied to a word, as a table and as data."""
         symbols = [word] if word in whole_words else list(word)
         rows: list[list[Any]] = [["", "", " ".join(map(show, symbols))]]
         for pair, merged in apply_merges(symbols, ranks):

@@ -1,4 +1,4 @@
-"""Pages of explanations, and the parts of a page: formulas, tables, grids, curves, tokens, trees.
+"""Pages of explanations and their parts: formulas, tables, grids, curves, token rows and trees.
 
 A page contains its texts in English and in Chinese. It can be written as plain text, HTML or JSON.
 """
@@ -55,11 +55,11 @@ def _load_texts() -> Mapping[str, Mapping[str, Sequence[str]]]:
 
 
 Label: TypeAlias = Bilingual | str
-"""A label of a part. A plain string, such as a token or a symbol, is not translated."""
+"""A text on a page. A plain string, such as a token or a symbol, is not translated."""
 
 
 def render(label: Any, language: Language) -> str:
-    """Convert a label or number to text in a language.
+    """Convert a label, number or list to text in a language.
 
     Numbers have four significant digits. A list becomes "(a, b, ...)".
     """
@@ -96,18 +96,21 @@ class Formula:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose cells are labels and numbers."""
+    """A table with column names. The cells are labels or numbers."""
 
     columns: Sequence[Label]
     rows: Sequence[Sequence[Any]]
     caption: Label = ""
 
     def format_cells(self, language: Language) -> list[list[str]]:
-        """Return all cells as text in a language. The first row contains the column names."""
+        """Return all cells as text in a language, row by row.
+
+        The first row contains the column names.
+        """
         return [[render(cell, language) for cell in row] for row in (self.columns, *self.rows)]
 
     def find_numeric_columns(self, language: Language) -> list[bool]:
-        """Return for each column whether all of its cells are numbers."""
+        """Return one bool per column: whether all of its cells are numbers."""
         return find_numeric_columns(self.format_cells(language))
 
     def format_text(self, language: Language) -> str:
@@ -117,16 +120,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Grid:
-    """A matrix of numbers, shown as cells. The shade of a cell depends on the absolute value.
+    """A matrix of numbers, shown as cells that are shaded by absolute value.
 
     Args:
         values: the matrix [rows, columns].
         rows: the names of the rows; if empty, they are numbered from 1.
         columns: the names of the columns; if empty, they are numbered from 1.
         caption: the title above the grid.
-        digits: whether to show the numbers. If False, as for masks, the plain text contains a
-            filled square for a positive number, an empty square for a negative number, and a dot
-            for 0.
+        digits: whether to show the numbers. If False (for masks), the plain text shows a filled
+            square for a positive number, an empty square for a negative number, and a dot for 0.
     """
 
     values: Sequence[Sequence[float]]
@@ -149,13 +151,13 @@ class Grid:
         ]
 
     def draw_svg(self, language: Language, title: Label = "") -> str:
-        """Draw the grid as an SVG image. `title` is its accessible name if it has no caption."""
+        """Draw the grid as an SVG image. Without a caption, `title` is its accessible name."""
         cells = self.format_numbers() if self.digits else [[""] * len(row) for row in self.values]
         name = render(self.caption or title, language)
         return draw_grid(name, self.values, *self.format_labels(language), cells)
 
     def format_numbers(self) -> list[list[str]]:
-        """Format the values: all as integers if possible, otherwise with two decimals."""
+        """Format the values as integers if all are integers, otherwise with two decimals."""
         whole = all(value == round(value) for row in self.values for value in row)
         decimals = 0 if whole else 2
         return [[f"{round(v, decimals) + 0.0:.{decimals}f}" for v in row] for row in self.values]
@@ -178,19 +180,16 @@ class Curves:
     caption: Label = ""
 
     def format_series(self, language: Language) -> dict[str, Sequence[float]]:
-        """Return the function values by name, with the names as text in a language."""
+        """Return a dict of function name -> values, with the names as text in a language."""
         return {render(name, language): values for name, values in self.series.items()}
 
     def format_text(self, language: Language) -> str:
-        """Format the curves as a text table of points for a terminal."""
+        """Format the curves as a table of points, as text for a terminal."""
         caption, x_label = render(self.caption, language), render(self.x_label, language)
         return format_curves(caption, x_label, self.x, self.format_series(language))
 
     def draw_svg(self, language: Language, title: Label = "") -> str:
-        """Draw the curves as an SVG image.
-
-        `title` is its accessible name if there is no caption.
-        """
+        """Draw the curves as an SVG image. Without a caption, `title` is its accessible name."""
         name = render(self.caption or title, language)
         return draw_curves(
             name, self.x, self.format_series(language), render(self.x_label, language)
@@ -209,15 +208,15 @@ class Token(NamedTuple):
 class TokenRow:
     """A row of tokens with notes.
 
-    Tokens that have a label of the loss have the tone "predicted", or "changed" if the input
-    contains a replacement of the original token.
+    A token with a label (one that counts in the loss) has the tone "changed" if the input contains
+    a replacement of the original token, otherwise "predicted".
     """
 
     tokens: Sequence[Token]
     caption: Label = ""
 
     def format_cells(self, language: Language) -> list[tuple[str, str, str]]:
-        """Return the text, the note and the tone of each token in a language."""
+        """Return a tuple (text, note, tone) for each token, in a language."""
         return [(token.text, render(token.note, language), token.tone) for token in self.tokens]
 
     def format_text(self, language: Language) -> str:
@@ -227,7 +226,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree diagram: a label and the subtrees below it."""
+    """A tree diagram: a root label and the subtrees below it."""
 
     label: Label
     branches: Sequence[Tree] = ()
@@ -237,7 +236,7 @@ class Tree:
         return format_tree(self.to_tuples(language))
 
     def to_tuples(self, language: Language) -> tuple[str, list[Any]]:
-        """Return the tree as nested tuples of a label and a list of subtrees."""
+        """Return the tree as nested tuples. Each tuple is a label and a list of subtrees."""
         return render(self.label, language), [
             branch.to_tuples(language) for branch in self.branches
         ]
@@ -271,7 +270,10 @@ class Page:
         return "\n\n".join([underline(render(self.title, language), "="), *parts])
 
     def html(self, language: Language = "en", *, whole: bool = True) -> str:
-        """Return the page as a self-contained HTML document, or as a fragment if not `whole`."""
+        """Return the page as HTML: a complete document if `whole` is true, otherwise a fragment.
+
+        A complete document is self-contained: it loads no other files.
+        """
         loader = PackageLoader("trivium", "explain")
         environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
         environment.filters["render"] = lambda label: render(label, language)

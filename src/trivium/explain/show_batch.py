@@ -17,17 +17,17 @@ _ROWS, _TOKENS = 2, 64  # the maximum numbers to show
 
 
 class ShowBatch(Callback):
-    """A callback that shows the first batch with its labels, on the terminal and in the report.
+    """A callback that shows the first training batch on the terminal and in the report.
 
     Args:
-        run: the folder of the run.
+        run: the run folder.
     """
 
     def __init__(self, run: str | Path) -> None:
         self.run = RunFolder(run)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Print the batch's first rows to standard error and store them in the run metadata."""
+        """Print the first rows of the batch to standard error, and store them in the run folder."""
         objective = batch.stream.objective
         labels = lm.settings.labels if objective.labelled else ()
         parts = build_batch_parts(

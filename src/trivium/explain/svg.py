@@ -1,4 +1,4 @@
-"""Grids and curves as SVG images. Text and lines have the text colour of the surrounding page."""
+"""Draws grids and curves as SVG images. Text and lines inherit the text colour of the page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ _FEW, _MANY = 12, 30  # max columns with wide cells, max columns that show numbe
 
 
 def _make_svg_image(name: str, width: float, height: float, body: list[str], shown: float) -> str:
-    """Return an SVG image that contains the elements `body`.
+    """Return an SVG image.
 
-    `name` is the accessible name. `width` and `height` are the size of the drawing, `shown` is the
-    displayed width in pixels.
+    Args:
+        name: the accessible name of the image.
+        width: the width of the drawing.
+        height: the height of the drawing.
+        body: the elements of the image.
+        shown: the displayed width in pixels.
     """
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
@@ -47,8 +51,8 @@ def draw_grid(
 ) -> str:
     """Draw a matrix as shaded cells. Returns an SVG image.
 
-    Long column names are rotated by 90 degrees. If there are many columns, a number is shown only
-    when the pointer is on its cell.
+    Long column names are rotated by 90 degrees. If there are many columns, a number appears only
+    while the pointer is on its cell.
 
     Args:
         name: the accessible name of the image, for screen readers.
@@ -101,7 +105,7 @@ def draw_grid(
 
 
 def _compute_ticks(low: float, high: float) -> list[float]:
-    """Return four to nine round numbers between `low` and `high`: the tick positions of an axis."""
+    """Return the tick positions of an axis: four to nine round numbers between `low` and `high`."""
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.99)
@@ -112,10 +116,13 @@ def _compute_ticks(low: float, high: float) -> list[float]:
 def draw_curves(
     name: str, x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str
 ) -> str:
-    """Plot several functions of x as lines, with two axes and a legend. Returns an SVG image.
+    """Plot functions of x as lines, with two axes and a legend. Returns an SVG image.
 
-    `name` is the accessible name of the image, for screen readers. `series` maps the name of each
-    line to its value at each x.
+    Args:
+        name: the accessible name of the image, for screen readers.
+        x: the x values.
+        series: name of a line -> its value at each x.
+        x_label: the label of the x axis.
     """
     values = [value for line in series.values() for value in line]
     low, high, first, last = min(values), max(values), min(x), max(x)
@@ -134,7 +141,7 @@ def draw_curves(
     across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
     def to_pixels(x_value: float, y_value: float) -> tuple[float, float]:
-        """Convert a data point to the pixel coordinates of the image."""
+        """Convert a data point to pixel coordinates in the image."""
         return _LEFT + (x_value - first) * across, top + (high - y_value) / ((high - low) or 1) * up
 
     body = names

@@ -1,4 +1,4 @@
-"""Formatting of page parts as plain text. Chinese characters are two terminal columns wide."""
+"""Formats page parts as plain text. Chinese characters are two terminal columns wide."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ def underline(title: str, character: str) -> str:
 
 
 def wrap_paragraph(text: str) -> str:
-    """Wrap a paragraph at 79 columns. Chinese text is left to the terminal to wrap."""
+    """Wrap a paragraph at 79 columns.
+
+    Chinese text is not wrapped, because the terminal wraps it.
+    """
     return text if display_width(text) > len(text) else textwrap.fill(text, _WIDTH)
 
 
 def find_numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Return for each column whether all of its cells are numbers. The header row is ignored."""
+    """Return one bool per column: whether all of its cells are numbers.
+
+    The header row is ignored.
+    """
     return [not "".join(column[1:]).strip("-+.0123456789e,% ") for column in zip(*cells)]
 
 
 def format_table(caption: str, cells: Sequence[Sequence[str]]) -> str:
-    """Format a table as text with aligned columns. The first row contains the column names.
+    """Format a table as text with aligned columns. Columns of numbers are right-aligned.
 
-    Columns of numbers are aligned to the right.
+    The first row of `cells` contains the column names.
     """
     widths = [max(map(display_width, column)) for column in zip(*cells)]
     numeric = find_numeric_columns(cells)
@@ -53,7 +59,10 @@ def format_grid(
 
 
 def draw_squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
-    """Convert numbers to symbols: filled square (positive), empty square (negative) or dot (0)."""
+    """Convert each number to a symbol.
+
+    The symbol is a filled square (positive), an empty square (negative) or a dot (0).
+    """
 
     def to_symbol(value: float) -> str:
         """Return the symbol of a number."""
@@ -65,7 +74,7 @@ def draw_squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
 def format_curves(
     caption: str, x_label: str, x: Sequence[float], series: Mapping[str, Sequence[float]]
 ) -> str:
-    """Format curves as a text table of their values at up to nine points."""
+    """Format curves as a table of their values at up to nine points."""
     step = max(1, -(-(len(x) - 1) // (_CURVE_ROWS - 1)))
     lines = list(zip(x, *series.values()))[::step]
     cells = [[x_label, *series], *([f"{value:.4g}" for value in line] for line in lines)]
@@ -75,8 +84,8 @@ def format_curves(
 def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     """Format tokens as wrapped lines of text, with their notes below.
 
-    Each cell contains the token, its note and its tone. Tokens with the tone "predicted" are in
-    brackets, and "changed" tokens are marked with "*".
+    Each cell contains the token, its note and its tone. Tokens with the tone "predicted" are put in
+    brackets, and tokens with the tone "changed" are marked with "*".
     """
     lines = [caption] if caption else []
     above, below = "    ", "    "
@@ -91,7 +100,7 @@ def format_tokens(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
 
 
 def format_tree(tree: tuple[str, list[Any]], indent: str = "    ") -> str:
-    """Format a tree as text with one line per node. Subtrees are indented below their parent.
+    """Format a tree as text, one line per node. Subtrees are indented below their parent.
 
     `tree` is a tuple of a label and a list of subtrees.
     """

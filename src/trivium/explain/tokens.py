@@ -1,4 +1,4 @@
-"""Shared code of the topics about tokenizers: how a tokenizer encodes texts, word by word."""
+"""Code shared by the tokenizer topics. It shows how a tokenizer encodes texts word by word."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trivium.text import Tokenizer
 from trivium.text.loading import convert_library_errors
 
 Word: TypeAlias = tuple[Part, dict[str, Any]]
-"""The encoding of a word: a part of the page, and data with the `word` and its `tokens`."""
+"""How a word is encoded: a page part, and a dict with the `word` and its `tokens`."""
 
 
 def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
-    """Return the user's texts, or `default` if there are none.
+    """Return the user's texts, or `default` if the user gave none.
 
     Raises:
         TokenizerError: the texts are blank or not valid Unicode.
@@ -45,7 +45,7 @@ def build_encoding_page(
 ) -> Page:
     """Build a page that shows how a tokenizer encodes each word, and the tokens of each text.
 
-    `explain_word` returns the page part and the data for one word.
+    `explain_word` receives a word and returns its page part and data.
     """
     parts, data = list[Part](), []
     for text in texts:

@@ -1,12 +1,12 @@
 """The messages of the program in English and Chinese.
 
-Every message has an identifier, such as `run.forecast`. `texts.toml` contains its English and its
-Chinese text, with the same {fields}. `translated("run.forecast", rate=...)` returns the message in
-the user's language. The English texts of `--help` are in the modules of the commands, the Chinese
-texts in `help_zh.toml`.
+Every message has an identifier, such as `run.forecast`. `texts.toml` contains its English text and
+its Chinese text, with the same {fields}. `translated("run.forecast", rate=...)` returns the message
+in the user's language. The English texts of `--help` are in the modules of the commands, and their
+Chinese translations are in `help_zh.toml`.
 
-Messages in the files of a run, such as warnings in `metrics.jsonl`, are always English and created
-by `english`; `translate_english` translates them when they are displayed. Errors and Python
+Messages stored in the files of a run, such as warnings in `metrics.jsonl`, are always English. They
+are created by `english`, and `translate_english` translates them for display. Errors and Python
 warnings on the terminal remain English, so that users can search for them on the web.
 """
 
@@ -29,10 +29,11 @@ _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
 
 
 def detect_language() -> Language:
-    """Return the language of messages: from TRIVIUM_LANGUAGE if set, otherwise from the locale.
+    """Return the language of messages: TRIVIUM_LANGUAGE if set, otherwise the locale's language.
 
-    `trivium --language` sets the environment variable TRIVIUM_LANGUAGE, also for child processes.
-    As in GNU gettext, LANGUAGE takes precedence over the locale, unless the locale is C.
+    `trivium --language` sets the environment variable TRIVIUM_LANGUAGE, which child processes
+    inherit. As in GNU gettext, the variable LANGUAGE takes precedence over the locale, unless the
+    locale is C.
     """
     variable = os.environ.get
     locale = variable("LC_ALL") or variable("LC_MESSAGES") or variable("LANG") or "C"
@@ -43,7 +44,10 @@ def detect_language() -> Language:
 
 @functools.cache
 def catalog(language: Language) -> Mapping[str, str]:
-    """Load all messages of a language: identifier -> text with unfilled {fields}."""
+    """Load all messages of a language.
+
+    Returns a dict of identifier -> text with unfilled {fields}.
+    """
     place, tables = ("en", "zh").index(language), _read_toml("texts.toml").items()
     return {
         f"{table}.{name}": text[place] for table, texts in tables for name, text in texts.items()
@@ -52,12 +56,12 @@ def catalog(language: Language) -> Mapping[str, str]:
 
 @functools.cache
 def load_chinese_help() -> Mapping[str, Mapping[str, str]]:
-    """Load the Chinese texts of `--help`: command -> parameter -> text."""
+    """Load the Chinese texts of `--help`. Returns a dict of command -> parameter -> text."""
     return _read_toml("help_zh.toml")
 
 
 def _read_toml(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Parse a TOML file in the folder of this module."""
+    """Parse a TOML file in the folder of this module. Returns its tables."""
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
@@ -69,15 +73,15 @@ def translated(identifier: str, /, **values: object) -> str:
 def english(identifier: str, /, **values: object) -> str:
     """Return the message `identifier` in English, with its {fields} filled in.
 
-    Files of a run contain English messages. `translate_english` translates them for display.
+    The files of a run contain English messages; `translate_english` translates them for display.
     """
     return catalog("en")[identifier].format(**values)
 
 
 def translate_english(text: str, /) -> str:
-    """Translate an English message into the user's language.
+    """Translate a message created by `english` into the user's language.
 
-    The message must have been created by `english`. Any other text is returned unchanged.
+    Any other text is returned unchanged.
     """
     for identifier, pattern in _compile_patterns().items():
         if match := pattern.fullmatch(text):
@@ -88,9 +92,10 @@ def translate_english(text: str, /) -> str:
 
 @functools.cache
 def _compile_patterns() -> Mapping[str, re.Pattern[str]]:
-    """Compile a regular expression for each message that may be in files: identifier -> pattern.
+    """Compile a regular expression for each message that can occur in the files of a run.
 
-    Each pattern matches the English message with any values of its fields.
+    A pattern matches the English message with any field values. Returns a dict of identifier ->
+    pattern.
     """
     patterns = {}
     for identifier, text in catalog("en").items():
@@ -109,6 +114,9 @@ def display_width(text: str) -> int:
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """Pad a text with spaces to `width` terminal columns. `right` aligns the text to the right."""
+    """Pad a text with spaces to `width` terminal columns.
+
+    With `right`, the text is right-aligned.
+    """
     space = " " * (width - display_width(text))
     return space + text if right else text + space

@@ -17,7 +17,7 @@ from trivium.errors import TriviumError, nearest_name, shorten
 from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail
 
 CLIENT_CLOSED = 499
-"""The status code in the log and the metrics if a client disconnects before the response."""
+"""The status code in the log and metrics when a client disconnects before the response is sent."""
 
 _MAX_NAME, _MAX_VALUE = 100, 60
 _TYPE_NAMES = ("str", "int", "float", "bool")
@@ -26,12 +26,12 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """An HTTP error response in the format of OpenAI's API, as an exception.
+    """An exception that represents an HTTP error response in the format of OpenAI's API.
 
     Args:
         status: the HTTP status code.
         message: the error message for users; stored in the attribute `detail`.
-        param: the field of the request body that is wrong.
+        param: the invalid field of the request body.
         code: a machine-readable error code.
         headers: additional response headers, such as Retry-After.
     """
@@ -63,8 +63,7 @@ class ApiError(HTTPException):
 def to_api_error(error: BaseException) -> ApiError:
     """Convert any exception to an ApiError.
 
-    Details of unexpected exceptions are only logged; the message for the client does not contain
-    them.
+    The details of an unexpected exception are logged, but are not sent to the client.
     """
     match error:
         case ApiError():
@@ -84,7 +83,10 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
-    """Convert an exception to an HTTP response. FastAPI calls this exception handler."""
+    """Convert an exception to an HTTP response.
+
+    This is the exception handler that FastAPI calls.
+    """
     if isinstance(error, RequestValidationError):
         body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
         return _make_body_error(error.errors(), getattr(body, "model_fields", None)).to_response()
@@ -92,7 +94,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Register handlers so that the app sends every exception in the format of OpenAI's API."""
+    """Register exception handlers that send every error in the format of OpenAI's API."""
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, handle_error)
 
@@ -102,11 +104,11 @@ def _make_body_error(
 ) -> ApiError:
     """Return the error (400) for a request body that is not JSON or does not match the schema.
 
-    The message names only the first wrong field.
+    The message names only the first invalid field.
 
     Args:
         errors: the list of errors from pydantic.
-        known_fields: the fields of the endpoint's schema by name.
+        known_fields: field name -> field of the endpoint's schema.
     """
     known_fields, first = known_fields or {}, errors[0]
     if first["type"] == "json_invalid":
@@ -156,10 +158,10 @@ def _make_body_error(
 
 
 def _get_field_path(error: Any) -> list[str | int]:
-    """Return the path to a wrong field: its keys and indices in the JSON body.
+    """Return the path to an invalid field: the keys and indices that lead to it in the JSON body.
 
-    `error` is an error from pydantic. The names of types, which pydantic adds for unions, are left
-    out.
+    `error` is an error from pydantic. For unions, pydantic adds type names to the path; they are
+    removed.
     """
     steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
     return [
@@ -172,6 +174,6 @@ def _get_field_path(error: Any) -> list[str | int]:
 def _shorten_printable(value: Any, max_length: int) -> str:
     """Convert a value to a string of at most `max_length` characters, for an error message.
 
-    Lone surrogates, which JSON can express, are replaced by escape sequences.
+    Lone surrogates (which are valid in JSON) are replaced with escape sequences.
     """
     return shorten(str(value), max_length).encode("utf-8", "backslashreplace").decode()

@@ -55,11 +55,11 @@ def create_app(
     """Create the ASGI app that serves models.
 
     Args:
-        models: model id -> folder of the model, or the loaded model.
+        models: model id -> model folder or loaded model.
         limits: the limits of the server; None uses `Limits()`.
         key: the API key that clients must send; None if no key is needed.
         hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None
-            allows any.
+            allows any host.
         origins: the origins whose pages may call the server (CORS), as `https://HOST[:PORT]`.
         proxies: addresses and networks of trusted proxies, separated by commas.
         root_path: the path under which a proxy serves the app.
@@ -110,7 +110,7 @@ def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistr
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def make_response() -> Response:
-            """Compute the reply of the endpoint and convert it to an HTTP response."""
+            """Get the reply of the endpoint and convert it to an HTTP response."""
             request.state.model = registry.find(body.model).name
             reply = await endpoint.respond(registry, body)
             request.state.usage = reply.usage
@@ -170,9 +170,9 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
 
 
 async def _make_model_card(model: ServedModel) -> dict[str, Any]:
-    """Describe a model in the format of OpenAI's API, with additional fields such as its endpoints.
+    """Describe a model in the format of OpenAI's API, with extra fields such as its endpoints.
 
-    The additional fields are null if the model's folder is corrupt.
+    The extra fields are null if the model folder is corrupt.
     """
     lm = await asyncio.to_thread(model.load_outline)
     able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
@@ -190,9 +190,9 @@ async def _make_model_card(model: ServedModel) -> dict[str, Any]:
 
 
 def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
-    """Add the documentation pages, and routes that send an error for unknown paths.
+    """Add the documentation pages, and the routes that return an error for unknown paths.
 
-    `has_key` says whether clients must send an API key, which the OpenAPI document then mentions.
+    `has_key` is whether clients must send an API key. If so, the OpenAPI document says so.
     """
     app.add_api_route("/docs", _send_docs_page, include_in_schema=False)
 
@@ -215,9 +215,9 @@ def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) ->
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
     async def refuse_without_v1(request: Request) -> Response:
-        """Reject an API path without the prefix /v1.
+        """Reject an API path that lacks the prefix /v1.
 
-        The error contains the path with the prefix.
+        The error message contains the correct path.
         """
         path = request.scope["route"].path
         url = f"{request.base_url}v1"
@@ -236,7 +236,7 @@ async def _send_docs_page() -> FileResponse:
 
 
 async def _make_openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
-    """Build the OpenAPI document. Every example uses a served model that can answer it."""
+    """Build the OpenAPI document. Each example uses a served model that supports the endpoint."""
     document = get_openapi(
         title="Trivium",
         version=version("trivium"),

@@ -1,8 +1,8 @@
 """The table of all endpoints, and the functions that answer their requests.
 
-Routes, the OpenAPI document and `/v1/models` are generated from the table `ENDPOINTS`. An endpoint
-consists of a request schema, a function and an entry in the table. For completions and chat, the
-schemas are in `schemas.py` and the functions in `generation.py`.
+The table `ENDPOINTS` is the source of the routes, the OpenAPI document and `/v1/models`. An
+endpoint consists of a request schema, a function and an entry in the table. For completions and
+chat, the schemas are in `schemas.py` and the functions in `generation.py`.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Endpoint:
 
     @property
     def summary(self) -> str:
-        """A one-line description of the endpoint."""
+        """The one-line description of the endpoint in the OpenAPI document."""
         return (self.function.__doc__ or "").partition("\n")[0].rstrip(".")
 
     def accepts(self, lm: LanguageModel) -> bool:
-        """Return whether a model can answer requests to this endpoint.
+        """Return whether a model supports this endpoint.
 
-        A model without a tokenizer cannot answer any.
+        A model without a tokenizer supports none.
         """
         supported = {*lm.capabilities, lm.settings.task, "tokenize"}
         if "generate" in supported and lm.settings.chat_template:
@@ -93,9 +93,9 @@ class Endpoint:
         return lm.tokenizer is not None and self.capability in supported
 
     async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
-        """Answer a request with the model that it names, after loading the model if necessary.
+        """Answer a request with the model that the request names. Loads the model if necessary.
 
-        Raises ApiError (400) if the model cannot answer requests to this endpoint.
+        Raises ApiError (400) if the model does not support this endpoint.
         """
         model = await registry.get_loaded(request.model)
         if self.accepts(model.lm):
@@ -117,7 +117,9 @@ class Endpoint:
 async def _run_and_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
-    """Call `function(lm, items, **options)` in the model's thread and reply with its results.
+    """Call `function(lm, items, **options)` in the model's thread.
+
+    Returns a reply with its results.
 
     `num_tokens` is the total number of tokens of all items, for the usage counts.
     """
@@ -128,9 +130,10 @@ async def _run_and_reply(
 
 
 def _make_list_reply(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
-    """Build a reply with a list of results, and add its token counts to the metrics.
+    """Build a reply with a list of results, and add the token counts to the metrics.
 
-    Each result gets its index. Results are dataclasses, or dicts whose values may be dataclasses.
+    An index is added to each result. Results are dataclasses, or dicts whose values may be
+    dataclasses.
     """
     counts = {"prompt": usage.prompt_tokens, "generated": usage.completion_tokens}
     for kind, count in counts.items():
@@ -145,8 +148,8 @@ async def _count_tokens(
 ) -> int:
     """Return the total number of tokens of texts, pairs of texts or lists of words.
 
-    Raises ApiError (400) for too many items, or for an item with more than `max_tokens` tokens
-    (default: `Limits.max_prompt`).
+    Raises ApiError (400) if there are too many items or if an item has more than `max_tokens`
+    tokens. The default of `max_tokens` is `Limits.max_prompt`.
     """
     check_num_texts(len(items), model.limits)
     encode = model.lm.source_tokenizer.encode_ids_batch
@@ -157,16 +160,17 @@ async def _count_tokens(
 
 
 def _get_max_text_tokens(model: ServedModel) -> int:
-    """Return the maximum number of tokens of a text that the model can process at once."""
+    """Return the maximum number of tokens that the model can process at once."""
     return min(model.limits.max_prompt, model.lm.max_length or model.limits.max_prompt)
 
 
 async def _encode_texts(
     model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
-    """Tokenize texts or pairs of texts as inputs of the model, and truncate long inputs.
+    """Tokenize texts or pairs of texts as model inputs.
 
-    Raises ApiError (400) for too many texts, or without `truncate` for a text that is too long.
+    If `truncate` is true, long texts are truncated; otherwise they raise ApiError (400). Too many
+    texts also raise ApiError (400).
     """
     check_num_texts(len(texts), model.limits)
     lm, longest = model.lm, _get_max_text_tokens(model)
@@ -251,9 +255,10 @@ def _embed_to_json(
     normalize: bool | None,
     base64: bool,
 ) -> list[Json]:
-    """Embed texts, given as lists of windows, in the JSON format of OpenAI's API.
+    """Compute embeddings of texts, and return them in the JSON format of OpenAI's API.
 
-    `base64` encodes each vector as base64 of little-endian float32 instead of a list of numbers.
+    Each text is given as a list of windows. With `base64`, each vector is the base64 text of its
+    little-endian float32 values instead of a list of numbers.
     """
     vectors = embed_windows(lm, windows, pooling=pooling, normalize=normalize)
     return [
@@ -287,7 +292,10 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
 
 
 def _fill_all_masks(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
-    """Predict the `top_k` most probable fills for every mask of each text."""
+    """Predict the `top_k` most probable fills for every mask of each text.
+
+    Returns one dict per text.
+    """
     fills = [lm.fill_mask(text, top_k=top_k) for text in texts]
     return [{"masks": each if isinstance(each[0], list) else [each]} for each in fills]
 
@@ -333,7 +341,10 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
 
 
 def _tag_texts(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
-    """Tag the words of each text. Returns the tagged words and the entities per text."""
+    """Tag the words of each text.
+
+    Returns a dict per text with its tagged words and its entities.
+    """
     results: list[Json] = []
     for text, words in zip(texts, lm.tag(texts)):
         joined = text if isinstance(text, str) else join_words(text)[0]
@@ -365,7 +376,7 @@ async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
 def _answer_questions(
     lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int
 ) -> list[Json]:
-    """Return the `top_k` best answers for each pair of question and context."""
+    """Return the `top_k` best answers for each pair (question, context)."""
     return [{"answers": spans} for spans in lm.answer_all(items, top_k=top_k)]
 
 
@@ -409,14 +420,14 @@ def _translate_texts(
     server_limit: int,
     **options: Any,
 ) -> list[str]:
-    """Translate each text.
+    """Translate each text. Returns the translations.
 
     Args:
         lm: the model.
         texts: the source texts.
-        max_tokens: the maximum number of tokens that the request sets; None uses the default of
+        max_tokens: the maximum number of tokens set by the request; None uses the default of
             `LanguageModel.translate`.
-        server_limit: the server's limit, which overrides larger limits.
+        server_limit: the server's maximum. It applies if the other maximum is larger.
         options: other arguments of `LanguageModel.translate`.
     """
     if max_tokens is not None:
@@ -457,7 +468,7 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
 
 
 def _score_texts(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
-    """Compute the log-probability of each text and of its tokens, given the context."""
+    """Compute the log-probabilities of each text and of its tokens, given the context."""
     tokenizer = lm.text_tokenizer
     results: list[Json] = []
     for text in texts:
@@ -514,7 +525,7 @@ class DetokenizeRequest(ModelRequest):
 
 
 def _get_tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
-    """Return the model's source tokenizer or target tokenizer, as the request asks."""
+    """Return the source tokenizer or target tokenizer of a model, whichever the request selects."""
     lm = model.lm.prompting
     return lm.source_tokenizer if request.source else lm.text_tokenizer
 
@@ -553,4 +564,4 @@ ENDPOINTS = {
         Endpoint("/v1/detokenize", DetokenizeRequest, detokenize, "tokenize", {"ids": [5, 6, 7]}),
     )
 }
-"""All endpoints by path."""
+"""URL path -> endpoint."""

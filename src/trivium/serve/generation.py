@@ -38,7 +38,8 @@ _MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
 _CHUNK_SIZE = 256  # the number of positions whose logits are in memory at the same time
 
 _MakeChoice = Callable[[int, TextDelta, bool], Json]
-"""Builds one entry of `choices`, from its index, its new text and whether it is the first text."""
+"""Builds one entry of `choices` from its index, its new text, and whether that text is its first.
+"""
 
 
 async def _generate_reply(
@@ -50,18 +51,20 @@ async def _generate_reply(
     *,
     chat: bool = False,
 ) -> Reply:
-    """Generate `n` texts per prompt and return the reply, streamed if the request asks for it.
+    """Generate `n` texts per prompt.
 
-    The texts of a prompt have consecutive indices. The text with index i uses `seed` + i. As in
-    OpenAI's API, the default temperature is 1, unless the model has its own default.
+    Returns the reply, which is streamed if the request asks for it.
+
+    The texts of a prompt have consecutive indices. The text with index i uses the seed `seed` + i.
+    As in OpenAI's API, the default temperature is 1, unless the model defines another default.
 
     Args:
-        model: the model that generates.
+        model: the model that generates the texts.
         request: the request body.
         prompts: the token ids of each prompt.
         options: the sampling options.
-        make_choice: builds an entry of `choices` from its index, its new text and whether it is the
-            first text.
+        make_choice: builds an entry of `choices` from its index, its new text, and whether this is
+            its first text.
         chat: whether the texts are assistant messages of a conversation.
     """
     common: Json = {
@@ -99,10 +102,11 @@ async def _stream_chunks(
     common: Json,
     make_choice: _MakeChoice,
 ) -> AsyncGenerator[Json]:
-    """Yield the chunks of a streamed reply, each with one entry in `choices`.
+    """Yield the chunks of a streamed reply. Each chunk has one entry in `choices`.
 
-    With the stream option `include_usage`, an extra last chunk contains the token counts. The other
-    chunks then contain `"usage": null`. `common` contains the fields that all chunks share.
+    With the stream option `include_usage`, a last chunk without entries contains the token counts,
+    and all earlier chunks contain `"usage": null`. `common` contains the fields that all chunks
+    share.
     """
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     no_usage = {"usage": None} if include_usage else {}
@@ -127,9 +131,10 @@ def _check_limits(
     *,
     prompt_field: str,
 ) -> None:
-    """Raise ApiError (400) if a prompt is too long or the request asks for too many texts.
+    """Raise ApiError (400) if a prompt is too long, or if the request asks for too many texts.
 
-    `prompt_field` is the field of the request body that contains the prompts, for error messages.
+    `stream_options` without `stream` is also an error. `prompt_field` is the field of the request
+    body that contains the prompts, for the error message.
     """
     limits = model.limits
     if request.stream_options is not None and not request.stream:
@@ -141,9 +146,10 @@ def _check_limits(
 
 
 def find_prompt_limit(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
-    """Return the maximum number of tokens of a prompt, and which limit that is, for messages.
+    """Return the maximum number of tokens in a prompt, and a name of this limit for error messages.
 
-    The context length of an encoder is not a limit, because encoders read long texts in windows.
+    The context length of an encoder is not a limit, because an encoder splits long texts into
+    windows.
     """
     longest = [(limits.max_prompt, "the server's limit for prompts")]
     limit = lm.context_length
@@ -155,7 +161,11 @@ def find_prompt_limit(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
 
 
 def check_num_texts(num_texts: int, limits: Limits) -> None:
-    """Raise ApiError (400) if a request has more texts than fit into the slots and the queue."""
+    """Raise ApiError (400) if a request has more texts than the server accepts at once.
+
+    The maximum is `Limits.max_texts`, or the number of slots plus the queue size if this is
+    smaller.
+    """
     if num_texts > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
         raise ApiError(400, f"the request has {num_texts} texts, but at most {most} are allowed.")
 
@@ -163,13 +173,13 @@ def check_num_texts(num_texts: int, limits: Limits) -> None:
 def check_num_tokens(
     param: str, num_tokens: int, max_tokens: int, hint: str = "shorten it"
 ) -> None:
-    """Raise ApiError (400) if a text of `num_tokens` tokens exceeds the limit `max_tokens`.
+    """Raise ApiError (400) if a text has more than `max_tokens` tokens.
 
     Args:
         param: the field of the request body that contains the text.
         num_tokens: the number of tokens of the text.
         max_tokens: the maximum number of tokens.
-        hint: how to fix the request; the end of the error message.
+        hint: advice to the user, appended to the error message.
     """
     if num_tokens > max_tokens:
         raise ApiError(
@@ -192,9 +202,10 @@ def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> Non
 # /v1/completions
 
 _Token = tuple[str, float | None, dict[str, float] | None]
-"""A token's text, its log-probability, and the most probable tokens with their log-probabilities.
+"""A tuple of a token's text, its log-probability, and a dict of the most probable tokens.
 
-The last two are None for the first token of a prompt, which no token precedes.
+The dict maps the text of each of these tokens to its log-probability. For the first token of a
+prompt, the log-probability and the dict are None.
 """
 
 
@@ -205,7 +216,7 @@ class _Prompt:
     Args:
         ids: the token ids, including the special tokens that the tokenizer adds at the start.
         text: the text of the prompt.
-        num_text_tokens: the number of tokens of the text, without the added special tokens.
+        num_text_tokens: the number of tokens without these special tokens.
     """
 
     ids: list[int]
@@ -241,7 +252,7 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
     def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
-        """Return an entry of `choices` in the format of OpenAI's API."""
+        """Return one entry of `choices` in the format of OpenAI's API."""
         text, new = delta.text, [_format_token(scored) for scored in delta.logprobs]
         if first and request.echo:
             text, new = prompts[index // n].text + text, [*tokens[index // n], *new]
@@ -263,7 +274,7 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
-    """Tokenize prompts. A prompt that is already a list of token ids is used unchanged.
+    """Tokenize prompts. If a prompt is already a list of token ids, use the ids unchanged.
 
     Raises ApiError (400) for an id that is not in the vocabulary.
     """
@@ -285,10 +296,11 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 def _score_prompts(
     lm: LanguageModel, prompts: Sequence[_Prompt], *, num_top: int
 ) -> list[list[_Token]]:
-    """Compute the log-probability of every token of each prompt, given the tokens before it.
+    """Compute the log-probability of every token of each prompt, given the preceding tokens.
 
-    Special tokens that the tokenizer adds at the start are left out. `num_top` is the number of
-    most probable tokens to return at each position. Each prompt is run in its own forward pass.
+    Returns a list of tokens for each prompt, without the special tokens that the tokenizer adds at
+    the start. At each position, the `num_top` most probable tokens are also returned. Each prompt
+    has its own forward pass.
     """
     tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
     for prompt in prompts:
@@ -308,10 +320,10 @@ def _score_prompts(
 
 
 def _format_token(score: TokenLogprob) -> _Token:
-    """Return a token's text, its log-probability, and the most probable tokens at its position.
+    """Return a token's text, its log-probability, and a dict of the most probable tokens.
 
-    The most probable tokens are a dict of text -> log-probability that also contains the token
-    itself. If several tokens have the same text, only the first one is kept.
+    The dict is text -> log-probability, and also contains the token itself. If several tokens have
+    the same text, only the first one is kept.
     """
     top: dict[str, float] = {}
     for each in (*score.top, score):
@@ -320,7 +332,7 @@ def _format_token(score: TokenLogprob) -> _Token:
 
 
 def _clamp_logprob(logprob: float) -> float:
-    """Replace minus infinity by `_MIN_LOGPROB`, since JSON cannot express infinity."""
+    """Replace minus infinity with `_MIN_LOGPROB`, because JSON cannot express infinity."""
     return max(logprob, _MIN_LOGPROB)
 
 
@@ -339,7 +351,7 @@ async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
     _check_limits(model, request, [ids], prompt_field="messages")
 
     def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
-        """Return an entry of `choices` in the format of OpenAI's API."""
+        """Return one entry of `choices` in the format of OpenAI's API."""
         message: Json = {"content": delta.text}
         if first:
             message |= {"role": "assistant", "refusal": None}
@@ -360,9 +372,9 @@ async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
 
 
 def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """Format a conversation with the model's chat template. Returns its token ids.
+    """Apply the model's chat template to a conversation. Returns the token ids.
 
-    Raises ApiError (400) for messages that the template rejects.
+    Raises ApiError (400) if the template rejects the messages.
     """
     turns: list[dict[str, str]] = []
     for index, message in enumerate(messages):
@@ -384,13 +396,13 @@ def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> 
 
 
 def _format_chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Format a generated token and its top log-probabilities for OpenAI's chat API."""
+    """Return a generated token and its top log-probabilities in the format of OpenAI's chat API."""
     top = [_format_chat_logprob(tokenizer, each) for each in score.top]
     return {**_format_chat_logprob(tokenizer, score), "top_logprobs": top}
 
 
 def _format_chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Format the text, log-probability and UTF-8 bytes of one token for OpenAI's chat API."""
+    """Return a token's text, log-probability and UTF-8 bytes in the format of OpenAI's chat API."""
     data = tokenizer.token_bytes[score.id]
     data = score.text.encode() if is_utf8(data) else data
     return {"token": score.text, "logprob": _clamp_logprob(score.logprob), "bytes": list(data)}

@@ -1,4 +1,4 @@
-"""Limits on the resources of one request, of one model and of the whole server."""
+"""Limits on the resources used by one request, by one model and by the whole server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from trivium.inference.sampling_params import check_options
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server.
+    """The limits of a server. `trivium serve` has an option for every field.
 
-    Requests that exceed a limit are rejected, unless the field says otherwise.
-
-    `trivium serve` has an option for every field.
+    A request that exceeds a limit is rejected, unless the field says otherwise.
 
     Raises:
         TriviumError: a value is not greater than 0.

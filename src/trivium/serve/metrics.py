@@ -47,7 +47,9 @@ class ServerMetrics:
     def set_load_gauges(
         self, model: str, running: Callable[[], int], waiting: Callable[[], int]
     ) -> None:
-        """Set the functions that compute the load of a model whenever /metrics is requested.
+        """Register functions that measure the load of a model.
+
+        They are called when /metrics is requested.
 
         Args:
             model: the id of the model.

@@ -1,4 +1,4 @@
-"""The served models. A model is loaded at its first request, one model at a time."""
+"""The served models. Each model is loaded at its first request; loads run one at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
-    """Parse command-line arguments of the form `path` or `id=path`. Returns model id -> path.
+    """Parse command-line arguments of the form `path` or `id=path`.
+
+    Returns a dict of model id -> path.
 
     The default id is the name of the folder.
 
@@ -49,11 +51,11 @@ def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
 
 
 class ServedModel:
-    """A model of the server. While the model is loaded, a `ModelThread` runs it.
+    """A model of the server. After it is loaded, a `ModelThread` runs it.
 
     Args:
         name: the id of the model.
-        path: the folder of the model; None for a model that was passed as an object.
+        path: the model folder; None if the model was passed as an object.
         limits: the limits of the server.
         metrics: the metrics of the server.
     """
@@ -79,14 +81,14 @@ class ServedModel:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request is using the model."""
+        """Whether at least one request is using the model."""
         return self.num_users > 0 or self.thread.is_busy
 
     @contextlib.contextmanager
     def keep_loaded(self) -> Iterator[None]:
-        """Context manager that keeps the model in memory during the `with` block.
+        """Return a context manager that prevents unloading of the model during the `with` block.
 
-        A stream that has started keeps the model in memory without this context.
+        A stream that has started also prevents unloading, without this context manager.
         """
         self.num_users, self.last_used = self.num_users + 1, time.monotonic()
         try:
@@ -102,23 +104,24 @@ class ServedModel:
 
     @property
     def lm(self) -> LanguageModel:
-        """The loaded model. Its module may be run only by the model's thread."""
+        """The loaded model. Only the model's thread may run its module."""
         return self.thread.lm.reading(self.special_tokens)
 
     def with_special_tokens(self, special_tokens: SpecialTokens | None) -> ServedModel:
-        """Return a copy of this model that treats special-token strings in a text as requested.
+        """Return a shallow copy of this served model with another setting for special tokens.
 
-        `special_tokens` says whether strings such as [SEP] are ordinary text or special tokens;
-        None uses the default of each endpoint.
+        The setting determines whether strings such as [SEP] in a text are special tokens or
+        ordinary text. None uses the default of each endpoint.
         """
         other = copy.copy(self)
         other.special_tokens = special_tokens
         return other
 
     def load_outline(self) -> LanguageModel | None:
-        """Return the model for access to its metadata. If it is not loaded, it has no weights.
+        """Return the language model for access to its metadata.
 
-        Returns None if the folder is corrupt.
+        If the model has not been loaded, the result has no weights. If the model folder is corrupt,
+        the result is None.
         """
         if (thread := self._thread) is not None:  # read once: another thread may unload it
             return thread.lm
@@ -135,7 +138,7 @@ class ServedModel:
     async def unload(self) -> None:
         """Wait until no request uses the model, then free its memory.
 
-        Requests that arrive in the meantime wait and load the model again.
+        Requests that arrive in the meantime wait, and then load the model again.
         """
         await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
         self._unloading = True
@@ -151,13 +154,14 @@ class ModelRegistry:
     """The served models by id.
 
     Args:
-        models: model id -> folder of the model, or the loaded model.
+        models: model id -> model folder or loaded model.
         load: loads a model from a folder.
         preload: whether the server loads all models before it accepts requests.
         limits: the limits of the server.
 
     Attributes:
-        stopping: set when the server stops, so that open pages of the playground do not delay it.
+        stopping: set when the server stops. Open pages of the playground then end their
+            connections, so that they do not delay the shutdown.
     """
 
     def __init__(
@@ -185,16 +189,16 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The ids of the models, in the order of the command line."""
+        """The ids of the models, in command-line order."""
         return list(self._models)
 
     @property
     def _evictable(self) -> list[ServedModel]:
-        """The loaded models that can be unloaded. Models without a folder stay in memory."""
+        """The loaded models that may be unloaded. Models without a folder always stay in memory."""
         return [model for model in self if model.is_loaded and model.path is not None]
 
     def find(self, name: str) -> ServedModel:
-        """Return the model with an id, which may not be loaded yet.
+        """Return the served model with an id. It may not be loaded yet.
 
         Raises ApiError (404) for an unknown id.
         """
@@ -209,10 +213,9 @@ class ModelRegistry:
         )
 
     async def get_loaded(self, name: str) -> ServedModel:
-        """Return the model with an id, after loading it if necessary.
+        """Return the served model with an id. Loads the model if necessary.
 
-        Requests for the same model wait for the same load. If loading fails, all of them get the
-        error.
+        Simultaneous requests for the same model share one load, and all get its error if it fails.
 
         Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
@@ -227,10 +230,10 @@ class ModelRegistry:
         return model
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Load a model and start its thread. Returns the error if loading fails, otherwise None.
+        """Load a model and start its thread. Returns None, or the error if loading fails.
 
-        If `max_loaded` models are in memory, the least recently used one is unloaded first. Idle
-        models are unloaded before busy ones.
+        If `max_loaded` models are already in memory, one is unloaded first: the least recently used
+        idle model, or the least recently used model if all are busy.
         """
         async with self._load_lock:
             most = self.limits.max_loaded

@@ -1,4 +1,4 @@
-"""Replies of endpoints, and how they are sent: as one JSON object or as server-sent events."""
+"""Replies of endpoints. A reply is sent as one JSON object or as server-sent events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Json = dict[str, Any]
 
 @dataclass
 class Usage:
-    """The numbers of prompt tokens and generated tokens of a request.
+    """The number of prompt tokens and the number of generated tokens of a request.
 
-    The tokens of a prompt are counted once, even if several texts are generated for it. A streamed
-    reply updates the counts while it is sent.
+    The tokens of a prompt are counted once, even if several texts are generated for it. While a
+    streamed reply is sent, its counts are updated.
     """
 
     prompt_tokens: int
@@ -40,9 +40,9 @@ class Usage:
 
 @dataclass
 class Reply:
-    """The reply of an endpoint: one JSON object or a stream of JSON objects, and the token counts.
+    """The reply of an endpoint: its content, and its token counts for the log and the metrics.
 
-    The token counts are for the log and the metrics.
+    The content is one JSON object or a stream of JSON objects.
     """
 
     content: Json | AsyncGenerator[Json]
@@ -52,10 +52,11 @@ class Reply:
 async def run_until(
     work: Awaitable[Result], stop: Awaitable[Any], *, timeout: float | None = None
 ) -> Result:
-    """Await `work` and return its result, unless `stop` ends first or `timeout` seconds pass.
+    """Await `work` and return its result.
 
-    In both cases, `work` is cancelled. Raises ApiError: 499 if `stop` ended first, 504 after the
-    timeout.
+    Cancels `work` if `stop` finishes first, or at the timeout.
+
+    Raises ApiError: 499 if `stop` finishes first, 504 after `timeout` seconds.
     """
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     try:
@@ -79,8 +80,8 @@ class EventStream(StreamingResponse):
 
     Args:
         first_event: the first event.
-        events: the other events. The generator is closed at the end or if the client disconnects.
-        deadline: the time at which the stream ends with an error, on the clock of the event loop.
+        events: the other events. The generator is closed at the end or when the client disconnects.
+        deadline: the time at which the stream ends with an error, in event-loop time.
     """
 
     def __init__(self, first_event: Json, events: AsyncGenerator[Json], deadline: float) -> None:
@@ -89,9 +90,9 @@ class EventStream(StreamingResponse):
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
-        """Send all events and close the generators.
+        """Send all events, then close the generators.
 
-        Starlette alone would leave the generators open if the connection is closed.
+        If the connection is closed, Starlette alone would leave the generators open.
         """
         async with contextlib.aclosing(self._events), contextlib.aclosing(self._lines):
             await super().stream_response(send)
@@ -100,7 +101,10 @@ class EventStream(StreamingResponse):
 async def _stream_sse(
     first_event: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
-    """Yield the encoded server-sent events (SSE) of a stream, ending with an error or `[DONE]`."""
+    """Yield a stream as encoded server-sent events (SSE).
+
+    The last event is `[DONE]` or an error.
+    """
     event = first_event
     try:
         while event is not None:

@@ -1,4 +1,4 @@
-"""Base types of all request bodies, and the request bodies of the text generation endpoints.
+"""Base classes of all request bodies, and the request bodies of the text generation endpoints.
 
 Unknown fields and values of the wrong type are rejected.
 """
@@ -73,7 +73,10 @@ _OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", "choices")
 
 
 def _make_sampling_fields() -> dict[str, Any]:
-    """Convert the fields of `SamplingParams` to optional pydantic fields with the same bounds."""
+    """Convert the fields of `SamplingParams` to optional pydantic fields with the same bounds.
+
+    Returns a dict of field name -> definition for `pydantic.create_model`.
+    """
     types, json_fields = get_type_hints(SamplingParams), dict[str, Any]()
     for each in fields(SamplingParams):
         if each.name not in _OMITTED_FIELDS:
@@ -110,9 +113,9 @@ class GenerateRequest(_Sampling):
     def get_sampling_options(
         self, *, max_new_tokens: int, top_logprobs: int | None
     ) -> dict[str, Any]:
-        """Return the sampling options that the request sets, by their names in `SamplingParams`.
+        """Return a dict of the sampling options that the request sets, by `SamplingParams` name.
 
-        `max_new_tokens` and `top_logprobs` are added to the result.
+        `max_new_tokens` and `top_logprobs` are added to the dict.
         """
         options = self.model_dump(include={*_SAMPLING_FIELDS}, exclude_none=True)
         if "seed" in options:
@@ -217,9 +220,9 @@ class ErrorBody(BaseModel):
 
 
 def as_list(value: Any) -> list[Any]:
-    """Wrap a single text, or a single list of token ids, in a list.
+    """Return a list of inputs: wrap a single text or a single list of token ids in a list.
 
-    A list of texts or of lists of ids is returned unchanged.
+    A list of texts, or a list of lists of token ids, is returned unchanged.
     """
     one = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
     return [value] if one else list(value)

@@ -1,4 +1,4 @@
-"""Security checks and logging of every request, before the request reaches the app.
+"""Security checks and logging for every request, before the request reaches the app.
 
 The checks cover the Host header, the origin, the API key, the content type and the body size.
 """
@@ -27,9 +27,9 @@ from trivium.serve.api_error import CLIENT_CLOSED, ApiError
 from trivium.serve.models import ModelRegistry
 
 PUBLIC = "/healthz"
-"""The path that needs no API key, because monitoring tools request it without one."""
+"""The only path that needs no API key. Monitoring tools request it without a key."""
 _ASSETS = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
-"""Paths that the playground's pages load automatically; only failed requests are logged."""
+"""Paths that the pages of the playground load automatically. Successful requests are not logged."""
 _HEADERS = {
     # With this policy, the browser does not let the server's pages contact any other server.
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
@@ -49,17 +49,17 @@ class Security:
     Args:
         app: the app that answers the requests.
         registry: the served models, with the maximum size of a request body and the metrics.
-        key: the API key that clients send as `Authorization: Bearer KEY`, or as the password in the
+        key: the API key. Clients send it as `Authorization: Bearer KEY`, or as the password in the
             login form of a browser. None if no key is needed.
         hosts: the allowed values of the Host header, as a defence against DNS rebinding. None
-            allows any.
-        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`: the server's
-            own origin behind a proxy, and other sites (CORS).
+            allows any host.
+        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`. They are the
+            server's own origin behind a proxy, and other sites (CORS).
         proxies: addresses and networks of trusted proxies, separated by commas. The headers
-            X-Forwarded-For, -Proto and (if any Host is allowed) -Host are read only in requests
-            from these proxies. They are removed from other requests.
-        root_path: the path under which a proxy serves the app. The proxy may remove this path from
-            its requests or not.
+            X-Forwarded-For, X-Forwarded-Proto and (if any Host is allowed) X-Forwarded-Host are
+            read only in requests from these proxies, and removed from all other requests.
+        root_path: the path under which a proxy serves the app. It does not matter whether the proxy
+            removes this path from its requests.
 
     Raises TriviumError for an invalid origin or address.
     """
@@ -95,9 +95,10 @@ class Security:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request. Websocket connections are rejected.
+        """Answer an HTTP request, or reject a websocket connection.
 
-        Headers of trusted proxies are applied, and removed from all other requests.
+        Forwarding headers are applied if they come from a trusted proxy; otherwise they are
+        removed.
         """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -114,7 +115,10 @@ class Security:
             await self._behind_proxy(scope, receive, send)
 
     async def _serve_and_log(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, add security headers and the request ID to the response, and log it."""
+        """Answer and log a request.
+
+        Security headers and the request ID are added to the response.
+        """
         path: str = scope["path"]
         if not f"{path}/".startswith(f"{self._root_path}/"):
             scope["path"] = self._root_path + path
@@ -125,7 +129,7 @@ class Security:
         start, status = time.perf_counter(), CLIENT_CLOSED
 
         async def send_with_headers(message: Message) -> None:
-            """Send a message of the response, with security headers and the request ID added."""
+            """Send a message of the response. Adds security headers and the request ID."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -144,7 +148,7 @@ class Security:
             self._record_request(scope, request_id, status, time.perf_counter() - start)
 
     async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the app if it passes all checks; otherwise send an error."""
+        """Pass a request to the app if it passes all checks. Otherwise send an error."""
         try:
             headers = Headers(scope=scope)
             self._check_source(scope, headers)
@@ -160,11 +164,11 @@ class Security:
         return scope["path"].removeprefix(self._root_path)
 
     def _check_source(self, scope: Scope, headers: Headers) -> None:
-        """Raise ApiError (403) for a wrong Host header, or a request from a page of another site.
+        """Raise ApiError (403) for a wrong Host header or a request from a page of another site.
 
-        Browsers send a header (Fetch Metadata) that says whether the page has the same origin.
-        Pages cannot set this header. If it is missing, as in older browsers and over plain HTTP,
-        Origin is compared with Host.
+        Browsers send a Fetch Metadata header that says whether the page has the same origin. Pages
+        cannot set this header. Older browsers do not send it, nor do browsers over plain HTTP. In
+        this case, the Origin header is compared with the Host header.
         """
         host = headers.get("host", "").lower()
         if self._hosts is not None and _parse_hostname(host) not in self._hosts:
@@ -211,9 +215,10 @@ class Security:
         )
 
     def _limit_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Wrap `receive` so that it raises ApiError (413) once the body exceeds the size limit.
+        """Wrap `receive` with a check of the size limit, and return the wrapper.
 
-        Raises the error immediately if the Content-Length header exceeds the limit.
+        The wrapper raises ApiError (413) once the body exceeds the limit. If the Content-Length
+        header already exceeds the limit, this method raises the error itself.
         """
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body:
@@ -221,7 +226,7 @@ class Security:
         size = 0
 
         async def receive_limited() -> Message:
-            """Receive a message. Raises ApiError (413) if the body is too large by now."""
+            """Receive a message. Raises ApiError (413) if the body has exceeded the size limit."""
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
@@ -269,7 +274,7 @@ class Security:
 def _check_content_type(headers: Headers) -> None:
     """Raise ApiError (415) if the content type of a request is not JSON.
 
-    This also rejects HTML forms, which browsers let pages of other sites send without permission.
+    This also rejects HTML forms. Browsers let pages of other sites submit forms without permission.
     """
     content_type = headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
@@ -285,8 +290,8 @@ def _check_content_type(headers: Headers) -> None:
 def check_origin(origin: str) -> str:
     """Validate an origin and return it in lower case.
 
-    Raises TriviumError if it is not exactly `http://HOST` or `https://HOST`, with or without a
-    port. `*` is rejected because it would allow every page.
+    Raises TriviumError if the origin is not exactly `http://HOST` or `https://HOST`, with an
+    optional port. `*` is rejected because it would allow every page.
     """
     if _ORIGIN.fullmatch(origin.lower()):
         return origin.lower()
@@ -311,17 +316,14 @@ def check_proxies(proxies: str) -> str:
 
 
 def _parse_hostname(host: str) -> str | None:
-    """Return the host name in a Host header, without the port; None if the header is malformed."""
+    """Return the host name in a Host header, without the port. None if the header is malformed."""
     with contextlib.suppress(ValueError):
         return urlsplit(f"//{host}").hostname
     return None
 
 
 def _parse_key(authorization: str) -> bytes:
-    """Extract the API key from an Authorization header (Bearer or Basic).
-
-    Empty if there is none.
-    """
+    """Return the API key in an Authorization header (Bearer or Basic), or b"" if there is none."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("latin-1")

@@ -17,11 +17,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ApiServer(uvicorn.Server):
-    """A uvicorn server that can preload models, and that ends open playground pages on shutdown.
+    """A uvicorn server that can preload models and that ends open playground pages on shutdown.
 
     Args:
         app: the result of `create_app`.
-        ready: called as soon as the server accepts requests.
+        ready: called once the server accepts requests.
     """
 
     def __init__(self, app: Security, *, ready: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class ApiServer(uvicorn.Server):
         self._app, self._ready = app, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Preload the models if requested, then start to accept requests."""
+        """Preload the models if this is configured, then start to accept requests."""
         registry = self._app.registry
         for name in registry.names[: registry.limits.max_loaded] if registry.preload else ():
             await registry.get_loaded(name)
@@ -57,17 +57,19 @@ class ApiServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop the server gracefully. A second SIGINT stops it without waiting for requests.
 
-        This replaces uvicorn's handler, which raises the signal again at the end. That would look
-        like a crash.
+        This replaces uvicorn's handler. Uvicorn's handler raises the signal again at the end, which
+        would look like a crash.
         """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def run_server(app: Security, sock: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Run the server until SIGINT or SIGTERM, then give running requests time to finish.
+    """Run the server until SIGINT or SIGTERM.
 
-    This time is `Limits.grace` seconds. `ready` is called as soon as the server accepts requests.
+    Running requests then have `Limits.grace` seconds to finish.
+
+    `ready` is called once the server accepts requests.
 
     Raises TriviumError if a model cannot be preloaded.
     """
@@ -78,9 +80,9 @@ def run_server(app: Security, sock: socket.socket, *, ready: Callable[[], None])
 
 
 def find_allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
-    """Return the Host headers that a server accepts if it listens on the address `host`.
+    """Return the allowed values of the Host header for a server that listens on the address `host`.
 
-    Returns None (any host) if clients must send an API key.
+    Returns None (any value) if clients must send an API key.
 
     Raises TriviumError if there is no API key and other machines could reach the server.
     """

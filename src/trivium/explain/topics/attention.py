@@ -129,7 +129,7 @@ def _build_model_page(
 ) -> Page:
     """Build a page with the attention weights of one layer of a trained model.
 
-    `layer` None shows the last layer, and `head` None shows all heads.
+    If `layer` is None, the last layer is used. If `head` is None, all heads are shown.
     """
     attention_maps = compute_attention_maps(load(model, device="cpu"), text, target)
     grids: list[Part] = []
@@ -154,9 +154,9 @@ def _build_model_page(
 
 
 def _check_index(name: str, index: int, count: int) -> int:
-    """Return the index of a layer or head, counted from 1.
+    """Return `index` if it is in 1 to `count`. Otherwise raise TriviumError.
 
-    Raises TriviumError if it is not in 1 to `count`. `name` is "layer" or "head".
+    `index` is the number of a layer or head, counted from 1, and `name` is "layer" or "head".
     """
     if not 1 <= index <= count:
         raise TriviumError(f"the model has no {name} {index}: choose 1 to {count}.")

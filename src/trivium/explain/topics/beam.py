@@ -102,10 +102,11 @@ _RESULT_KEYS = ("search", "text", "probability", "log_p", "score")
 
 @dataclass
 class _BeamRecorder:
-    """Records the hypotheses of a beam search by their token ids.
+    """Records the hypotheses of a beam search, keyed by their token ids.
 
     Args:
-        length_penalty: the exponent of the length in the score.
+        length_penalty: the score of a hypothesis is its sum of log p divided by its length to this
+            power.
         kept: the sum of log p of each unfinished hypothesis that was in the beam at some step.
         ended: the finished hypotheses.
     """
@@ -120,7 +121,10 @@ class _BeamRecorder:
         self.ended |= {hypothesis.ids: hypothesis for hypothesis in finished}
 
     def sum_log_p(self, hypothesis: Hypothesis) -> float:
-        """Return the sum of log p over the tokens of a hypothesis, computed from its score."""
+        """Return the sum of log p over the tokens of a hypothesis.
+
+        It is recovered from the score.
+        """
         length = len(hypothesis.ids) + (hypothesis.finish_reason == "stop")
         return hypothesis.score * length**self.length_penalty
 
@@ -137,7 +141,7 @@ class _BeamRecorder:
         paths = sorted({*sums} - {()}, key=lambda ids: -sums[ids])
 
         def build_subtree(ids: tuple[int, ...]) -> Tree:
-            """Build the part of the search tree below a hypothesis (the token ids so far)."""
+            """Build the subtree below a hypothesis, given the hypothesis's token ids."""
             branches = [build_subtree(path) for path in paths if path[:-1] == ids]
             label = f"{tokens[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
             end = self.ended.get(ids)

@@ -81,7 +81,10 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
 def _build_network(
     width: int, activation: str, gated: bool, generator: torch.Generator
 ) -> MLPModule:
-    """Build a feed-forward network without biases. Random weights are rounded to one decimal."""
+    """Build a feed-forward network without biases.
+
+    Its random weights are rounded to one decimal.
+    """
     part = MLP(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
     network = MLPModule(part, width).double()
     for weight in network.parameters():

@@ -1,4 +1,4 @@
-"""Explanation of attention masks: padding, causal, prefix, cross-attention, packed, sliding."""
+"""Explanation of attention masks: padding, causal, prefix, cross, packed and sliding-window."""
 
 from __future__ import annotations
 

@@ -63,12 +63,12 @@ _NOTE = get_text("masked.note")
 def count_replacements(
     objective: Masked, rows: RowBatch, vocabulary: Vocabulary, *, seed: int, draws: int
 ) -> dict[str, float]:
-    """Measure how often tokens are selected and replaced when rows are masked `draws` times.
+    """Mask the rows `draws` times, and measure how many tokens are selected and replaced.
 
     Returns:
-        "chosen": the fraction of tokens that are selected for prediction. "masked", "replaced" and
-        "kept": the fractions of selected tokens that become [MASK], become another token, or do not
-        change.
+        A dict of fractions. "chosen" is the fraction of tokens that are selected for prediction.
+        "masked", "replaced" and "kept" are the fractions of selected tokens that become [MASK],
+        become another token, or stay unchanged.
     """
     indices = np.arange(draws) % rows.num_rows
     repeated = RowBatch(rows.input_ids[indices], rows.lengths[indices])

@@ -1,4 +1,4 @@
-"""Explanation of normalization: LayerNorm, RMSNorm and the Norm of textbooks on one vector."""
+"""Explanation of normalization: LayerNorm, RMSNorm and a textbook variant, on one vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanation of model size: where the parameters, FLOPs and memory of a preset go."""
+"""Explanation of model size: which parts of a preset account for parameters, FLOPs and memory."""
 
 from __future__ import annotations
 
@@ -105,5 +105,8 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
 
 
 def _format_num_elements(shape: tuple[int, ...], num_matrices: int) -> str:
-    """Format the element count of matrices of the same shape, such as "4096 x 4096 x 32"."""
+    """Format the number of elements of equally large matrices, such as "4096 x 4096 x 32".
+
+    The last factor is the number of matrices.
+    """
     return " x ".join(f"{size}" for size in (*shape, num_matrices) if size > 1)

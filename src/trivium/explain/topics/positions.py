@@ -154,9 +154,9 @@ def _explain_buckets() -> tuple[list[Part], dict[str, Any]]:
 
 
 def _compute_textbook_bucket(distance: int, num_exact: int = 8) -> int:
-    """Return the bucket of a distance by the formula that a textbook gives for T5.
+    """Return the relative position bucket of a distance, by a textbook's formula for T5.
 
-    Distances below `num_exact` have their own buckets.
+    Each distance below `num_exact` has its own bucket.
     """
     if distance < num_exact:
         return distance

@@ -83,7 +83,9 @@ def explain(
 def _parse_example(example: str) -> tuple[str, str]:
     """Split a few-shot example TEXT=ANSWER at its last equals sign.
 
-    Raises TriviumError if invalid.
+    Returns the text and the answer.
+
+    Raises TriviumError if the example is invalid.
     """
     text, sign, answer = example.rpartition("=")
     if not (sign and text.strip() and answer.strip()):
@@ -94,16 +96,16 @@ def _parse_example(example: str) -> tuple[str, str]:
 
 
 def _make_record(text: str, answer: str) -> Record:
-    """Create a record with the columns text and answer."""
+    """Create a record with the columns `text` and `answer`."""
     return Record({"text": text, "answer": answer}, f'"{text}"')
 
 
 def _answer_prompt(
     lm: LanguageModel, question: PromptQuestion, prompt: str
 ) -> dict[str, str | float]:
-    """Answer a prompt with a model. Returns the most probable option and its probability.
+    """Return a model's most probable option for a prompt, and the probability of this option.
 
-    The probability is normalized over all options.
+    The probabilities are normalized over all options.
     """
     [row] = few_shot(lm, [(question, prompt)]).predictions
     scores = continuation_scores(lm, prompt, question.options, after=question.after)

@@ -73,9 +73,9 @@ def explain(
 
 
 def _build_untrained_models(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
-    """Build an untrained generator and discriminator for the topic's example.
+    """Build an untrained generator and an untrained discriminator for the example of the topic.
 
-    The generator predicts tokens by their frequencies in the rows.
+    The generator predicts tokens according to their frequencies in the rows.
     """
     both = build_with_generator(presets["electra-tiny"].replace(vocab_size=vocabulary.size))  # type: ignore[arg-type]
     counts = np.bincount(rows.input_ids.ravel(), minlength=vocabulary.size)
@@ -88,7 +88,7 @@ def _build_untrained_models(vocabulary: Vocabulary, rows: RowBatch) -> Generator
 def _load_trained_models(run: str) -> GeneratorAndDiscriminator:
     """Load the generator and the discriminator of a finished run.
 
-    Their token embeddings are separate.
+    They do not share their token embeddings.
     """
     if not Path(run, "generator").is_dir():
         raise TriviumError(

@@ -1,4 +1,4 @@
-"""Explanation of recurrent networks: one step by step, and gradients over distance by cell."""
+"""Explanation of recurrent networks: one step in detail, and how gradients decay with distance."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def _measure_gradient_norms(
 ) -> Tensor:
     """Measure how the gradient of the last hidden state h_T decays with the distance to an input.
 
-    The gradient is d (w . h_T) / d x_(T-k) with a random vector w, for k = 0 to `distance`. Its
+    The gradient is d (w . h_T) / d x_(T-k), where w is a random vector and k = 0 to `distance`. Its
     norm is averaged over several sequences and divided by the norm for k = 0.
 
     Args:
         cell: the kind of recurrent cell.
         distance: the largest k.
         seed: the seed of the weights and inputs.
-        forget_bias: the bias of the forget gate (LSTM only); None keeps its initialization.
+        forget_bias: the bias of the forget gate (LSTM only); None keeps the initial bias.
 
     Returns:
         The relative norm for each k, float64 [distance + 1].

@@ -98,9 +98,10 @@ def explain(
 def _pair_words_with_logits(
     logits: list[float] | None, words: list[str] | None
 ) -> tuple[list[str], Tensor]:
-    """Return words and their logits: the user's values, or the example if none are given.
+    """Return the user's words and logits, or those of the example if none are given.
 
-    Raises TriviumError if the numbers of words and logits differ, or there are fewer than two.
+    If only logits are given, the words are w1, w2 and so on. Raises TriviumError if the numbers of
+    words and logits differ, or if there are fewer than two.
     """
     values = list(_WORDS.values()) if logits is None else logits
     names = list(_WORDS) if logits is None else [f"w{i}" for i in range(1, len(values) + 1)]
@@ -114,7 +115,10 @@ def _pair_words_with_logits(
 
 
 def _compute_model_logits(model: str, prompt: str) -> tuple[list[str], Tensor]:
-    """Compute a model's next-token logits after a prompt. Returns all tokens and their logits."""
+    """Compute the next-token logits of a model after a prompt.
+
+    Returns all tokens of the vocabulary, and their logits [vocabulary size].
+    """
     lm = load(model)
     lm.require("generate")
     ids, rules = prompt_ids(lm.prompting, prompt), lm.generation_rules

@@ -69,9 +69,10 @@ def explain(
 
 
 def _build_tokenizer_page(path: Path, texts: Sequence[str]) -> Page:
-    """Build a page with the segmentations of each word by a trained Unigram tokenizer.
+    """Build a page that shows how a trained Unigram tokenizer segments each word.
 
-    A character that is not in the vocabulary becomes a piece that is less probable than all others.
+    A character that is not in the vocabulary becomes its own piece, with a lower probability than
+    all other pieces.
     """
     tokenizer = load_tokenizer(path, ("unigram",))
     scores = dict(tokenizer.model["vocab"])
@@ -80,7 +81,7 @@ def _build_tokenizer_page(path: Path, texts: Sequence[str]) -> Page:
     probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
 
     def explain_word(word: str) -> Word:
-        """Return the segmentations of a word as a table and as data."""
+        """Return the segmentations of a word, as a table and as data."""
         return explain_lattice(word, dict.fromkeys(word, unknown) | probabilities)
 
     return build_encoding_page(tokenizer, texts, explain_word)
@@ -89,9 +90,10 @@ def _build_tokenizer_page(path: Path, texts: Sequence[str]) -> Page:
 def fit_probabilities(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
     """Fit the probabilities of pieces to a text by EM, starting from equal probabilities.
 
-    Returns the probabilities and a table of the EM steps. For example, with the pieces {ab, c}, the
-    text ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3 and the likelihood 2/3 x 2/3 x 1/3 =
-    4/27.
+    Returns the probabilities and a table of the EM steps.
+
+    Example: the text ababc and the pieces {ab, c}. There is one segmentation, so p(ab) = 2/3, p(c)
+    = 1/3, and the likelihood is 2/3 x 2/3 x 1/3 = 4/27.
     """
     probabilities, rows = dict.fromkeys(pieces, 1.0 / max(1, len(pieces))), []
     for step in range(_EM_STEPS + 1):
@@ -107,9 +109,9 @@ def fit_probabilities(text: str, pieces: Sequence[str]) -> tuple[dict[str, float
 def explain_lattice(text: str, probabilities: Mapping[str, float]) -> Word:
     """Return the most probable segmentations of a text, as a table and as data.
 
-    `probabilities` contains the probability of each piece. The data contains the `likelihood` of
-    the text (the sum over all segmentations), the number of segmentations (`path_count`), and the
-    most probable segmentations (`paths`).
+    The data contains the `likelihood` of the text (the sum over all segmentations), the number of
+    segmentations (`path_count`), and the most probable segmentations (`paths`). `probabilities`
+    maps each piece to its probability.
 
     Raises:
         TokenizerError: the pieces do not cover the text.
@@ -149,7 +151,10 @@ def _format_probability(value: float) -> str:
 
 
 def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
-    """Find all pieces in a text. Returns their (start, end) spans, sorted by end."""
+    """Find all occurrences of the pieces in a text.
+
+    Returns their (start, end) spans, sorted by end.
+    """
     longest = max(map(len, pieces), default=0)
     return [
         (start, end)
@@ -160,10 +165,10 @@ def _match_pieces(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int
 
 
 def _sum_segmentations(text: str, pieces: Mapping[str, float]) -> list[float]:
-    """Return the probability of the first i characters of a text, for every i from 0 to its length.
+    """Return the probability of each prefix of a text, for prefix lengths 0 to the text's length.
 
     The probability of a prefix is the sum over all its segmentations into pieces. If every piece
-    has the value 1, the result is the number of segmentations instead.
+    has the value 1, the result is the number of segmentations of each prefix instead.
     """
     forward: list[float] = [1, *[0] * len(text)]
     for start, end in _match_pieces(text, pieces):
@@ -172,9 +177,9 @@ def _sum_segmentations(text: str, pieces: Mapping[str, float]) -> list[float]:
 
 
 def _find_best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
-    """Return the ten most probable segmentations of a text and their log-probabilities in nats.
+    """Return the ten most probable segmentations of a text, with their log-probabilities in nats.
 
-    This is the Viterbi algorithm with the ten best paths to each character.
+    This is the Viterbi algorithm, extended to keep the ten best paths to each character.
     """
     best: list[list[tuple[tuple[str, ...], float]]] = [[((), 0.0)], *([] for _ in text)]
     for end, spans in itertools.groupby(_match_pieces(text, pieces), key=lambda span: span[1]):
@@ -193,9 +198,9 @@ def compute_expected_counts(
 ) -> tuple[dict[str, float], float]:
     """Compute the expected count of each piece over all segmentations of a text (the E step).
 
-    Returns the counts and the likelihood of the text. E[count(x)] = sum over matches of x of
-    alpha[start] p(x) beta[end] / likelihood, where alpha and beta are the total probabilities of
-    the text before and after the match.
+    E[count(x)] is the sum of alpha[start] p(x) beta[end] / likelihood over all occurrences of piece
+    x. alpha[start] is the total probability of the text before the occurrence, and beta[end] that
+    of the text after it. Returns the counts and the likelihood of the text.
     """
     alpha = _sum_segmentations(text, pieces)
     mirrored = {piece[::-1]: probability for piece, probability in pieces.items()}
@@ -208,7 +213,7 @@ def compute_expected_counts(
 
 
 def _normalize(counts: Mapping[str, float]) -> dict[str, float]:
-    """Divide counts by their sum. Returns the fraction of each piece."""
+    """Divide counts by their sum. Returns a dict of piece -> probability."""
     total = sum(counts.values())
     return {piece: count / total for piece, count in counts.items()}
 
@@ -219,15 +224,16 @@ def train_unigram(
     """Train a Unigram model on the whitespace-separated words of short texts.
 
     The seed vocabulary contains every character and every substring that occurs at least twice.
-    Each round performs two EM steps. Then it keeps all characters and the fraction `keep` of the
-    pieces, those with the greatest loss, until `vocab_size` pieces are left. The loss of a piece is
-    the decrease of the log-likelihood without the piece. As in the paper and unlike in
-    sentencepiece, this loss is exact, and the M step divides by the total count.
+    Each round performs two EM steps and then removes pieces. It keeps all characters and the
+    fraction `keep` of the pieces with the greatest loss. Rounds are repeated until `vocab_size`
+    pieces are left. The loss of a piece is the decrease in log-likelihood when the piece is
+    removed. As in the paper but unlike in sentencepiece, this loss is exact, and the M step divides
+    by the total count.
 
     Returns:
-        The page parts, and data: the `seed` pieces, a row for each piece in each of the `rounds`,
-            and the final `probabilities`. The loss of a character is None, because characters are
-            always kept.
+        The page parts and a dict of data. The dict contains the `seed` pieces, the `rounds` (each a
+        list with a row per piece), and the final `probabilities`. The loss of a character is None,
+        because characters are always kept.
     """
     words = Counter(" ".join(texts).split())
     characters = {*"".join(words)}
@@ -286,9 +292,10 @@ def train_unigram(
 def _count_in_corpus(
     words: Mapping[str, int], probabilities: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-    """Return the expected count of each piece in all words, and the log-likelihood in nats.
+    """Return the expected count of each piece in a corpus, and the corpus log-likelihood in nats.
 
-    `words` contains the count of each word.
+    `words` contains each word of the corpus and its count. `probabilities` maps each piece to its
+    probability.
     """
     totals, log_likelihood = dict.fromkeys(probabilities, 0.0), 0.0
     for word, times in words.items():

@@ -1,4 +1,4 @@
-"""Explanation of whole-word vocabularies: only frequent words are tokens, all others unknown."""
+"""Explanation of whole-word vocabularies: frequent words are tokens, all others are unknown."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ def explain(
 
 
 def match_longest_first(word: str, model: Mapping[str, Any]) -> Word:
-    """Tokenize a word by greedy longest-match-first, and return the steps as a table and as data.
+    """Tokenize a word by greedy longest match first. Returns the steps as a table and as data.
 
-    The whole word becomes an unknown token if no token matches or the word is too long. `model`
-    contains the vocabulary and settings of a WordPiece tokenizer.
+    If the word is too long, or if a part of it matches no token, the whole word becomes an unknown
+    token. `model` contains the vocabulary and settings of a WordPiece tokenizer.
     """
     tokens, rows, rest = [], [], word
     while rest and len(word) <= model["max_input_chars_per_word"]:

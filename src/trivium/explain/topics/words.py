@@ -1,4 +1,4 @@
-"""Comparison of tokenizations: at spaces, by the Penn Treebank rules, and by each tokenizer."""
+"""Comparison of tokenizations: split at spaces, Penn Treebank rules, and each kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
 
 @functools.cache  # The playground calls this repeatedly.
 def _train_tokenizers() -> dict[str, Tokenizer]:
-    """Train a tokenizer of every kind on the bundled texts. Returns a dict of kind -> tokenizer."""
+    """Train one tokenizer of every kind on the bundled texts.
+
+    Returns a dict of kind -> tokenizer.
+    """
     corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
     options = {"vocab_size": _VOCAB_SIZE, "progress": False}
     return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}

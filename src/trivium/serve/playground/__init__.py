@@ -1,4 +1,7 @@
-"""The playground: a web page to try the served models (optional dependencies: `playground`)."""
+"""The playground: a web page to try the served models.
+
+It needs the optional dependencies `playground`.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ _MAX_DESCRIBED = 4  # Up to this number of models, the list of models is open at
 def mount_playground(
     app: FastAPI, registry: ModelRegistry, *, runs: Path | None, root_path: str
 ) -> None:
-    """Mount the playground at /, after all other routes of the app.
+    """Mount the playground at /. Its route comes after all other routes of the app.
 
     Args:
         app: the app on which the playground is mounted.
@@ -98,10 +101,10 @@ def mount_playground(
 
 
 def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
-    """Build the playground page, with a tab for every task that a served model can perform.
+    """Build the playground page. It has a tab for every task that a served model can perform.
 
     Other tabs show attention weights, the topics of `trivium explain` and the loss curves of runs.
-    When a tab is opened for the first time, it runs an example with the tab's first model.
+    When a tab is opened for the first time, it runs an example with the first model of the tab.
     """
     outlines = {
         model.name: lm
@@ -152,7 +155,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
 
 def _describe_model(model: ServedModel, request: gr.Request) -> str:
-    """Return a description of a model: its architecture, size, task and tokenizers.
+    """Return a text that describes a model: its architecture, size, task and tokenizers.
 
     The text is in the language of the browser that sent the request.
     """
@@ -185,16 +188,17 @@ class _Page(gr.Blocks):
     def get_config_file(self) -> Any:
         """Return Gradio's configuration of the page, with the flag `is_colab` set.
 
-        With this flag, the page sends requests to the address in the browser. Without it, requests
-        go to the Host header set by a proxy.
+        With this flag, the page sends its requests to the address shown in the browser. Without it,
+        requests would go to the host named in the proxy's Host header.
         """
         return super().get_config_file() | {"is_colab": True}
 
 
 class _GradioGuard:
-    """ASGI middleware that rejects requests to paths of Gradio's API that the page does not need.
+    """ASGI middleware that rejects requests to Gradio API paths that the page does not need.
 
-    When the server stops, it also ends responses that would never end, such as event streams.
+    When the server stops, the middleware also ends responses that would never end, such as event
+    streams.
     """
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""The tab that shows the attention weights of a layer and head for a text."""
+"""The playground tab that shows the attention weights of one layer and head for a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = ("encoder", "decoder", "cross")
 
 
 def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """Build the tab that shows attention weights as a table, with a row for each query.
+    """Build the tab that shows attention weights as a table with one row per query.
 
     Args:
         registry: the served models.
@@ -31,11 +31,17 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     first = next(iter(models))
 
     def is_encoder_decoder(name: str) -> bool:
-        """Return whether a model is an encoder-decoder, which also needs a target text."""
+        """Return whether a model is an encoder-decoder.
+
+        Its attention also depends on a target text.
+        """
         return models[name].spec.family == "encoder-decoder"
 
     def make_menu_options(name: str) -> list[dict[str, Any]]:
-        """Return the Gradio options of the menus for layer and head (head 0: mean of all heads)."""
+        """Return the Gradio options of two menus: layers and heads.
+
+        Head 0 is the mean of all heads.
+        """
         stacks = models[name].spec.stacks
         layers = max(stack.num_layers for stack in stacks)
         heads = max(each.num_heads for stack in stacks for each in stack.attentions)
@@ -93,13 +99,10 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
 
 
 def _make_shaded_table(attention_map: AttentionMap, layer: int, head: int) -> Any:
-    """Return the attention weights of one head as a table.
+    """Return the attention weights of one head as a table. Larger weights have darker cells.
 
-    The larger a weight, the darker its cell.
-
-    `layer` counts from 1. `head` counts from 1; 0 is the mean of all heads.
-
-    Raises TriviumError if the encoder or decoder has fewer layers or heads.
+    `layer` and `head` count from 1; head 0 is the mean of all heads. Raises TriviumError if the
+    encoder or decoder has fewer layers or heads.
     """
     num_layers, num_heads, *_ = attention_map.weights.shape
     if layer > num_layers or head > num_heads:
@@ -121,15 +124,14 @@ def _make_shaded_table(attention_map: AttentionMap, layer: int, head: int) -> An
 def compute_batch_attention_maps(
     lm: LanguageModel, items: Sequence[tuple[str, str]]
 ) -> list[dict[str, AttentionMap]]:
-    """Compute attention maps for pairs of a source text and a target text.
+    """Compute attention maps for pairs (source text, target text).
 
-    Only an encoder-decoder reads the target. If the target is blank, the model generates it.
+    Only an encoder-decoder uses the target. If the target is blank, the model generates it.
 
     Returns:
-        For each pair, a dict from the kind of attention (encoder, decoder, cross) to its attention
-        map.
+        For each pair, a dict of attention kind ("encoder", "decoder" or "cross") -> attention map.
 
     Raises:
-        TriviumError: a text has more tokens than a figure can show.
+        TriviumError: a text has more tokens than an attention map can show.
     """
     return [compute_attention_maps(lm, *item) for item in items]

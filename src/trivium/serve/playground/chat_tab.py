@@ -39,9 +39,9 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
     async def chat(
         history: list[Json], name: str, message: str, request: gr.Request
     ) -> AsyncGenerator[tuple[list[Json], str]]:
-        """Send a user message. Yields the conversation with the answer so far.
+        """Send a user message. Yields pairs: the conversation with the answer so far, and "".
 
-        The second output empties the input field.
+        The empty string clears the input field.
         """
         if not message.strip():
             raise tabs.make_empty_error(request)
@@ -62,10 +62,7 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
 
 
 def _get_text(content: str | list[Json]) -> str:
-    """Return the text of a chat message.
-
-    Gradio represents its content as a string or a list of parts.
-    """
+    """Return the text of a chat message. In Gradio, the content is a string or a list of parts."""
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content)

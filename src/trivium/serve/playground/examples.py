@@ -18,11 +18,11 @@ _SHOWN_WORDS, _PROMPT_WORDS = 12, 5
 
 
 class Examples:
-    """Example texts for the first model of a tab, by input field.
+    """Example texts for the input fields of a tab, chosen for the first model of the tab.
 
-    If the model is a training run, the examples are validation texts of the run. Otherwise they are
-    in English or Chinese: in the language that the model's tokenizer encodes with more bytes per
-    token. Unknown tokens count as zero bytes.
+    If the model is a training run, its examples are validation texts of the run. Otherwise they are
+    English or Chinese: the language for which the model's tokenizer has more bytes per token is
+    used. Unknown tokens count as zero bytes.
     """
 
     def __init__(self, registry: ModelRegistry, models: Mapping[str, LanguageModel]) -> None:
@@ -30,7 +30,7 @@ class Examples:
         tokenizer = lm.source_tokenizer
 
         def bytes_per_token(text: str) -> float:
-            """Return the mean number of bytes per token of a text."""
+            """Return the mean number of bytes per token in a text."""
             (ids,) = tokenizer.encode_ids_batch([text])
             known = (tokenizer.token_bytes[index] for index in ids if index != tokenizer.unk_id)
             return sum(map(len, known)) / max(1, len(ids))
@@ -47,14 +47,14 @@ class Examples:
                 self._validation_texts["completions"] = masked
 
     def __call__(self, key: str) -> str:
-        """Return the example for the input field `key`; "" if there is none."""
+        """Return the example for the input field `key`, or "" if there is none."""
         return self._validation_texts.get(key) or self._language.get(f"example.{key}", "")
 
 
 def find_validation_texts(run: Path) -> dict[str, str]:
     """Find validation texts of a training run. Returns a dict of input field -> text.
 
-    Fields without a text are left out. The dict is empty if the folder is not a run.
+    Fields without a text are left out. If the folder is not a run, the dict is empty.
     """
     example = read_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
@@ -75,7 +75,7 @@ def find_validation_texts(run: Path) -> dict[str, str]:
 
 
 def _find_excerpts(run: Path) -> Iterator[str]:
-    """Yield a validation excerpt from each token shard folder of a run."""
+    """Yield one validation excerpt from each token shard folder of a run."""
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):
             splits = Manifest.load(manifest.parent).splits

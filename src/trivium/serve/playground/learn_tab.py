@@ -1,4 +1,4 @@
-"""The playground tab with the pages of `trivium explain`, for an example or the user's text."""
+"""The playground tab with the pages of `trivium explain`, for an example or for the user's text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _LINE_TYPES = (list[str], list[str] | None)
 
 
 def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
-    """Build the tab: a menu of topics, a text field if the topic uses a text, and the topic's page.
+    """Build the tab with the topic pages. It has a menu of topics and a text field.
+
+    The text field is visible only if the topic takes a text.
 
     Args:
         registry: the served models.
@@ -35,7 +37,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
     def show_topic(name: str, words: str, request: gr.Request) -> str:
         """Return the page of a topic as HTML.
 
-        `words` is the user's text; if blank, an example is used.
+        `words` is the user's text. If it is blank, the page explains an example.
         """
         kind, text = _first_parameter_type(name), words.strip()
         try:
@@ -50,12 +52,15 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
             raise tabs.make_error(error, request) from error
 
     def choose_topic(name: str, request: gr.Request) -> tuple[Any, str, str]:
-        """Show the page of a topic, and show the text field only if the topic uses a text."""
+        """Return the outputs for a newly chosen topic: text row, empty text, and page as HTML.
+
+        The row with the text field is visible only if the topic takes a text.
+        """
         takes_text = _first_parameter_type(name) in (str, *_LINE_TYPES)
         return gr.Row(visible=takes_text), "", show_topic(name, "", request)
 
     def fill_menu(request: gr.Request) -> Any:
-        """Return the menu of topics with their summaries in the browser's language."""
+        """Return the menu of topics, with their summaries in the browser's language."""
         summaries = {
             name: render(get_topic_summary(name), request_language(request)) for name in topics
         }
@@ -68,9 +73,9 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
 
 
 def _first_parameter_type(topic: str) -> Any:
-    """Return the type of a topic's first parameter, which shows whether the topic takes a text.
+    """Return the type of a topic's first parameter, or None if the topic has no parameters.
 
-    Returns None for a topic without parameters.
+    The type shows whether the topic takes a text.
     """
     parameters = inspect.signature(load_topic(topic).explain, eval_str=True).parameters.values()
     return next((one.annotation for one in parameters), None)

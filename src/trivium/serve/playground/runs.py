@@ -22,7 +22,7 @@ _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9
 def build_runs_tab(folder: Path) -> None:
     """Build the tab of loss curves. The plots are updated when a run logs new metrics.
 
-    `folder` contains the runs.
+    `folder` is the folder that contains the runs.
     """
     with gr.Row():
         chosen = gr.Dropdown(
@@ -50,9 +50,11 @@ def build_runs_tab(folder: Path) -> None:
     drawn = gr.State(None)
 
     def update_plots(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
-        """Return the plots and the menu of runs, or no changes if no run has new records.
+        """Return the menu of runs, the plots, and the new state.
 
-        `before` is the state of the last update; None selects the newest run.
+        If nothing has changed, return no updates.
+
+        `before` is the state at the last update. If it is None, the newest run is selected.
         """
         known = list_runs(folder)
         # At first only the newest run, because losses of different objectives do not compare.
@@ -75,7 +77,7 @@ def build_runs_tab(folder: Path) -> None:
     )
 
     def update_legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
-        """Return plots with a fixed color for each run and a translated label of the x axis."""
+        """Return new settings for each plot: a fixed color per run, and the label of the x axis."""
         colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
         title = translate(f"runs.{axis}", request)
         plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
@@ -88,7 +90,7 @@ def build_runs_tab(folder: Path) -> None:
 def list_runs(folder: Path) -> list[str]:
     """Return the names of the runs in a folder, newest first.
 
-    The folder itself may also be a run, with the name ".".
+    If the folder itself is a run, it is included with the name ".".
     """
     files = [*folder.glob(METRICS), *folder.glob(f"*/{METRICS}")]
     newest = sorted(files, key=lambda file: -file.stat().st_mtime)
@@ -96,10 +98,10 @@ def list_runs(folder: Path) -> list[str]:
 
 
 def _read_curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
-    """Read the loss curves of runs. Returns a table with the columns x, run and one per loss.
+    """Read the loss curves of runs. Returns a table with columns for x, the run and each loss.
 
     Args:
-        files: name of a run -> its metrics.jsonl.
+        files: run name -> its metrics.jsonl.
         axis: the key of the x values: "step", "tokens" or "seconds".
     """
     points: list[dict[str, Any]] = []

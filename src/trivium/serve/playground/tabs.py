@@ -1,6 +1,6 @@
 """The tabs of the playground. Most tabs send a request to an endpoint and show the response.
 
-The tokenizer tab does not need an endpoint.
+The tokenizer tab does not use an endpoint.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from trivium.text import Tokenizer
 from trivium.text.symbols import readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
-"""The Gradio options of every event. Events are private: programs use the API instead."""
+"""The Gradio options of every event.
+
+Events are private, because programs should use the API instead.
+"""
 
 Models = Mapping[str, LanguageModel]
-"""The models of a tab by id. Models that are not loaded yet have no weights."""
+"""Model id -> model, for the models of a tab. A model that is not loaded yet has no weights."""
 
 _MAX_TOKENS, _ALTERNATIVES = 512, 5
 _WHITE = 1e-4  # Tokens of this probability or less have no color.
@@ -46,7 +49,7 @@ async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fi
         registry: the served models.
         path: the path of the endpoint.
         request: the browser's HTTP request, which determines the language of error messages.
-        fields: the JSON body of the API request. None and empty values are omitted.
+        fields: the fields of the JSON request body. None and empty values are omitted.
 
     Raises gr.Error with a message for the user.
     """
@@ -67,7 +70,7 @@ async def call_api(registry: ModelRegistry, path: str, request: gr.Request, **fi
 async def stream_api(
     registry: ModelRegistry, path: str, request: gr.Request, **fields: Any
 ) -> AsyncGenerator[AsyncGenerator[Json]]:
-    """Context manager that sends a request to an endpoint and streams the response.
+    """Send a request to an endpoint and return a context manager for its streamed response.
 
     The stream is closed at the end of the `with` block. The arguments are the same as for
     `call_api`.
@@ -83,7 +86,7 @@ async def stream_api(
 
 
 def make_error(error: Exception, request: gr.Request) -> gr.Error:
-    """Convert an exception to a Gradio error, with the same message as in the API.
+    """Convert an exception to a Gradio error with the same message as in the API.
 
     The message is escaped, because the page interprets it as HTML.
     """
@@ -91,25 +94,25 @@ def make_error(error: Exception, request: gr.Request) -> gr.Error:
 
 
 def make_empty_error(request: gr.Request) -> gr.Error:
-    """Create the Gradio error for a request without a text."""
+    """Create the Gradio error for a request with an empty text."""
     return _make_brief_error(translate("empty", request), request)
 
 
 def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
-    """Create a Gradio error that is shown for a few seconds, so that it does not cover results."""
+    """Create a Gradio error that disappears after a few seconds, to leave results visible."""
     title = translate("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
 def make_model_menu(models: Models, tab: str) -> gr.Dropdown:
-    """Create a dropdown menu of the tab's models."""
+    """Create a dropdown menu of the models of a tab."""
     return gr.Dropdown(
         list(models), value=next(iter(models)), label=make_label("model"), elem_id=f"{tab}-model"
     )
 
 
 def clear_on_model_change(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
-    """Clear the outputs and cancel the running event when the user chooses another model.
+    """Clear the outputs and cancel a running event when the user chooses another model.
 
     Args:
         model: the menu of models.
@@ -122,7 +125,7 @@ def clear_on_model_change(model: gr.Dropdown, outputs: Sequence[Any], running: A
 
 
 def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
-    """Clear the outputs if the event `running` fails, because they belong to an earlier request."""
+    """Clear the outputs if the event `running` fails. They would still show an earlier result."""
     running.failure(_make_clear_fn(outputs), None, list(outputs), api_visibility="private")
 
 
@@ -159,7 +162,7 @@ def make_output_table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Data
     Args:
         tab: the id of the tab.
         key: the key of the label in texts.toml.
-        widths: the widths of the columns in percent, so that all columns fit on a small screen.
+        widths: the column widths in percent. With these widths, the table fits on a small screen.
     """
     return gr.Dataframe(
         headers=[" "],  # Without a header, Gradio numbers the columns of an empty table.
@@ -182,7 +185,7 @@ def format_percent(probability: float) -> str:
 
 
 def escape_token(token: str) -> str:
-    r"""Make the white space of a token visible: U+2581 for a space, escapes for line breaks.
+    r"""Make the white space in a token visible. Spaces become U+2581, line breaks become escapes.
 
     >>> escape_token(" it\n")
     '\u2581it\\n'
@@ -235,8 +238,9 @@ def build_completions_tab(registry: ModelRegistry, models: Models, opened: Any) 
         name: str, prompt: str, length: float, request: gr.Request, *values: str
     ) -> AsyncGenerator[tuple[Any, ...]]:
         # The output of an encoder-decoder does not continue the prompt.
-        """Generate text and yield the outputs so far: colored tokens, plain text, alternatives
-        table.
+        """Generate text.
+
+        Yields the outputs so far: colored tokens, plain text, and table of alternatives.
         """
         continues = models[name].spec.family == "decoder-only"
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
@@ -292,7 +296,7 @@ def _make_sampling_controls() -> dict[str, gr.Textbox]:
     """Create a text field for every numeric sampling option of `/v1/completions`.
 
     The initial values are the defaults of `SamplingParams`. Gradio's number fields are not used,
-    because they send 0 if they are empty.
+    because an empty number field sends 0.
     """
     known = ENDPOINTS["/v1/completions"].schema.model_fields
     controls: dict[str, gr.Textbox] = {}
@@ -309,9 +313,9 @@ def _make_sampling_controls() -> dict[str, gr.Textbox]:
 
 
 def parse_number(value: str) -> int | float | str:
-    """Parse user input as a number. Input that is not numeric is returned unchanged.
+    """Parse user input as a number. Returns input that is not numeric unchanged.
 
-    The endpoint then rejects it.
+    The endpoint then rejects such input.
 
     >>> parse_number("5"), parse_number("0.7"), parse_number("much"), parse_number("")
     (5, 0.7, 'much', '')
@@ -324,17 +328,18 @@ def parse_number(value: str) -> int | float | str:
 
 @dataclass(frozen=True)
 class EndpointTab:
-    """A playground tab for an endpoint: input fields for the request, and outputs for the response.
+    """A playground tab for an endpoint, with request fields and response outputs.
 
     Args:
         name: the name of the endpoint; its path is `/v1/NAME`. Keys in texts.toml and element ids
             start with this name.
-        fields: builds the input fields with their examples: name in the request schema -> field.
+        fields: builds the input fields with their examples, as a dict of name in the request schema
+            -> field.
         outputs: builds the components that show the response.
-        show: returns the values of these components, given the data of the response, the fields
-            that were sent and the browser's HTTP request.
-        prepare: changes the values of the fields before they are sent.
-        unused: returns the fields that a model does not use. They are hidden.
+        show: returns the values of the output components, given the data of the response, the
+            fields that were sent, and the browser's HTTP request.
+        prepare: converts the field values to the values that are sent.
+        unused: returns the names of the fields that a model does not use. These fields are hidden.
     """
 
     name: str
@@ -364,7 +369,10 @@ class EndpointTab:
                 outputs = self.outputs()
 
         async def answer(name: str, request: gr.Request, *values: Any) -> Any:
-            """Send the input fields to the endpoint. Returns the values of the outputs."""
+            """Send the values of the input fields to the endpoint.
+
+            Returns the values of the outputs.
+            """
             read = {k: v for k, v in zip(fields, values) if k not in unused[name]}
             sent = self.prepare(read)
             reply = await call_api(registry, f"/v1/{self.name}", request, model=name, **sent)
@@ -409,19 +417,22 @@ def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFram
 def _split_source(sent: Json) -> Json:
     """Split the source text into lines, because each line is translated separately.
 
-    `sent` contains the input fields. Returns the fields to send to the endpoint.
+    `sent` contains the values of the input fields. Returns the fields to send to the endpoint.
     """
     lines = [line for line in sent["text"].splitlines() if line.strip()]
     return {"text": lines or None, "num_beams": sent["num_beams"] or None}
 
 
 def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
-    """Return the probabilities of all labels, or the predicted value of a regression model."""
+    """Return the probabilities of all labels.
+
+    For a regression model, return the predicted value.
+    """
     return data[0]["scores"] or f"{data[0]['score']:.4g}"
 
 
 def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
-    """Return the text with highlighted entities (or tags), and a table of all words."""
+    """Return the text with highlighted entities (or tags), and a table of words and tags."""
     words = data[0]["words"]
     cells = [(each["word"], each["tag"], format_percent(each["score"])) for each in words]
     marked = [(one["start"], one["end"], one["type"]) for one in data[0]["entities"]] or [
@@ -432,9 +443,9 @@ def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, p
 
 
 def split_spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
-    """Split a text into labelled and unlabelled parts, for Gradio's HighlightedText.
+    """Split a text into labelled and unlabelled spans, for Gradio's HighlightedText.
 
-    `marked` contains the start, the end (in characters) and the label of each labelled span.
+    `marked` contains the start (in characters), the end and the label of each labelled span.
 
     >>> split_spans("to New York.", [(3, 11, "LOC")])
     [('to ', None), ('New York', 'LOC'), ('.', None)]
@@ -520,7 +531,7 @@ _ANSWER = EndpointTab(
 
 
 def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
-    """Build the tab that compares the tokenizers of all models on one text. No weights are loaded.
+    """Build the tab that compares the tokenizers of all models on one text. Does not load weights.
 
     Args:
         registry: the served models.
@@ -543,7 +554,7 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
     ]
 
     async def compare(source: str, request: gr.Request) -> list[Any]:
-        """Tokenize a text with every tokenizer. Returns a table of statistics and the tokens."""
+        """Tokenize a text with every tokenizer. Returns a table of statistics, and the tokens."""
         if not source:
             raise make_empty_error(request)
         highlighted, cells = [], []
@@ -569,9 +580,9 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
 
 
 def _find_tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
-    """Return the tokenizers of a model: label -> tokenizer.
+    """Return the tokenizers of a model, as a dict of label -> tokenizer.
 
-    There is one tokenizer, or a source tokenizer and a target tokenizer.
+    A model has either one tokenizer or a source tokenizer and a target tokenizer.
     """
     if lm.source_tokenizer is lm.text_tokenizer:
         return {name: lm.text_tokenizer}
@@ -590,6 +601,6 @@ TABS: dict[str, tuple[str, BuildTab]] = {
 }
 """Path of an endpoint -> the id of its tab and the function that builds the tab.
 
-The function receives the registry of models, the models of the tab, and the event that occurs when
-the tab is opened for the first time. This event runs the example.
+The function receives the registry of models, the models of the tab, and an event. This event occurs
+when the tab is opened for the first time, and runs the example.
 """

@@ -18,14 +18,14 @@ _TEXTS: dict[str, list[str]] = tomllib.loads(
 )
 _EN, _ZH = ({key: texts[n] for key, texts in _TEXTS.items()} for n in (0, 1))
 LANGUAGES = (_EN, _ZH)
-"""For each language, a dict of key -> text."""
+"""One dict of key -> text for each language."""
 
 
 def _prefix_keys(texts: dict[str, str]) -> dict[str, str]:
     """Add the prefix "trivium." to the keys of texts.
 
-    Gradio translates every string that is equal to a key. The prefix prevents names of models from
-    being translated.
+    Gradio translates every string that equals a key. The prefix prevents a model name from being
+    translated because it happens to equal a key.
     """
     return {f"trivium.{key}": value for key, value in texts.items()}
 
@@ -37,7 +37,7 @@ TRANSLATIONS = gr.I18n(
 
 
 def make_label(key: str) -> Any:
-    """Return a label that the browser shows in its own language. `key` is a key of texts.toml."""
+    """Return a label that is shown in the browser's language. `key` is a key in texts.toml."""
     return TRANSLATIONS(f"trivium.{key}")
 
 
@@ -47,5 +47,5 @@ def request_language(request: gr.Request) -> Language:
 
 
 def translate(key: str, request: gr.Request, **values: object) -> str:
-    """Return the text of a key in the browser's language, with its placeholders filled in."""
+    """Return the text for a key in the browser's language, with its placeholders filled in."""
     return (_ZH if request_language(request) == "zh" else _EN)[key].format(**values)
