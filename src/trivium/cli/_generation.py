@@ -49,7 +49,7 @@ def load_reward(rank_option: str) -> RewardFunction:
         try:
             tree = tomllib.loads(f"reward = {rank_option}")["reward"]
         except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"--rank_option {rank_option} is not valid TOML: {error}.") from None
+            raise RecipeError(f"--rank {rank_option} is not valid TOML: {error}.") from None
     reward = _Ranking.from_tree({"reward": tree}, where="--rank").reward
     reward.open()
     return reward
