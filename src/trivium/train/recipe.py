@@ -165,7 +165,7 @@ class Recipe(Config):
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
-        """The data sources with their objectives. Without `[[mix]]`, one source with the name ""."""
+        """The data sources with their objectives. Without a mix, one source with the name ""."""
         if self.mix:
             own = self.data.validation
             return tuple(
