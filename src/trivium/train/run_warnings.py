@@ -1,8 +1,8 @@
 """Warnings about runs that go wrong: a table of conditions, and the callback that checks them.
 
-After every log record, each condition in `WARNINGS` checks the history of the run. If a condition
-is met, it returns the values for its message in `[warning]` of the message catalogue; otherwise, it
-returns None. Each warning is logged only once.
+After every log record, the conditions in `WARNINGS` are checked. Each condition is a function of
+the history of the run. If the condition is met, the function returns the values for its message in
+`[warning]` of the message catalogue; otherwise, it returns None. Each warning is logged only once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RunHistory:
     Args:
         objective: the first objective of the run.
         unigram_loss: the unigram baseline in nats per token; None to skip the comparison with it.
-        patience: the number of steps after the warm-up before a loss near the baseline triggers a
-            warning.
+        patience: the number of steps after the warm-up from which on a loss near the baseline
+            triggers a warning.
     """
 
     objective: Objective
@@ -62,13 +62,13 @@ class RunHistory:
     """The last log record."""
     lowest_loss: float = math.inf
     lines_above: int = 0
-    """The number of consecutive last log records that are `_RISE` above the lowest loss."""
+    """The number of log records since the loss was last less than `_RISE` above the lowest loss."""
     steps_after_warmup: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    """The rewards in the first and in the last `_REWARDS` log records of a policy."""
+    """The rewards of a policy in its first `_REWARDS` and its last `_REWARDS` log records."""
 
     def _add_log_record(self, record: Mapping[str, Any]) -> None:
-        """Update the summary of the log with a log record that contains a `train_loss`."""
+        """Add a log record, which must contain a `train_loss`, to the summary of the log."""
         before = self.last or {"step": 0, "tokens": 0, "lr": 0.0}
         self.first, self.last = self.first or record, record
         loss = record["train_loss"]
@@ -83,7 +83,10 @@ class RunHistory:
                 del self.rewards[_REWARDS]
 
     def find_warning(self, record: Mapping[str, Any]) -> str | None:
-        """Add a record of `metrics.jsonl` to the history. Returns the first new warning or None."""
+        """Add a record of `metrics.jsonl` to the history, and check for a new warning.
+
+        Returns the text of the first new warning, or None if there is no new warning.
+        """
         if "train_loss" not in record:
             return None
         self._add_log_record(record)
@@ -95,7 +98,7 @@ class RunHistory:
 
 
 Values = dict[str, Any] | None
-"""The values of a warning message, or None if the condition of the warning is not met."""
+"""The values to insert into a warning message, or None if the warning's condition is not met."""
 
 
 def _loss_diverges(run: RunHistory) -> Values:
@@ -122,9 +125,10 @@ class _PreferenceRun:
     Args:
         loss: the current loss.
         start_name: the name of the initial value in messages, such as "ln 2".
-        start: the loss of a model that equals the reference model.
-        preferred: the name of the preferred responses: "chosen" or "desirable".
-        weight: the recipe key that raises the probability of preferred responses.
+        start: the initial value: the loss of a model that equals the reference model.
+        preferred: what the preferred responses are called: "chosen" or "desirable".
+        weight: the field of the objective to increase so that preferred responses become more
+            probable.
     """
 
     loss: float
@@ -180,14 +184,17 @@ def _preferred_become_rarer(run: RunHistory) -> Values:
 
 
 def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
-    """Return a policy metric in the first and in the last log record, or the default twice."""
+    """Return the value of a policy metric in the first and in the last log record.
+
+    A missing value is replaced with `default`. Other objectives return the default twice.
+    """
     if not isinstance(run.objective, PolicyGradient):
         return default, default
     return run.first.get(f"train_{name}", default), run.last.get(f"train_{name}", default)
 
 
 def _rewards_are_equal(run: RunHistory) -> Values:
-    """Check whether most groups of responses have equal rewards, so that nothing is learned."""
+    """Check whether the responses in most groups have equal rewards, so that nothing is learned."""
     _, fraction = _first_and_last(run, "frac_reward_zero_std")
     _, reward = _first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
@@ -247,18 +254,18 @@ WARNINGS: Mapping[str, Callable[[RunHistory], Values]] = {
     "responses_cut": _responses_are_truncated,
     "reward_falls": _reward_falls,
 }
-"""The condition of every warning, by the name of its message in `[warning]`."""
+"""The condition of every warning, by the name of the warning's message in `[warning]`."""
 
 
 @dataclass
 class RunWarnings(Callback):
-    """A callback that adds a `warning` to log records, for the callbacks after it."""
+    """A callback that adds an entry `warning` to log records, which later callbacks print."""
 
     run: RunFolder
     history: RunHistory
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Read the records of a resumed run, so that its earlier warnings are not repeated."""
+        """Read the earlier records of a resumed run, so that its warnings are not repeated."""
         for record in self.run.read_metrics():
             self.history.find_warning(record)
 
