@@ -47,8 +47,8 @@ class RunHistory:
     Args:
         objective: the first objective of the run.
         unigram_loss: the unigram baseline in nats per token; None to skip the comparison with it.
-        patience: the number of steps after the warm-up from which on a loss near the baseline
-            triggers a warning.
+        patience: the number of steps after the warm-up in which a loss near the baseline triggers
+            no warning yet.
     """
 
     objective: Objective
@@ -62,7 +62,7 @@ class RunHistory:
     """The last log record."""
     lowest_loss: float = math.inf
     lines_above: int = 0
-    """The number of log records since the loss was last less than `_RISE` above the lowest loss."""
+    """How many log records in a row, up to the last, are `_RISE` or more above the lowest loss."""
     steps_after_warmup: float = 0.0
     rewards: list[float] = field(default_factory=list)
     """The rewards of a policy in its first `_REWARDS` and its last `_REWARDS` log records."""
@@ -259,7 +259,7 @@ WARNINGS: Mapping[str, Callable[[RunHistory], Values]] = {
 
 @dataclass
 class RunWarnings(Callback):
-    """A callback that adds an entry `warning` to log records, which later callbacks print."""
+    """A callback that adds an entry `warning` to log records. Later callbacks print the warning."""
 
     run: RunFolder
     history: RunHistory

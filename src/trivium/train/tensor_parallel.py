@@ -6,9 +6,9 @@ replicated on all processes. With sequence parallelism, the residual stream betw
 instead sharded along the positions (Korthikanti et al. 2022).
 
 The processes must have the same random seed, so that dropout of replicated tensors is the same on
-all of them. Dropout of attention weights is not replicated: each process has its own heads, but
-uses the same mask as the other processes. With sequence parallelism, these masks differ. In both
-cases, the masks differ from those of a single process.
+all of them. For dropout of attention weights, each process uses the same mask for its own heads, or
+another mask with sequence parallelism. In both cases, the masks differ from those that a single
+process would use for all heads.
 
 Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
 """

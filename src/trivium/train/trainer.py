@@ -147,7 +147,7 @@ class Trainer:
     lm: Any = None
     checkpoints: Path = Path("checkpoints")
     loss_scale: LossScale | None = field(default=None, init=False)
-    """The loss scale of a run in float16, which `TrainState` contains, too. Otherwise None."""
+    """The loss scale of a run in float16, or None. `TrainState` refers to the same object."""
     _halved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -288,7 +288,7 @@ class Trainer:
         elapsed_seconds: Callable[[], float],
         stopped: Callable[[], bool],
     ) -> Actions:
-        """Evaluate the model. Returns the actions, updated since early stopping can end the run."""
+        """Evaluate the model. Returns updated actions, since early stopping can end the run."""
         with timer.exclude_from_timing():
             metrics = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step

@@ -221,7 +221,7 @@ def load_state_tensors(
 ) -> None:
     """Load tensors, as returned by `get_state_tensors`, into the state of the optimizers.
 
-    Raises KeyError if a tensor belongs to a parameter that the optimizers do not train.
+    Raises KeyError if a tensor does not belong to any parameter of the optimizers.
     """
     owner = {
         parameter: optimizer

@@ -88,8 +88,8 @@ class MatrixMuon(torch.optim.Optimizer):
     the heads grow with the width. Without sharding, the updates are those of `torch.optim.Muon`.
 
     With sharding, the momentum of a matrix is gathered on every process. One process orthogonalizes
-    the momentum and broadcasts the update; the processes share this work by matrices. Matrices of
-    equal shape are updated together.
+    the momentum and broadcasts the update. Different processes do this for different matrices.
+    Matrices of equal shape are updated together.
 
     Args:
         groups: the parameter groups, which contain only matrices. A group may have its own learning
@@ -237,8 +237,8 @@ def _get_query_lr_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
     In T5, attention scores are not divided by sqrt(head_dim), and the query weights are smaller
-    instead. The factor is then as much below 1, since Muon's updates have the same size for every
-    matrix. In other models, the factor is 1.
+    instead. Their factor is below 1 by the same ratio, since Muon's updates have the same size for
+    every matrix. If scores are divided by sqrt(head_dim), the factor is 1.
     """
     return {
         f"{name}.query.weight": module.head_dim**-0.5 / module.scale
