@@ -187,10 +187,9 @@ class BatchStream:
     ) -> GlobalBatch:
         """Build the batch of a step for an objective that carries state.
 
-        The batch contains only the micro-batches of this process.
-
         The text is split into `text_streams` contiguous streams, and the step reads one row from
-        each of them. A process always reads the same text streams.
+        each of them. The batch contains only the micro-batches of this process, which always reads
+        the same text streams.
         """
         indices, keys = contiguous_rows(step, text_streams, len(self.data))
         parts = self._shard_micro_batches(

@@ -116,7 +116,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:
-        """Raise ValueError if phases are out of order, or override a key that they cannot."""
+        """Raise ValueError if phases are out of order or have overrides that do not fit the recipe.
+
+        For example, a phase cannot change the row length of labelled examples.
+        """
         untils = [phase.until for phase in self.phases]
         if untils != sorted(set(untils)):
             raise ValueError(f"the phases end at {untils}: until must increase")
@@ -165,7 +168,7 @@ class Recipe(Config):
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
-        """The data sources with their objectives. Without a mix, one source with the name ""."""
+        """The data sources with their objectives. Without a mix, a single source named ""."""
         if self.mix:
             own = self.data.validation
             return tuple(

@@ -289,7 +289,7 @@ def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of the library: the optimizer, the schedule and the tokenizer.
 
-    A model loaded by `init_from` has its own tokenizer.
+    With `init_from`, there is no default tokenizer, since a loaded model has its own.
     """
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:

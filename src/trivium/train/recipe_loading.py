@@ -206,7 +206,7 @@ def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
 def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
     """Convert a recipe to a nested dict, without the tokenizer if it is the default tokenizer.
 
-    A default tokenizer must not conflict with a tokenizer that belongs to the data.
+    Otherwise, the default tokenizer would conflict with data that has its own tokenizer.
     """
     tree = recipe.to_tree()
     if recipe.tokenizer is not None:
@@ -219,7 +219,7 @@ def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
 def map_paths(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to every path or list of paths in a nested dict. Returns the new dict.
 
-    The keys in `_PATHS` have paths as values.
+    A value is a path or a list of paths if its key is in `_PATHS`.
     """
     if isinstance(tree, list | tuple):
         return [map_paths(one, function) for one in tree]

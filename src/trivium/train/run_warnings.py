@@ -98,18 +98,18 @@ class RunHistory:
 
 
 Values = dict[str, Any] | None
-"""The values to insert into a warning message, or None if the warning's condition is not met."""
+"""The values to insert into a warning message. None if the warning does not apply."""
 
 
 def _loss_diverges(run: RunHistory) -> Values:
-    """Check whether the last log records are all far above the lowest loss."""
+    """Return message values if the last log records are all far above the lowest loss."""
     if run.unigram_loss is None or run.lines_above < _LINES:
         return None
     return {"now": run.last["train_loss"], "lowest": run.lowest_loss}
 
 
 def _loss_is_stuck(run: RunHistory) -> Values:
-    """Check whether the loss stays near the unigram baseline long after the warm-up."""
+    """Return message values if the loss stays near the unigram baseline long after the warm-up."""
     loss, unigram = run.last["train_loss"], run.unigram_loss
     if unigram is None or "diverges" in run.given or run.steps_after_warmup < run.patience:
         return None
@@ -156,7 +156,7 @@ def _get_preference_metrics(run: RunHistory) -> _PreferenceRun | None:
 
 
 def _first_loss_differs_from_reference(run: RunHistory) -> Values:
-    """Check whether the first loss shows that the model differs from the reference model."""
+    """Return message values if the first loss shows a model unlike the reference model."""
     pairs = _get_preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
@@ -164,7 +164,7 @@ def _first_loss_differs_from_reference(run: RunHistory) -> Values:
 
 
 def _preference_loss_does_not_move(run: RunHistory) -> Values:
-    """Check whether the preference loss is still at its initial value after many steps."""
+    """Return message values if the preference loss still has its initial value after many steps."""
     pairs, step = _get_preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
@@ -172,7 +172,7 @@ def _preference_loss_does_not_move(run: RunHistory) -> Values:
 
 
 def _preferred_become_rarer(run: RunHistory) -> Values:
-    """Check whether the preferred responses become less probable.
+    """Return message values if the preferred responses become less probable.
 
     DPO's loss can fall even if both responses become less probable.
     """
@@ -194,26 +194,29 @@ def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[f
 
 
 def _rewards_are_equal(run: RunHistory) -> Values:
-    """Check whether the responses in most groups have equal rewards, so that nothing is learned."""
+    """Return message values if the responses in most groups have equal rewards.
+
+    The model learns nothing from such groups.
+    """
     _, fraction = _first_and_last(run, "frac_reward_zero_std")
     _, reward = _first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
 def _policy_is_far_from_reference(run: RunHistory) -> Values:
-    """Check whether the policy's KL divergence from the reference model is large."""
+    """Return message values if the policy's KL divergence from the reference model is large."""
     _, distance = _first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _responses_repeat(run: RunHistory) -> Values:
-    """Check whether the fraction of distinct bigrams in the responses has halved."""
+    """Return message values if the fraction of distinct bigrams in the responses has halved."""
     first, last = _first_and_last(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
 
 
 def _responses_grow(run: RunHistory) -> Values:
-    """Check whether responses grow toward the maximum length while the reward rises."""
+    """Return message values if responses grow toward the maximum length while the reward rises."""
     first, last = _first_and_last(run, "length")
     reward_before, reward = _first_and_last(run, "reward")
     longest = getattr(run.objective, "max_new_tokens", math.inf)
@@ -222,7 +225,7 @@ def _responses_grow(run: RunHistory) -> Values:
 
 
 def _responses_are_truncated(run: RunHistory) -> Values:
-    """Check whether most responses reached the maximum length in the first log record."""
+    """Return message values if most responses in the first log record reached the maximum length."""
     first, last = _first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
@@ -230,7 +233,7 @@ def _responses_are_truncated(run: RunHistory) -> Values:
 
 
 def _reward_falls(run: RunHistory) -> Values:
-    """Check whether the mean reward fell significantly since the start of the run."""
+    """Return message values if the mean reward fell significantly since the start of the run."""
     before, after = run.rewards[:_REWARDS], run.rewards[_REWARDS:]
     if len(after) < _REWARDS:
         return None
@@ -265,7 +268,7 @@ class RunWarnings(Callback):
     history: RunHistory
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Read the earlier records of a resumed run, so that its warnings are not repeated."""
+        """Read the earlier records of a resumed run, so that old warnings are not repeated."""
         for record in self.run.read_metrics():
             self.history.find_warning(record)
 

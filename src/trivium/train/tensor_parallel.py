@@ -208,7 +208,7 @@ class _Activations:
         return whole.redistribute(placements=[self.placement]).to_local()
 
     def to_dtensor(self, x: Tensor) -> DTensor:
-        """Return the DTensor that has `x` as its local shard.
+        """Return the DTensor whose local shard is `x`.
 
         The last process may have fewer positions than the others, or none.
         """

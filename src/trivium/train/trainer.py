@@ -97,7 +97,7 @@ class TrainState:
 
 
 class TrainStep(nn.Module):
-    """A module that computes the losses of a model, which DDP, FSDP2 and torch.compile can wrap."""
+    """A module that computes the losses of a model. DDP, FSDP2 and torch.compile can wrap it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -439,7 +439,7 @@ class Trainer:
     def _make_skip_record(self, state: TrainState) -> dict[str, Any]:
         """Return the number of skipped steps and the loss scale, as entries for a log record.
 
-        An entry is missing if the run does not use the feature.
+        Entries that do not apply to the run are omitted.
         """
         record: dict[str, Any] = {}
         if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
@@ -659,7 +659,7 @@ class StepMetrics:
             self.copied.record()
 
     def read(self) -> tuple[LossTerms, float]:
-        """Wait until the step has been computed. Returns its losses by term, and gradient norm."""
+        """Wait until the step has been computed. Returns its loss terms and its gradient norm."""
         if self.copied is not None:
             self.copied.synchronize()
         *losses, norm = self.numbers

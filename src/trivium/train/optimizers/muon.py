@@ -70,7 +70,7 @@ class Muon(Optimizer):
     def state_size(self, model: nn.Module) -> int:
         """Return the number of elements in the optimizer state.
 
-        Muon stores one value per weight, the momentum, and AdamW stores two moments.
+        This is one momentum for each weight trained by Muon, and two moments for each other weight.
         """
         return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
 
