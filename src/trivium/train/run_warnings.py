@@ -225,7 +225,7 @@ def _responses_grow(run: RunHistory) -> Values:
 
 
 def _responses_are_truncated(run: RunHistory) -> Values:
-    """Return message values if most responses in the first log record reached the maximum length."""
+    """Return message values if most responses of the first log record have the maximum length."""
     first, last = _first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
