@@ -1,9 +1,9 @@
 """Training: recipes, the training loop, checkpoints, run folders, progress.
 
-To write your own training loop, combine these parts. A `Loader` of `BatchStream`s yields the batch
-of each step, and `AdamW(...).build(model)` builds the optimizers. A schedule such as `Cosine`
-returns the factor of the peak learning rate that `set_learning_rate` applies. `save_checkpoint` and
-`restore` write and read checkpoints.
+To write your own training loop, combine these classes and functions. A `Loader` of `BatchStream`s
+yields the batch of each step, and `AdamW(...).build(model)` builds the optimizers. A schedule such
+as `Cosine` computes the learning rate as a factor of its peak, and `set_learning_rate` applies this
+factor. `save_checkpoint` writes checkpoints, and `restore` loads them.
 """
 
 from trivium.model_folder import checkpoints as checkpoints

@@ -27,12 +27,12 @@ class Callback:
         """Called before the first step after a start or a resume.
 
         Args:
-            batch: the micro-batches of the first step that this process computes.
+            batch: the batch of the first step, with only the micro-batches of this process.
             lm: the model.
         """
 
     def on_step(self, step: int, progress: float) -> None:
-        """Called after every step. On a GPU, the step may still be running at this time.
+        """Called after every step. On a GPU, the step may still be running at that time.
 
         Args:
             step: the number of steps completed so far.
@@ -40,7 +40,7 @@ class Callback:
         """
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Called with the log record of every `train.log_every` steps.
+        """Called every `train.log_every` steps, with a log record.
 
         The record contains `step`, `tokens`, `train_loss` and so on, as in `metrics.jsonl`. On a
         GPU, losses are read one step late, after `on_step` of the next step. A callback may add
@@ -51,7 +51,8 @@ class Callback:
         """Called after every evaluation.
 
         Args:
-            record: `step`, `valid_loss`, the validation metrics and so on, as in `metrics.jsonl`.
+            record: the step, the validation loss, the validation metrics and so on, as in
+                `metrics.jsonl`.
             lm: the current model.
         """
 

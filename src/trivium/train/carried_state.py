@@ -1,8 +1,8 @@
 """State carried from one step to the next, for truncated backpropagation through time (TBPTT).
 
 The training text is split into contiguous text streams, one per row of the batch. In every step,
-each row continues its text stream with the model state from the end of the previous row. Gradients
-stop at the beginning of a row.
+each row continues its text stream: the model starts from the state that it had at the end of the
+stream's previous row. Gradients stop at the beginning of a row.
 
 Source: Williams and Peng 1990, "An efficient gradient-based algorithm for on-line training of
 recurrent network trajectories".
@@ -42,9 +42,9 @@ class CarriedState:
     def begin_step(self, step: int, *, is_prefill: bool) -> None:
         """Prepare the states of the text streams for the micro-batches of a step.
 
-        If `is_prefill` is true, the states of all text streams are cleared. If the step is repeated
-        after running out of memory, a second call for the same step restores the states from before
-        the step.
+        If `is_prefill` is true, the states of all text streams are cleared. A second call for the
+        same step restores the states from before the step, so that the step can be repeated after
+        running out of memory.
         """
         kept = [*self._get_named_tensors().values()]
         if is_prefill:
@@ -68,7 +68,7 @@ class CarriedState:
         return dataclasses.replace(batch, inputs=inputs)
 
     def gather_tensors(self, parallel: Parallel) -> dict[str, Tensor]:
-        """Return copies of all text streams' state tensors by name, gathered from all processes.
+        """Gather the state of all text streams from all processes. Returns copies, by tensor name.
 
         All processes must call this method.
         """
@@ -96,7 +96,7 @@ class CarriedState:
 
 
 def carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
-    """Create the `CarriedState` of a data source. Returns None unless its objective needs it."""
+    """Create the `CarriedState` of a data source, or return None if its objective has no state."""
     if not stream.objective.carries_state:
         return None
     assert isinstance(model, LanguageModule)

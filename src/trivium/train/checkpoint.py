@@ -1,15 +1,15 @@
 """Checkpoints: written atomically and verified by checksum. Loading never unpickles data.
 
 A checkpoint is a folder `step-{n:08}`. It contains the files of a model folder,
-`optimizer.safetensors`, `state.json`, the model state carried from step to step
-(`carried.safetensors`, for objectives with TBPTT), and `checksums.json` (SHA-256 of every other
-file). The folder gets its final name only after all of its files are on disk.
+`optimizer.safetensors`, `state.json`, and `checksums.json` (SHA-256 of every other file). For
+objectives with TBPTT, it also contains the model state carried from step to step
+(`carried.safetensors`). The folder gets its final name only after all of its files are on disk.
 
 With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
 safetensors format. Every process writes its shards of the tensors in the background while training
 continues. Rank 0 then consolidates the shards into the files that a single process would write. A
-checkpoint therefore does not depend on the number of processes or on the parallel layout, and a run
-can be resumed with another number or layout.
+checkpoint therefore does not depend on the number of processes or on the parallel layout. A run can
+be resumed with another number of processes or another layout.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from trivium.train.trainer import TrainState
 FORMAT_VERSION = 7
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 CARRIED = "carried.safetensors"
-# The names that DCP gives to the consolidated files 1 (weights) and 2 (optimizer state).
+# DCP names the consolidated files by number: 1 for the weights, 2 for the optimizer state.
 _JOINED = {
     "model-00001-of-00002.safetensors": WEIGHTS,
     "model-00002-of-00002.safetensors": OPTIMIZER,
@@ -179,7 +179,9 @@ def restore(
 
 
 class Checkpoints:
-    """Saves and restores the checkpoints of a run. Several processes write in the background.
+    """Saves and restores the checkpoints of a run.
+
+    If there are several processes, they write checkpoints in the background.
 
     Args:
         folder: the folder of all checkpoints.
@@ -210,8 +212,8 @@ class Checkpoints:
     def save(self, model: nn.Module, optimizers: Optimizers, state: TrainState) -> None:
         """Save a checkpoint of the current weights, optimizer state and run state.
 
-        All processes must call this method. With several processes, it first waits for the previous
-        checkpoint and raises the error of that checkpoint if writing it failed.
+        All processes must call this method. If there are several processes, it first waits until
+        the previous checkpoint has been written, and raises CheckpointError if that failed.
 
         Raises:
             CheckpointError: the disk is full or not writable. Earlier checkpoints are not affected.
@@ -305,11 +307,11 @@ class Checkpoints:
     def _create_checkpoint(
         self, state: TrainState, carried: Mapping[str, Tensor] | None
     ) -> Iterator[Path]:
-        """Create a checkpoint from the weights and optimizer state that the `with` block writes.
+        """Context manager that creates a checkpoint.
 
-        Yields a temporary folder for these files. When the block ends, the other files are added,
-        the folder gets its final name, and old checkpoints are deleted. Raises CheckpointError if
-        the disk is full or not writable.
+        Yields a temporary folder, into which the block writes the weights and the optimizer state.
+        When the block ends, the other files are added, the folder gets its final name, and old
+        checkpoints are deleted. Raises CheckpointError if the disk is full or not writable.
         """
         final = self.path(state)
         try:
@@ -336,10 +338,10 @@ class Checkpoints:
         carried: Mapping[str, Tensor] | None,
         integer_tensors: Mapping[str, Tensor],
     ) -> None:
-        """Wait for the shards of all processes, then create the checkpoint from them on rank 0.
+        """Wait until all processes have written their shards, then create the checkpoint on rank 0.
 
         Args:
-            pending_write: DCP's pending write of the shards.
+            pending_write: the write of the shards that DCP has started.
             shard_folder: the folder of the shards, which is deleted at the end.
             state: the state of the run.
             carried: the model state carried from step to step, by tensor name.
@@ -418,7 +420,8 @@ def read_state(checkpoint: Path) -> TrainState:
 def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
     """Delete all checkpoints in a folder that are older than the last `keep` valid ones.
 
-    Corrupt checkpoints do not count toward `keep`. `newest` was just written and is not verified.
+    Corrupt checkpoints do not count toward `keep`. `newest` has just been written and counts as
+    valid.
     """
     good = 0
     for checkpoint in checkpoints(folder):
@@ -439,7 +442,7 @@ def _format_save_error(error: BaseException, target: Path) -> str:
 
 
 def _allocate_optimizer_state(file: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Allocate tensors, by name, for loading the optimizer state stored in a file.
+    """Allocate tensors into which the optimizer state in a file can be loaded, by name.
 
     Each tensor is sharded like the parameter that it belongs to.
     """

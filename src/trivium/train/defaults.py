@@ -4,13 +4,14 @@ Pretraining: the learning rates are for the default batch size. They were tuned 
 follow the published values of large models. The peak is 2e-3 at width 256 and falls with
 width^-0.75, to 3e-4 at LLaMA-7B's width of 4096 and 1.5e-4 at LLaMA-65B's width of 8192. Post-norm
 stacks use half of this rate (Xiong et al. 2020). Recurrent and n-gram models use three times the
-rate, except for Elman networks: they have no gates and use half of that.
+rate at width 256. Elman networks use half the rate of other recurrent models, since they have no
+gates.
 
 Presets in sizes that no paper describes (`presets.is_own_size`) use the settings with which they
 learn fastest. Other presets use the settings of their papers. The recipe key `defaults` overrides
-this choice. Pairs of runs in benchmarks/LOG.md show which settings are faster: the fast
-initialization of models that have one (with an encoder), masking 30 % of the tokens, and Muon for
-decoders. Encoders with the fast initialization learn more with AdamW.
+this choice. In the pairs of runs in benchmarks/LOG.md, these settings learn faster: masking 30 % of
+the tokens, Muon for decoders, and the fast initialization for models that have one, which are most
+models with an encoder. Encoders with the fast initialization learn more with AdamW than with Muon.
 
 In our own sizes, BART and models with sinusoidal positions use the fast initialization for
 fine-tuning, too.
@@ -21,11 +22,12 @@ the encoder's outputs become the same for every text. AdamW still trains the tok
 these models, with a higher learning rate.
 
 Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin et al. 2018,
-appendix A.3: 2e-5 to 5e-5) and is higher for narrower models. Pre-norm blocks tolerate higher
-rates, narrow ones most: at width 256, 1e-3 and 2e-3 reach far better results than 1.5e-4, and
-ModernBERT-base was tuned at 8e-5 (Warner et al. 2024, appendix). LoRA uses ten times the rate (Hu
-et al. 2021, table 9), limited to the rate of pretraining. New weights use half the rate of
-pretraining. Small data sets are repeated for enough epochs to reach a few hundred steps.
+appendix A.3: 2e-5 to 5e-5) and is higher for narrower models. Pre-norm models tolerate higher
+rates, especially if they are narrow: at width 256, 1e-3 and 2e-3 reach far better results than
+1.5e-4, and ModernBERT-base was tuned at 8e-5 (Warner et al. 2024, appendix). LoRA uses ten times
+the rate of full fine-tuning (Hu et al. 2021, table 9), but at most the rate of pretraining. New
+weights use half the rate of pretraining. Small data sets are repeated for enough epochs to reach a
+few hundred steps.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ from trivium.train.recipe import Recipe
 _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
-# With a budget in minutes: the bytes of text per minute of budget that a new tokenizer is trained
-# on, which is more than a small model reads in a minute; and the maximum fraction of the budget for
-# training slow kinds of tokenizers.
+# With a budget in minutes, a new tokenizer is trained on this many bytes of text per minute, which
+# is more than a small model reads in a minute. Training a slow kind of tokenizer takes at most this
+# fraction of the budget.
 _SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.1
-# Labelled examples are evaluated every epoch, but at least and at most after these numbers of
-# steps. Evaluations that generate text use this number of examples.
+# With labelled examples, an evaluation follows every epoch, but the interval is limited to this
+# range of steps. Evaluations that generate text use this number of examples.
 _SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400
 # The most steps between evaluations of a policy. A step samples as many texts as an evaluation.
 _POLICY_STEPS = 25
@@ -66,16 +68,16 @@ _LONGEST_BIASED = 1024
 
 
 def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
-    """Choose the vocabulary size of a new tokenizer by the size of the corpus.
+    """Choose the vocabulary size of a new tokenizer, depending on the size of the corpus.
 
-    The result is at most the preset's own vocabulary size.
+    The result is at most the vocabulary size in the spec.
     """
     fitting = (size for limit, size in _VOCABULARIES if corpus_bytes <= limit)
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
 
 
 def pad_vocabulary_size(vocab_size: int) -> int:
-    """Round a vocabulary size up to a multiple of 64, the number of embedding rows."""
+    """Return the number of embedding rows: the vocabulary size, rounded up to a multiple of 64."""
     return -(-vocab_size // 64) * 64
 
 
@@ -91,9 +93,10 @@ def with_vocabulary_sizes(spec: Spec, vocab_size: int, source_size: int | None =
 
 
 def choose_sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
-    """Choose the amount of text, in bytes, on which a new tokenizer is trained.
+    """Return the number of bytes of text on which a new tokenizer is trained.
 
-    A run with a short budget in minutes uses less text. `kind` is the type of the tokenizer.
+    A run with a short time budget uses less text. `kind` is the tokenizer type, and `minutes` is
+    the time budget.
     """
     fitting = _SAMPLE_SHARE * 60.0 / kind.seconds_per_mb * 1e6
     per_minute = min(_SAMPLE_BYTES_PER_MINUTE, fitting)
@@ -112,7 +115,7 @@ def choose_initialization(spec: TransformerSpec) -> Literal["published", "fast"]
 def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
     """Choose the default optimizer for new weights.
 
-    `fast` is whether the run uses the settings with which the model learns fastest.
+    `fast` is whether the run uses the fast settings.
     """
     if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
         return "muon"
@@ -133,13 +136,14 @@ def pretraining_learning_rate(spec: Spec) -> float:
 
 
 def embedding_lr_scale(spec: Spec) -> float:
-    """Return the factor for the learning rate of token embeddings if Muon trains the matrices.
+    """Return a factor that makes the learning rate of token embeddings the same at every width.
 
-    The factor is 1 at width 256. An AdamW step changes every element of a token embedding by about
-    the learning rate. The elements have the same size at every width, since a norm follows the
-    embedding. Hence one learning rate suits all widths, and the factor cancels the width^-0.75 by
-    which the learning rate of other weights falls. Measured at widths 128 to 512
-    (benchmarks/LOG.md) for a decoder with untied embeddings.
+    Muon uses this factor for the token embeddings, which AdamW trains. The factor is 1 at width
+    256. An AdamW step changes every element of a token embedding by about the learning rate. The
+    elements have the same size at every width, since a norm follows the embedding. Hence one
+    learning rate suits all widths. The factor cancels the width^-0.75 by which the learning rate of
+    other weights falls. This was measured at widths 128 to 512 (benchmarks/LOG.md) for a decoder
+    with untied embeddings.
     """
     return (spec.d_model / 256) ** 0.75 if spec.stacks else 1.0
 
@@ -147,8 +151,8 @@ def embedding_lr_scale(spec: Spec) -> float:
 def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     """Return the default peak learning rate of AdamW for training on labelled examples.
 
-    `new_weights` is whether the model is trained from scratch, and `adapted` is whether a LoRA
-    adapter is trained.
+    `new_weights` is whether the model is trained from scratch. `adapted` is whether a LoRA adapter
+    is trained.
     """
     if new_weights or not spec.stacks:
         trained = 0.4 if _reads_characters(spec) else 0.1
@@ -161,9 +165,10 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
 
 
 def _adjust_lr_to_task(task: LabelledObjective, lr: float, *, has_adapter: bool) -> float:
-    """Scale the default fine-tuning learning rate for a task, and clamp it to the task's range.
+    """Multiply a learning rate by the task's factor and clamp it to the task's range.
 
-    `has_adapter` is whether a LoRA adapter is trained, which needs a higher rate.
+    `lr` is the default learning rate for fine-tuning. `has_adapter` is whether a LoRA adapter is
+    trained; the range is then higher.
     """
     advice = task.advice()
     lowest, highest = (bound * (_ADAPTER_RATE if has_adapter else 1.0) for bound in advice.lr_range)
@@ -178,7 +183,7 @@ def _reads_characters(spec: Spec) -> bool:
 def choose_batch_tokens(spec: Spec, length: int) -> int:
     """Return the default number of tokens per step, a multiple of the row length.
 
-    It is about 8 tokens per unit of model width.
+    The result is about 8 times the width of the model.
     """
     rows = max(4, round(8 * spec.d_model / length))
     return rows * length
@@ -187,8 +192,8 @@ def choose_batch_tokens(spec: Spec, length: int) -> int:
 def max_example_length(recipe: Recipe, spec: Spec) -> int:
     """Return the maximum number of tokens per labelled example.
 
-    The limit is `data.length` or else that of the task, and at most the context length of the
-    model.
+    This is `data.length` if the recipe sets it, or else the default of the task. It is at most the
+    context length of the model.
     """
     longest = max(task.advice().longest for task in _get_labelled_objectives(recipe))
     if spec.has_encoder_position_bias:
@@ -198,10 +203,10 @@ def max_example_length(recipe: Recipe, spec: Spec) -> int:
 
 
 def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
-    """Fill in every recipe value that depends on the model or the data. Returns the new recipe.
+    """Fill in all values of a recipe that depend on the model or the data. Returns the new recipe.
 
     Args:
-        recipe: the loaded recipe, in which the kinds of all components are set.
+        recipe: a loaded recipe, in which the kind of every component is set.
         spec: the spec of the model.
         num_examples: the number of labelled training examples.
     """
@@ -275,11 +280,11 @@ def eval_examples(recipe: Recipe) -> int | None:
 
 
 def dropout(recipe: Recipe) -> float:
-    """Return the dropout rate of the recipe, or the default rate.
+    """Return the dropout rate that the recipe sets, or the default rate.
 
-    The default is 0 for pretraining and for runs with multi-epoch weight decay
-    (`decays_over_epochs`), otherwise that of the task. Without dropout, a run that repeats its text
-    only a few times learns faster (Geiping and Goldstein 2022).
+    The default is 0 for pretraining: without dropout, a run that repeats its text only a few times
+    learns faster (Geiping and Goldstein 2022). It is also 0 for runs with multi-epoch weight decay
+    (`decays_over_epochs`). For other runs on labelled examples, it is the default of the task.
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
@@ -291,9 +296,10 @@ def dropout(recipe: Recipe) -> float:
 def decays_over_epochs(recipe: Recipe) -> bool:
     """Return whether weight decay increases from the second epoch on, in place of dropout.
 
-    For new Transformers of our sizes, this regularizes better if the labels of a row are the same
-    in every epoch, and worse if every epoch has new masks (benchmarks/LOG.md). It is not used with
-    layer-wise learning rate decay, since lower layers would then forget faster than they learn.
+    For new Transformers of our sizes, this regularizes better than dropout if the labels of a row
+    are the same in every epoch, and worse if every epoch has new masks (benchmarks/LOG.md). It is
+    not used with layer-wise learning rate decay, since lower layers would then forget faster than
+    they learn.
     """
     preset, optimizer = recipe.model.preset or "", recipe.optimizer
     own = is_own_size(preset) and recipe.defaults != "published" and bool(presets[preset].stacks)

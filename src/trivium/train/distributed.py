@@ -3,9 +3,9 @@
 `torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. The processes form a
 device mesh `replica` x `shard` x `tensor`. The axes `replica` and `shard` together are the
 data-parallel axis `data`: their processes train on different micro-batches. FSDP shards weights
-along `shard`, and tensor parallelism splits every layer along `tensor`. Models need no code for
-this. A step has the same micro-batches for any number of processes, so that the loss curve is the
-same, too.
+along `shard`, and tensor parallelism splits every layer along `tensor`. Models contain no code for
+parallelism. A step has the same micro-batches for any number of processes. Therefore, the loss
+curve is the same, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parallel:
-    """The processes of a run, as seen from one process. By default, there is only one.
+    """The processes of a run, as seen from one of them. By default, there is only one process.
 
     Args:
         rank: the rank of this process, from 0. Only rank 0 writes files and prints.
@@ -72,10 +72,9 @@ class Parallel:
 
     @property
     def data_size(self) -> int:
-        """The data-parallel size.
+        """The number of data-parallel ranks, which train on different micro-batches.
 
-        This is the number of processes, or tensor-parallel groups, that train on different
-        micro-batches.
+        With tensor parallelism, a data-parallel rank is a group of processes.
         """
         return 1 if self.data is None else self.data.size()
 
@@ -85,11 +84,11 @@ class Parallel:
         return 0 if self.data is None else self.data.get_local_rank()
 
     def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
-        """Yield every `data_size`-th item for this process, as (index, item, weight).
+        """Yield this process's share of the items, as tuples (index, item, weight).
 
-        All processes get the same number of items, since they participate in the same collectives.
-        If there are too few items, a process gets an item of another process with weight 0. All
-        other weights are 1.
+        The share is every `data_size`-th item. All processes get the same number of items, since
+        they participate in the same collectives. If there are too few items, a process gets an item
+        of another process with weight 0. All other weights are 1.
         """
         for start in range(0, len(items), self.data_size):
             number = start + self.data_rank
@@ -99,7 +98,7 @@ class Parallel:
                 yield start, items[start], 0.0
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sum scalar tensors, given by name, over the data-parallel processes."""
+        """Sum tensors of equal shape over the data-parallel processes. Returns the sums by name."""
         if self.data is None or self.data_size == 1 or not terms:
             return terms
         stacked = torch.stack(list(terms.values()))
@@ -107,7 +106,7 @@ class Parallel:
         return dict(zip(terms, stacked, strict=True))
 
     def all_reduce_sum(self, *counts: int) -> list[int]:
-        """Sum integers over the data-parallel processes, on the host."""
+        """Return the sum of each integer over the data-parallel processes, computed on the host."""
         if self.size == 1:
             return list(counts)
         sums = self._all_reduce_on_host(counts, torch.int64, dist.ReduceOp.SUM)
@@ -123,10 +122,10 @@ class Parallel:
         return self._all_reduce_on_host(values, torch.float64, dist.ReduceOp.MAX)
 
     def map(self, function: Callable[[Sequence[T]], list[Any]], items: Sequence[T]) -> list[Any]:
-        """Apply a function to a list in parallel, split among all processes. Returns all results.
+        """Apply a function to a list in parallel. Returns the results for all items, in order.
 
-        Each process calls `function` with a contiguous part of `items`. Every process returns the
-        results for all items, in order.
+        Each process calls `function` with a contiguous part of `items`. The results are gathered on
+        every process.
         """
         ends = [len(items) * number // self.size for number in range(self.size + 1)]
         own = items[ends[self.rank] : ends[self.rank + 1]]
@@ -226,9 +225,9 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
 def _create_restart_store() -> Store | None:
     """Create the key-value store with which restarted `torchrun` workers find each other.
 
-    PyTorch 2.13 gives restarted workers the store of the earlier workers, and they would wait for
-    workers that no longer exist. Therefore, restarted workers use their own key prefix. Returns
-    None if PyTorch's default store works.
+    PyTorch 2.13 gives restarted workers the store of the earlier workers. They would then wait for
+    workers that no longer exist. Therefore, restarted workers use their own key prefix in this
+    store. Returns None if PyTorch's default store works.
 
     Raises:
         RecipeError: the workers are on several machines, which count their restarts differently.
@@ -258,14 +257,14 @@ def parallelize_step(
 ) -> nn.Module:
     """Apply the layout of `[parallel]` to a training step: DDP, FSDP or tensor parallelism.
 
-    Activation checkpointing is applied, too. Returns the wrapped step, or `train_step` itself for a
-    single process.
+    If the layout has activation checkpointing, it is applied, too. Returns the wrapped step, or
+    `train_step` itself for a single process.
 
     Args:
         train_step: a `TrainStep`, which is changed in place.
         parallel: the processes of the run.
         config: the section `[parallel]`, in which `data` is set.
-        precision: the dtype of activations, in which FSDP gathers the matrices of blocks.
+        precision: the dtype of activations. FSDP also gathers the matrices of blocks in this dtype.
         device: the device of the model.
         has_unused: whether some steps do not use every weight.
 
@@ -307,12 +306,12 @@ def parallelize_step(
 
 
 def gradient_sync(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-    """Return a context manager that controls gradient communication in a micro-batch.
+    """Return a context manager for the forward and backward pass of a micro-batch.
 
-    It wraps the forward and backward pass. DDP all-reduces the gradients only in the last
+    It controls when gradients are communicated. DDP all-reduces the gradients only in the last
     micro-batch of a step (`is_last`). FSDP reduce-scatters the gradients in every micro-batch,
-    since a process has no memory for all gradients, and all-reduces them among the replicas in the
-    last micro-batch.
+    since a process has no memory for all gradients. Replicas all-reduce them only in the last
+    micro-batch.
     """
     if isinstance(train_step, FSDPModule):
         train_step.set_requires_all_reduce(is_last)

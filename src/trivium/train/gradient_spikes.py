@@ -14,9 +14,9 @@ def is_spike(norm: float, recent_norms: Sequence[float], factor: float) -> bool:
     """Return whether a gradient norm exceeds `factor` times the median of the recent norms.
 
     Non-finite norms are excluded from the median. Until `SPIKE_WINDOW` norms have been seen, only a
-    non-finite norm is a spike. Spikes also enter the window, so that norms that stay high soon stop
-    counting as spikes. Likewise, a non-finite norm stops counting as a spike once half of the
-    recent norms are non-finite.
+    non-finite norm is a spike. The recent norms include earlier spikes. Norms that stay high
+    therefore soon stop counting as spikes, and so do non-finite norms once half of the recent norms
+    are non-finite.
     """
     finite = [one for one in recent_norms if math.isfinite(one)]
     if not math.isfinite(norm):

@@ -23,11 +23,14 @@ from trivium.gpus import GPUS
 from trivium.model_loading import find_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""The dtypes of activations by name. If processes choose different ones, the last one is used."""
+"""The dtypes of activations, by name.
+
+If processes choose different dtypes, the run uses the one that comes last here.
+"""
 
 # The minimum speedup for choosing bfloat16, or more threads.
 _CLEARLY = 1.1
-# The FLOPs of a measured matmul, the number of numeric_metrics, and their time limit in seconds.
+# The FLOPs of a measured matmul, the number of measurements, and their time limit in seconds.
 _MEASURED_FLOPS, _MEASURED_ROUNDS, _MEASURED_SECONDS = 100_000_000, 10, 0.2
 # The maximum height and width of the measured matrix; the rows of the first matmuls; and the
 # slowdown in the first matmuls at which the measurement ends. CPUs that emulate bfloat16 are a
@@ -80,9 +83,9 @@ def choose_precision(
     """Choose the precision and the number of CPU threads of a run.
 
     Args:
-        precision: "bf16", "fp16", "fp32" or "auto". On CUDA, "auto" means bfloat16, or else
-            float16, if the tensor cores support it. On a CPU, matmuls of the model's largest matrix
-            are timed, and "auto" means the faster of bfloat16 and float32.
+        precision: "bf16", "fp16", "fp32" or "auto". On CUDA, "auto" means the first of bfloat16 and
+            float16 that the GPU's tensor cores support, or else float32. On a CPU, "auto" means the
+            faster of bfloat16 and float32, measured with matmuls of the model's largest matrix.
         device: the device of the run.
         model: a module with `blocks`, from which the largest matrix is selected. It may be on any
             device.
@@ -135,14 +138,14 @@ def _has_lstm(model: nn.Module) -> bool:
 
 
 def precision_name(precision: torch.dtype) -> str:
-    """Return the name of a dtype in recipes, such as "bf16"."""
+    """Return the name that recipes use for a dtype, such as "bf16"."""
     return next(name for name, dtype in PRECISIONS.items() if dtype is precision)
 
 
 def _choose_num_threads(height: int, width: int, max_threads: int) -> int:
     """Return the number of CPU threads, at most `max_threads`, with which matmuls are fastest.
 
-    Fewer threads are faster if other programs use the cores: threads wait for each other in every
+    If other programs use the cores, fewer threads are faster: threads wait for each other in every
     operation, so that one busy core stops all of them. Therefore the mean wall-clock time decides,
     and more threads are chosen only if they are clearly faster. `height` and `width` are the size
     of the weight matrix.
@@ -165,10 +168,10 @@ def measure_matmuls(
     clock: Callable[[], float] = time.process_time,
     average: Callable[[list[float]], float] = min,
 ) -> dict[tuple[str, int], float]:
-    """Measure the GFLOP/s of a linear layer on the CPU, forward and backward, for each setting.
+    """Measure the speed of a linear layer on the CPU for each setting.
 
-    The measurement takes some milliseconds. If one setting is much slower than another, the
-    measurement ends after two short matmuls.
+    A forward and backward pass is timed, which takes some milliseconds. If one setting is much
+    slower than another, the measurement ends after two short matmuls.
 
     Args:
         height: the height of the weight matrix, limited to 2,048.
@@ -180,7 +183,7 @@ def measure_matmuls(
         average: reduces the measured times to a single time; by default the shortest.
 
     Returns:
-        The GFLOP/s of each setting.
+        The speed of each setting in GFLOP/s.
     """
     height, width = min(height, _LARGEST_MEASURED), min(width, _LARGEST_MEASURED)
     rows = max(512, min(2048, _MEASURED_FLOPS // (2 * height * width)))
@@ -285,8 +288,8 @@ def _free_cgroup_memory(
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the peak FLOP/s of matmuls on a device, or None if the peak is unknown.
 
-    For a GPU, the peak is taken from the data sheet. On a CPU, it is measured in some milliseconds.
-    It is unknown for float16 on a CPU, where the speed of matmuls varies.
+    For a GPU, the peak is taken from its data sheet. For a CPU, the peak is measured, which takes
+    some milliseconds. For float16 on a CPU, the speed of matmuls varies, and the peak is unknown.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -1,10 +1,10 @@
 """Which weights a run keeps: the last, the best by validation, or the mean of several checkpoints.
 
 Runs on labelled examples keep the weights with the best main metric, or with the lowest validation
-loss if that metric is not defined. Runs on text keep the weights with the lowest validation loss
-among the evaluations for which `keeps_lowest_loss` is true. All other runs keep their last weights.
-At the end, a run on labelled examples also evaluates the mean of its last `train.average`
-checkpoints.
+loss if that metric is not defined. In runs on text, `keeps_lowest_loss` tells for each evaluation
+whether its weights may be kept; the run keeps those with the lowest validation loss. All other runs
+keep their last weights. At the end, a run on labelled examples also evaluates the mean of its last
+`train.average` checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from trivium.train.whole_model import WholeModel
 class KeptWeights(Callback):
     """A callback that tracks the best weights of a run, and loads them at the end.
 
-    The best weights are stored in the folder of checkpoints. The weights that were best at the last
-    checkpoint are stored, too, since a run resumed from this checkpoint needs them.
+    The best weights are stored in the folder of checkpoints. So are the weights that were best at
+    the time of the last checkpoint, since a run resumed from this checkpoint needs them.
 
     Args:
         run: the folder of the run.
@@ -42,8 +42,8 @@ class KeptWeights(Callback):
         model: the trained model.
         saved: the checkpoints of the run.
         state: the state of the run, which training updates in place.
-        metric: the main metric of labelled examples. It is "" until the first evaluation sets it,
-            and None if weights are compared by validation loss.
+        metric: the name of the main metric of labelled examples. It is "" until the first
+            evaluation sets it, and None if weights are compared by validation loss.
     """
 
     run: RunFolder
@@ -53,20 +53,21 @@ class KeptWeights(Callback):
     state: TrainState
     metric: str | None = None
     _saved_best_step: int = field(init=False)
-    """The step at which the best weights were saved, as of the last checkpoint."""
+    """The step whose weights were the best ones when the last checkpoint was saved."""
 
     def __post_init__(self) -> None:
         self._saved_best_step = self.state.best_step
 
     def on_save(self, folder: Path) -> None:
-        """Record which best weights would be needed to resume the run from this checkpoint."""
+        """Remember which best weights are needed to resume the run from this checkpoint."""
         self._saved_best_step = self.state.best_step
 
     def keeps_lowest_loss(self, *, repeats_data: bool) -> bool:
-        """Return whether to keep the weights with the lowest validation loss.
+        """Return whether to keep the current weights if they have the lowest validation loss.
 
-        Unless the recipe sets this, they are kept from the second epoch on, when overfitting
-        becomes likely. `repeats_data` is whether the last step used rows from an earlier epoch.
+        `repeats_data` is whether the last step used rows that earlier steps have used. If the
+        recipe sets neither `keep_best` nor `patience`, weights are kept only in this case, since
+        overfitting becomes likely from the second epoch on.
         """
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:
@@ -76,7 +77,8 @@ class KeptWeights(Callback):
     def save_if_best(self, score: float) -> None:
         """Save the current weights if their score is the best so far. Also updates the run state.
 
-        The run state counts the evaluations since the best one, for early stopping.
+        The run state stores the best score and counts the evaluations since then, for early
+        stopping.
         """
         state = self.state
         if math.isfinite(score) and (state.best is None or score > state.best):
@@ -112,7 +114,7 @@ class KeptWeights(Callback):
 def delete_stale_best_weights(
     run: RunFolder, state: TrainState, log: ProgressLine, parallel: Parallel
 ) -> None:
-    """Delete best weights that were saved after the checkpoint from which a run is resumed.
+    """Delete saved best weights that are newer than the checkpoint from which a run is resumed.
 
     If the best weights at that checkpoint are missing, warn and reset the best score. All processes
     must call this function.

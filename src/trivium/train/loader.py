@@ -1,6 +1,6 @@
 """The batches of a run. The batch of a step is a pure function of the step number.
 
-Loaders therefore have no state that a checkpoint would need to save and restore.
+Checkpoints therefore do not need to store any state of a loader.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from trivium.objectives import AUX_LOSS, MicroBatchSlice, Objective
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
 
-# The channel of `RowRandom` that the random source of each step is drawn from.
+# The channel of `RowRandom` from which the data source of each step is drawn.
 _SOURCE_CHANNEL = 1 << 20
 # The fixed cost of a micro-batch in tokens, measured on a CPU with 4 layers of width 256.
 _TOKENS_PER_CALL = 256
 # The size of validation batches: rows of text, and tokens of labelled examples.
 _VALIDATION_ROWS, _VALIDATION_TOKENS = 32, 4096
-# The number of validation rows that are prepared together. Some objectives prepare a row with the
-# help of other rows.
+# The number of validation rows that are prepared together. To prepare a row, some objectives use
+# other rows.
 _VALIDATION_ROWS_TOGETHER = 1024
 
 
 class _MicroBatchIndex(NamedTuple):
-    """A micro-batch by its index in the step, the positions of its rows, and its weight.
+    """A micro-batch: its index in the step, the positions of its rows in the step, its weight.
 
-    The positions count the rows of the step from 0. The weight is 1, or 0 if another process counts
-    the micro-batch.
+    The weight is 1, or 0 if another process counts the losses of this micro-batch.
     """
 
     number: int
@@ -60,8 +59,8 @@ class BatchStream:
         rows_per_step: the number of rows or examples in a global batch.
         separate_documents: whether tokens attend only to tokens of the same document.
         has_aux_loss: whether layers of the model add an auxiliary loss per token (`AUX_LOSS`).
-        num_taken: the number of rows or examples that the whole run reads, which may make the last
-            step smaller. None if every step is full.
+        num_taken: the number of rows or examples that the run reads in total. The last step may
+            therefore be smaller. If None, all steps have the same size.
     """
 
     name: str
@@ -76,20 +75,20 @@ class BatchStream:
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest row or example."""
+        """The number of tokens in the longest row or example."""
         if isinstance(self.data, Rows):
             return self.data.length
         return int(self.data.lengths.max(initial=1))
 
     @property
     def contiguous_steps_per_epoch(self) -> int:
-        """The number of steps per epoch if the text is read in contiguous text streams."""
+        """The number of steps per epoch if each row of the batch reads its own text stream."""
         return -(-len(self.data) // self.rows_per_step)
 
     def max_balanced_micro_batch_tokens(self, num_processes: int, max_tokens: int) -> int:
-        """Return the largest micro-batch size that gives all processes equal work.
+        """Return the largest micro-batch size, in tokens, that gives all processes equal work.
 
-        The size is in tokens, and at most `max_tokens`.
+        The result is at most `max_tokens`.
         """
         if self.objective.rolls_out:  # the samples are sharded, not the prompts
             return max_tokens
@@ -147,8 +146,7 @@ class BatchStream:
         """Yield the validation batches, with only the micro-batches of this process.
 
         Every call yields the same rows with the same noise. The rows are spread over the whole
-        data. With an objective that carries state, they are the first rows of every text stream
-        instead.
+        data. If the objective carries state, however, they are the first rows of every text stream.
 
         Args:
             tokens: the approximate number of tokens in all batches of all processes.
@@ -187,10 +185,11 @@ class BatchStream:
     def _build_contiguous_step(
         self, step: int, text_streams: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Build a step for an objective that carries state. Returns this process's micro-batches.
+        """Build the batch of a step for an objective that carries state.
 
         The text is split into `text_streams` contiguous streams, and the step reads one row from
-        each of them. A process always reads the same text streams.
+        each of them. The batch contains only the micro-batches of this process, which always reads
+        the same text streams.
         """
         indices, keys = contiguous_rows(step, text_streams, len(self.data))
         parts = self._shard_micro_batches(
@@ -207,11 +206,11 @@ class BatchStream:
     def _shard_micro_batches(
         self, positions: Sequence[np.ndarray], parallel: Parallel
     ) -> list[_MicroBatchIndex]:
-        """Select the micro-batches of a step that this process computes.
+        """Select this process's micro-batches from all micro-batches of a step.
 
-        `positions` contains the row positions of every micro-batch of the step. If the
-        objective needs the whole step, all processes compute every micro-batch together, and only
-        one process counts it. Otherwise, the micro-batches are sharded among the processes.
+        `positions` contains the row positions of every micro-batch of the step. If the objective
+        needs the whole step, all processes compute every micro-batch together, but only one process
+        counts its losses. Otherwise, the micro-batches are sharded among the processes.
         """
         if not self.objective.needs_whole_step:
             return [_MicroBatchIndex(*part) for part in parallel.shard(positions)]
@@ -293,13 +292,13 @@ class GlobalBatch:
         micro_batches: the micro-batches of this process. Each has at most `micro_batch_tokens`
             tokens, or a single longer row or example.
         micro_batch_weights: for each micro-batch, its index in the step and its weight. The weight
-            is 1, or 0 if another process counts the micro-batch. All processes need the same number
-            of micro-batches, so some are repeated with weight 0.
+            is 1, or 0 if another process counts the losses of the micro-batch. All processes need
+            the same number of micro-batches, so some are repeated with weight 0.
         micro_batch_tokens: the maximum number of tokens in a micro-batch.
-        label_counts: the number of labels per loss term, in these micro-batches or, after
-            `all_reduce_counts`, in the whole step.
-        num_tokens: the number of tokens without padding, in these micro-batches or, after
-            `all_reduce_counts`, in the whole step.
+        label_counts: the number of labels per loss term. It counts these micro-batches or, after
+            `all_reduce_counts`, the whole step.
+        num_tokens: the number of tokens without padding. It counts these micro-batches or, after
+            `all_reduce_counts`, the whole step.
         text_streams: for each micro-batch, the indices of the text streams that its rows continue;
             only for objectives that carry state.
         is_prefill: whether all text streams start at the beginning of their text.
@@ -341,8 +340,8 @@ class LoaderPhase:
     Args:
         streams: the batches of each source; at least one source.
         sampling_weights: the sampling weight of each source; they need not sum to 1.
-        continues: whether the rows continue after the last row of the previous phase. Otherwise,
-            the phase starts a new row order.
+        continues: whether the phase continues after the last row of the previous phase. Otherwise,
+            it starts a new row order.
     """
 
     streams: Sequence[BatchStream]
@@ -371,9 +370,9 @@ class LoaderPhase:
     def steps_per_epoch(self) -> float:
         """The number of steps per epoch.
 
-        If any source is labelled, this is the number of steps in which every labelled example is
-        read once, including the steps on text. Otherwise, it is the number of steps in which the
-        text is read once.
+        Without labelled sources, this is the number of steps in which the text is read once. With
+        labelled sources, it is the number of steps in which every labelled example is read once;
+        this includes the steps on text.
         """
         labelled = [stream.objective.labelled for stream in self.streams]
         counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
@@ -439,10 +438,10 @@ class Loader:
         )
 
     def halve_micro_batches(self, step: int) -> GlobalBatch:
-        """Halve the micro-batch size from now on. Returns the batch of a step in the new size.
+        """Halve the micro-batch size for all following batches. Returns the batch of `step`.
 
-        The size is halved until the step has more micro-batches than before, or one row per
-        micro-batch. A run that starts with the reduced size has the same micro-batches.
+        The size is halved until `step` has more micro-batches than before, or one row per
+        micro-batch. A run that starts with the reduced size would have the same micro-batches.
         """
         before = len(self.step(step).sizes)
         while True:
@@ -452,10 +451,10 @@ class Loader:
                 return batch
 
     def steps_from(self, first_step: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of all steps from `first_step` on, with prefetching.
+        """Yield the batches of all steps, starting at `first_step`, with prefetching.
 
-        Each batch is prepared in a thread during the step before. If a phase ends or micro-batches
-        become smaller in the meantime, the batch is prepared again. The label and token counts of
+        A thread prepares each batch during the previous step. If a phase ends or the micro-batch
+        size is reduced in the meantime, the batch is prepared again. The label and token counts of
         each batch are those of the whole step. All processes must iterate together.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
@@ -487,8 +486,8 @@ class Loader:
     def _draw_source(self, step: int, phase: int) -> tuple[int, int]:
         """Draw the data source of a step at random, as a function of the seed and the step.
 
-        Returns the index of the source, and the number of earlier steps of the phase that used the
-        source.
+        Returns the index of the source, and the number of earlier steps of this phase that used
+        this source.
         """
         start = self._first_step_of_phase(phase)
         if len(self.streams) == 1:
@@ -505,7 +504,7 @@ class Loader:
         return index, int((draws[start:step] == index).sum())
 
     def _count_earlier_rows(self, phase: int, source_index: int) -> int:
-        """Return the number of rows of a source that earlier phases read in the same row order."""
+        """Return how many rows of a source earlier phases have read in the same row order."""
         rows = 0
         while phase and self.phases[phase].continues:
             phase -= 1
@@ -519,7 +518,7 @@ class Loader:
 
 
 def equal_part_size(num_rows: int, max_rows: int) -> int:
-    """Return the part size that splits rows into parts of nearly equal size.
+    """Return the number of rows per part when rows are split into parts of nearly equal size.
 
     Each part has at most `max_rows` rows; the last part may be smaller.
 
@@ -537,7 +536,7 @@ def _split_row_positions(num_rows: int, chunk_size: int) -> list[np.ndarray]:
 def micro_batch_slices(
     batch: Batch, micro_batch_tokens: int, parallel: Parallel = SINGLE_PROCESS
 ) -> tuple[MicroBatchSlice, ...]:
-    """Split a batch into micro-batch slices. Returns the slices that this process computes.
+    """Split a batch into slices that fit in a forward pass. Returns this process's slices.
 
     The rows of the batch must be sorted by length, longest first.
     """
@@ -556,12 +555,15 @@ def micro_batch_slices(
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
     """Group examples of similar length into micro-batches, longest first.
 
-    Returns the indices of the examples in each group. A group ends before an example that would
-    raise the group's padding above `_TOKENS_PER_CALL`, the cost of one more group. The limit is
-    twice as high if the number of rows is not a multiple of `PAD_TO_MULTIPLE_OF`. A group also ends
-    before its size (rows times padded length) would exceed `micro_batch_tokens`. For an
-    encoder-decoder, the length of an example is the sum of the source and the target length, which
-    are padded separately.
+    Returns the indices of the examples in each group. Examples are added to a group in order of
+    length, until one of two limits would be exceeded:
+
+    - The group's size (rows times padded length) is at most `micro_batch_tokens`.
+    - The group's padding is at most `_TOKENS_PER_CALL`, the cost of one more group. The limit is
+      twice as high while the number of rows is not a multiple of `PAD_TO_MULTIPLE_OF`.
+
+    For an encoder-decoder, the length of an example is the sum of the source and the target length,
+    which are padded separately.
 
     >>> [group.tolist() for group in group_by_length(np.array([2, 900, 2]), 4096)]
     [[1], [0, 2]]

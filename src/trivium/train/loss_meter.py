@@ -18,8 +18,8 @@ from trivium.train.loader import BatchStream
 def merge_records(record: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
     """Merge two records of metrics for `metrics.jsonl`. Raises RecipeError for a duplicate name.
 
-    Duplicates are possible, since users choose the names of sources, and authors of objectives the
-    names of loss terms and metrics.
+    Duplicates are possible: recipes name the data sources, and objectives name the loss terms and
+    the metrics.
     """
     for name in record.keys() & metrics.keys():
         raise RecipeError(
@@ -70,16 +70,16 @@ class LossMeter:
         streams: Sequence[BatchStream],
         probabilities: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Compute the mean losses, by the names under which they are logged.
+        """Compute the mean losses. Returns them by the names under which they are logged.
 
-        The names are `valid_loss` and, with several sources, `valid_SOURCE`. With several loss
-        terms, there are also `valid_TERM` or `valid_SOURCE/TERM`.
+        The names are `valid_loss` and, with several sources, `valid_SOURCE`. Objectives with
+        several loss terms also have `valid_TERM` or `valid_SOURCE/TERM`.
 
         Args:
             split: "train" or "valid".
             streams: the streams of all sources.
-            probabilities: the weight of each source in the loss; None to weight by the number of
-                steps.
+            probabilities: the weight of each source in `valid_loss`; None to weight each source by
+                its number of steps.
         """
         sums = self._sum_by_source()
         probabilities = probabilities or Counter(source for source, _ in self.steps)
@@ -114,7 +114,7 @@ class LossMeter:
         ]
 
     def _sum_by_source(self) -> dict[str, dict[str, Loss]]:
-        """Sum the losses and the numbers of labels of all steps, by source and loss term."""
+        """Sum the losses and label counts of all steps. Returns them by source and loss term."""
         sums: dict[str, dict[str, Loss]] = {}
         for source, terms in self.steps:
             of_source = sums.setdefault(source, {})

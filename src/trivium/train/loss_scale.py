@@ -6,7 +6,8 @@ reduced for the next steps. After many steps without an overflow, the loss scale
 
 `torch.amp.GradScaler` decides separately for each optimizer and each process, from their own
 gradients. Here the norm of all gradients decides, so that all optimizers and processes skip the
-same steps in every layout. Reading the norm synchronizes the host with the device once per step.
+same steps in every parallel layout. Reading the norm synchronizes the host with the device once per
+step.
 """
 
 from __future__ import annotations

@@ -154,11 +154,11 @@ def generation_memory(spec: Spec, num_texts: int, length: int) -> float:
 
 
 def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
-    """Return the arguments of `training_memory` that describe what a recipe trains, by name.
+    """Return those arguments of `training_memory` that depend on what a recipe trains, by name.
 
-    They are the fraction of trained parameters, the size of the optimizer state, the number of
-    reference models, and the number of texts that are generated at the same time. `module` is the
-    module to train, with the weights that the recipe freezes already frozen.
+    These arguments are the fraction of trained parameters, the size of the optimizer state, the
+    number of reference models, and the number of texts that are generated at the same time.
+    `module` is the module to train; the weights that the recipe freezes must already be frozen.
     """
     parameters, objective = count_parameters(module), recipe.objectives[0]
     draws = isinstance(objective, PolicyGradient)
@@ -172,14 +172,14 @@ def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The data parallelism and micro-batch size chosen for a run, and the memory that it needs.
+    """The data parallelism and micro-batch size chosen for a run, and the memory it then needs.
 
     Args:
         data: whether every process has the whole model ("ddp") or a shard of it ("fsdp").
         micro_batch_tokens: the maximum number of tokens per forward pass.
         needed: the peak memory of the run's tensors, in bytes.
         free: the free memory, in bytes.
-        idle: a warning if micro-batches are so large that some processes have none, else "".
+        idle: a warning if micro-batches are so large that some processes get none; otherwise "".
     """
 
     data: DataParallelism
@@ -192,10 +192,11 @@ class MemoryUse:
 def reuse_micro_batch_size(
     recipe: Recipe, metadata: Mapping[str, Any], parallel: Parallel
 ) -> Recipe:
-    """Return the recipe with the micro-batch size with which the resumed run was started.
+    """Set the micro-batch size of a resumed run to its earlier size. Returns the new recipe.
 
-    Another size would draw different dropout masks. The recipe's own size is kept if the user has
-    changed it, or if the number of processes has changed. `metadata` is the metadata of the run.
+    Another size would draw different dropout masks. The recipe is returned unchanged if the user
+    has changed its micro-batch size, or if the number of processes has changed. `metadata` is the
+    metadata of the run.
     """
     recorded = metadata.get("recipe", {}).get("train", {}).get("micro_batch_tokens")
     size = metadata.get("micro_batch_tokens")
@@ -207,9 +208,9 @@ def reuse_micro_batch_size(
 
 
 class StoreMicroBatchSize(Callback):
-    """A callback that stores the micro-batch size after running out of memory has reduced it.
+    """A callback that stores the new micro-batch size if it is reduced for lack of memory.
 
-    It also warns the user. `--resume` then continues with the reduced size.
+    The callback also warns the user. `--resume` then continues with the reduced size.
 
     Args:
         run: the folder of the run.
@@ -222,7 +223,7 @@ class StoreMicroBatchSize(Callback):
         self.stored = loader.micro_batch_tokens
 
     def on_step(self, step: int, progress: float) -> None:
-        """Store the micro-batch size and warn if this step reduced it."""
+        """If this step reduced the micro-batch size, store the new size and warn the user."""
         size = self.loader.micro_batch_tokens
         if size == self.stored:
             return
@@ -248,7 +249,7 @@ def fit_memory(
     Values that the recipe sets are not changed. All processes choose the same values. `module` is
     the module to train, on any device.
 
-    Raises RecipeError if weights and optimizer, or a single row, do not fit.
+    Raises RecipeError if the weights and the optimizer state, or a single row, do not fit.
     """
     estimate = _Estimate.from_recipe(recipe, module, streams, parallel, precision, device)
     data = recipe.parallel.data or _choose_layout(recipe, estimate, parallel)
@@ -272,7 +273,7 @@ class _Estimate:
     """The memory of a run as a function of the data parallelism and the micro-batch size.
 
     Args:
-        specs: the models that are trained together.
+        specs: the specs of the models that are trained together.
         length: the number of tokens of the longest row, including generated tokens.
         most_rows: the number of rows in a step.
         free: the number of bytes available to the run.
@@ -352,7 +353,10 @@ def _choose_layout(recipe: Recipe, estimate: _Estimate, parallel: Parallel) -> D
 def _check_memory(
     recipe: Recipe, estimate: _Estimate, data: DataParallelism, device: torch.device
 ) -> None:
-    """Raise RecipeError if weights and optimizer, or a single row, do not fit in memory."""
+    """Raise RecipeError if the weights and optimizer state, or a single row, do not fit in memory.
+
+    If the recipe sets the micro-batch size, activations are not checked.
+    """
     least = estimate.total_bytes_with_reserve(1, data)
     if recipe.train.micro_batch_tokens is not None:  # the user is responsible for activations
         state = estimate.bytes_by_use(0, data)
@@ -393,7 +397,7 @@ def _max_balanced_micro_batch_tokens(
 ) -> int:
     """Return the largest micro-batch size that gives all processes equal work for every source.
 
-    The size is in tokens, and at most `max_tokens`.
+    The result is in tokens, and at most `max_tokens`.
     """
     return min(
         stream.max_balanced_micro_batch_tokens(parallel.data_size, max_tokens) for stream in streams

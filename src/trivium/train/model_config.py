@@ -26,9 +26,9 @@ ORIGINS = ("preset", "spec", "init_from")
 class ModelConfig(Config):
     """The model to train: a preset or a spec with new weights, or an existing model.
 
-    `embedding`, `encoder`, `decoder`, `d_model` and `cell` override parts of the preset. "Parts of
-    a model" in the documentation lists their fields. Relative positions in attention replace the
-    absolute positions of the preset.
+    `embedding`, `encoder`, `decoder`, `d_model` and `cell` override parts of the preset. Their
+    fields are listed in "Parts of a model" in the documentation. Overrides that set relative
+    positions in attention remove the preset's absolute positions.
     """
 
     preset: str | None = Field(None, description="a preset, with new weights")
@@ -72,18 +72,18 @@ class ModelConfig(Config):
 
     @property
     def starts_from_weights(self) -> bool:
-        """Whether training starts from trained weights."""
+        """Whether training starts from the weights of an existing model (`init_from`)."""
         return self.init_from is not None and not self.new_weights
 
     def _get_preset_overrides(self) -> dict[str, Any]:
-        """Return the overrides of the preset or spec: keys such as `d_model`, with their values."""
+        """Return the overrides of the preset or spec as a dict with keys such as `d_model`."""
         parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
         return self.model_dump(include=parts, exclude_none=True)
 
     def _resize_preset(self) -> dict[str, Any]:
         """Return the preset as a nested dict, resized to the user's width, heads and layers.
 
-        Sizes that depend on them, such as the feed-forward width, are recomputed.
+        Sizes that depend on these three, such as the feed-forward width, are recomputed.
         """
         spec = presets[str(self.preset)]
         heads, layers = dict[str, int](), dict[str, int]()
@@ -105,9 +105,9 @@ class ModelConfig(Config):
         return self.preset is not None and bool(self._get_preset_overrides())
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
-        """Return the preset's sizes that were recomputed because the user overrode other sizes.
+        """Return the sizes of the preset that were recomputed because the user overrode others.
 
-        Each entry contains the key, the value in the preset and the new value.
+        Each entry is a tuple (key, value in the preset, new value).
         """
         if self.preset is None:
             return []
@@ -116,9 +116,10 @@ class ModelConfig(Config):
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
     def build_spec(self) -> Spec | None:
-        """Build the spec of the model, with the published vocabulary size; None with `init_from`.
+        """Build the spec of the model, with the published vocabulary size.
 
-        Raises RecipeError if the spec is not valid.
+        Returns None if the model is loaded (`init_from`). Raises RecipeError if the spec is not
+        valid.
         """
         if self.init_from is not None:
             return None
@@ -181,10 +182,10 @@ def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
 
 
 def _override_layers(layers: list[dict[str, Any]], overrides: Mapping[str, Any]) -> None:
-    """Apply overrides to the nested dicts of a stack's layers, in place.
+    """Apply overrides to the layers of a stack, given as nested dicts, in place.
 
-    Each key is set in every layer that has such a field. A key that no layer has is set in all
-    layers, so that the validation of the spec reports the key.
+    Each key is set in every layer that has this field. If no layer has the field, the key is set in
+    all layers, so that the validation of the spec reports it.
     """
     parts = [Layer.model_validate(layer) for layer in layers]
     for path, value in _iter_leaves(overrides):
@@ -197,7 +198,7 @@ def _override_layers(layers: list[dict[str, Any]], overrides: Mapping[str, Any])
 
 
 def _iter_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yield the path and the value of every leaf in nested dicts.
+    """Yield every leaf of a nested dict as a pair: its path (a tuple of keys) and its value.
 
     A dict with the key `kind` counts as a leaf.
     """
@@ -209,7 +210,7 @@ def _iter_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterato
 
 
 def _has_field(config: Any, path: tuple[str, ...]) -> bool:
-    """Return whether a configuration has a field at a path of nested field names."""
+    """Return whether a configuration has the nested field at a path of field names."""
     *parents, name = path
     for parent in parents:
         config = getattr(config, parent, None)

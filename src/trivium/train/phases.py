@@ -34,10 +34,11 @@ class PhaseOptimizer(Config):
 
 
 class PhaseConfig(Config):
-    """A phase before the last one, which overrides some keys of the recipe.
+    """A phase of a run, which overrides some keys of the recipe.
 
-    The last phase has no table; it uses the values of the recipe itself. For example, BERT reads
-    rows of 128 tokens for 90 % of its steps, and then rows of 512:
+    Every phase except the last has a table `[[phases]]`. The last phase uses the values of the
+    recipe itself. For example, BERT reads rows of 128 tokens for 90 % of its steps, and then rows
+    of 512:
 
     ```toml
     [model]
@@ -56,9 +57,9 @@ class PhaseConfig(Config):
     train.batch_tokens = 32_768
     ```
 
-    If the row length does not change, a phase continues with the rows after those of the previous
-    phase. With another row length, it starts a new row order. The learning rate schedule spans the
-    whole budget. Validation always uses the rows of the last phase.
+    A phase with the same row length as the previous phase continues after the last row of that
+    phase. A phase with another row length starts a new row order. The learning rate schedule spans
+    the whole budget. Validation always uses the rows of the last phase.
     """
 
     until: float = Field(gt=0, lt=1, description="fraction of the budget at which the phase ends")
@@ -80,14 +81,14 @@ class PhaseConfig(Config):
 
     @property
     def row_keys(self) -> list[str]:
-        """The keys of this phase that change the row length or the number of rows per step."""
+        """The keys set in this phase that affect the row length or the number of rows per step."""
         length = self.data is not None and self.data.length is not None
         batch = self.train is not None and self.train.batch_tokens is not None
         return ["data.length"] * length + ["train.batch_tokens"] * batch
 
     @model_validator(mode="after")
     def _check_changes(self) -> Self:
-        """Raise ValueError if the phase has no keys, or changes the kind of the objective."""
+        """Raise ValueError if the phase overrides nothing, or overrides the kind of objective."""
         if "kind" in (self.objective or {}):
             raise ValueError("a phase changes fields of the objective, not its kind")
         if not any(value for name, value in self.to_tree().items() if name != "until"):
@@ -102,7 +103,7 @@ def phase_end_steps(
     steps: int | None = None,
     tokens: float | None = None,
 ) -> list[int]:
-    """Return the step at which each phase ends, counted from 0. The last phase ends with the run.
+    """Return the number of steps completed at the end of each phase, including the last phase.
 
     >>> phase_end_steps([0.9], [32_768, 131_072], steps=1_000_000)
     [900000, 1000000]

@@ -29,14 +29,14 @@ TEXT_KEYS = {
     **dict.fromkeys(("data.text_field", "data.keep_duplicates"), ""),
     **dict.fromkeys(("data.keep_text", "train.keep_best"), ""),
 }
-"""Keys that affect only text -> the corresponding key for labelled examples, or ""."""
+"""Maps each key that affects only text to the corresponding key for labelled examples, or ""."""
 
 LABELLED_KEYS = {
     "train.batch_examples": "train.batch_tokens",
     "train.eval_examples": "train.eval_tokens",
     **dict.fromkeys(("train.metric", "train.average", "data.bad_records"), ""),
 }
-"""Keys that affect only labelled examples -> the corresponding key for text, or ""."""
+"""Maps each key that affects only labelled examples to the corresponding key for text, or ""."""
 
 
 class Recipe(Config):
@@ -86,7 +86,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_keys_have_effect(self) -> Self:
-        """Raise ValueError if a key of `[train]` or `[data]` has no effect on any data source."""
+        """Raise ValueError if a key set in `[train]` or `[data]` is used by none of the sources."""
         if all(objective.labelled for objective in self.objectives):
             kinds, unread = "text, but this run has labelled examples only", TEXT_KEYS
         elif not self.labelled:
@@ -103,9 +103,9 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
-        """Raise an error if an objective does not support the packing or tokenizer of the recipe.
+        """Raise an error if an objective does not support the recipe's packing or tokenizer.
 
-        The check runs before any data is read.
+        This check runs before any data is read.
         """
         for objective in self.objectives:
             data = self.data
@@ -116,7 +116,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:
-        """Raise ValueError if phases are out of order or set keys that have no effect."""
+        """Raise ValueError if phases are out of order or have overrides that do not fit the recipe.
+
+        For example, a phase cannot change the row length of labelled examples.
+        """
         untils = [phase.until for phase in self.phases]
         if untils != sorted(set(untils)):
             raise ValueError(f"the phases end at {untils}: until must increase")
@@ -146,9 +149,9 @@ class Recipe(Config):
         return self
 
     def for_phase(self, index: int) -> Self:
-        """Return the recipe for one phase, with the overrides of this phase and without phases.
+        """Return the recipe with the overrides of one phase. The result has no `phases`.
 
-        The last phase has no table and uses the values of the recipe itself.
+        The last phase overrides nothing.
         """
         if index >= len(self.phases):
             return self.model_copy(update={"phases": ()})
@@ -165,7 +168,7 @@ class Recipe(Config):
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
-        """The data sources with their objectives. If there is only one, its name is ""."""
+        """The data sources with their objectives. Without a mix, a single source named ""."""
         if self.mix:
             own = self.data.validation
             return tuple(
@@ -221,10 +224,11 @@ class Recipe(Config):
         return any(objective.labelled for objective in self.objectives)
 
     def freeze_weights(self, model: LanguageModule) -> None:
-        """Freeze the weights that are not trained, in place, or add the adapter to the model.
+        """Freeze weights of the model as in `model.freeze`, or add the LoRA adapter, in place.
 
         Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
-        model, or if the adapter is to be saved separately and PEFT cannot load it.
+        model. Also raises SpecError if the adapter is to be saved separately, but PEFT could not
+        load it.
         """
         if self.adapter.rank:
             add_lora(model, self.adapter.lora, seed=self.seed)

@@ -1,9 +1,15 @@
 """Default values for a recipe, filled in layer by layer.
 
-From the highest to the lowest priority, the layers are: `--set`, the user's file, the published
-recipe of the preset or the fast settings, the defaults of the task, and the defaults of the
-library. The origin of each value is recorded. Numbers that depend on the data are set last
-(`train/defaults.py`).
+From the highest to the lowest priority, the layers are:
+
+1. `--set`
+2. the user's file
+3. the published recipe of the preset, or else the fast settings
+4. the defaults of the task
+5. the defaults of the library
+
+The origin of each value is recorded. Numbers that depend on the data are set later, in
+`train/defaults.py`.
 """
 
 from __future__ import annotations
@@ -30,10 +36,10 @@ FAST, LIBRARY = "fast settings", "default"
 
 
 class RecipeLayer(NamedTuple):
-    """The values of one layer by dotted key, and their origins.
+    """One layer of default values, by dotted key, and where these values come from.
 
-    Keys of `objective` apply to every data source of a mix. `origin` is the origin of all values,
-    or a dict with the origin of each key.
+    In a mix, keys that start with `objective.` apply to every data source. `origin` is the origin
+    of all values, or a dict with the origin of each key.
     """
 
     values: Mapping[str, Any]
@@ -41,10 +47,10 @@ class RecipeLayer(NamedTuple):
 
 
 def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
-    """Fill in the values that are missing from a recipe, given as a nested dict, in place.
+    """Fill in the values that are missing from a recipe, in place.
 
-    The origin of each value is added to `origins`, by dotted key. Raises RecipeError for settings
-    that the model does not support.
+    `tree` is the recipe as a nested dict. The origin of each new value is added to `origins`, by
+    dotted key. Raises RecipeError for settings that the model does not support.
     """
     layers: tuple[Callable[[Tree, Spec], RecipeLayer], ...] = (
         _make_objective_layer,
@@ -58,10 +64,11 @@ def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
 
 
 def get_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
-    """Return the complete published recipe that a recipe follows, or None if there is none.
+    """Return the published recipe that a recipe follows, or None if it follows none.
 
-    `tree` is the recipe as a nested dict. A recipe follows the published recipe of its preset if
-    `defaults` is "published" and the kind of data (text or labelled examples) is the same.
+    `tree` is the recipe as a nested dict. It follows the published recipe of its preset if it sets
+    `defaults = "published"` and uses the same kind of data (text or labelled examples). Published
+    recipes that are incomplete do not count.
     """
     if tree.get("defaults") != "published":
         return None
@@ -83,8 +90,8 @@ def compare_with_published(
 ) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
     """Compare a recipe with a published recipe.
 
-    Returns the keys that have the published value, and a dict of all other published keys with the
-    value in `recipe` and the published value.
+    Returns a list and a dict. The list contains the keys that have the published value. The dict
+    maps every other published key to a pair: the value in `recipe` and the published value.
     """
     tree, same, changed = flatten_keys(recipe.to_tree()), list[str](), {}
     for key, one in published.values.items():
@@ -101,9 +108,10 @@ def compare_with_published(
 
 
 def _find_preset_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
-    """Return the complete published recipe for the preset and the kind of data in `tree`.
+    """Return the published recipe for the preset in `tree`, which is a recipe as a nested dict.
 
-    `tree` is a recipe as a nested dict. Returns None if there is no such published recipe.
+    Returns None if there is no published recipe, if it is incomplete, or if it is for another kind
+    of data than `tree` (text or labelled examples). Also returns None if `tree` has a mix.
     """
     recipe = published_recipes().get(tree.get("model", {}).get("preset") or "")
     if recipe is None or not recipe.is_complete or tree.get("mix"):
@@ -116,10 +124,11 @@ def _find_preset_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
 
 
 def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
-    """Set the values of a layer in a recipe, given as a nested dict, unless they are already set.
+    """Set those values of a layer that a recipe does not set yet, in place.
 
-    The recipe is changed in place. Keys that belong to another kind of component are skipped. A
-    budget is skipped if the recipe already has a budget.
+    `tree` is the recipe as a nested dict. The origin of each new value is added to `origins`. Keys
+    that belong to another kind of component are skipped. A budget is skipped if the recipe already
+    has a budget.
     """
     kinds = {key: value for key, value in layer.values.items() if key.endswith(".kind")}
     has_budget = any(tree.get("train", {}).get(budget) is not None for budget in BUDGETS)
@@ -139,10 +148,10 @@ def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> Non
 
 
 def _iter_parents(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
-    """Yield the dicts of a recipe that contain a section, each with the prefix of its dotted keys.
+    """Yield every dict in a recipe that can contain a section, as pairs (key prefix, dict).
 
-    In a mix, every data source contains the section `objective`. All other sections are at the top
-    level.
+    In a mix, every data source contains its own section `objective`, with a key prefix such as
+    "mix[0].". All other sections are at the top level, with the prefix "".
     """
     sources = tree.get("mix") if section == "objective" else None
     for number, source in enumerate(sources or ()):
@@ -152,7 +161,7 @@ def _iter_parents(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
 
 
 def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
-    """Yield the kind and the class of each data source's objective, except for unknown kinds."""
+    """Yield the kind and the class of each data source's objective. Unknown kinds are skipped."""
     for table in tree.get("mix") or [tree]:
         kind = str(table.get("objective", {}).get("kind", ""))
         if kind in Objective.kinds:
@@ -160,20 +169,22 @@ def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Object
 
 
 def _has_new_weights(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe, given as a nested dict, trains a model with new weights."""
+    """Return whether a recipe (a nested dict) trains a model with newly initialized weights."""
     return "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
 
 
 def _is_labelled(tree: Mapping[str, Any]) -> bool:
-    """Return whether any data source of a recipe, given as a nested dict, is labelled."""
+    """Return whether any data source of a recipe (a nested dict) has labelled examples."""
     return any(objective.labelled for _, objective in _iter_objectives(tree))
 
 
 def _make_published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the values of the preset's published recipe, if that recipe is complete.
+    """Return the values of the preset's published recipe.
 
-    If the user sets another budget, the published warm-up keeps its fraction of the budget.
-    Published phases are omitted if the user sets a key that they change.
+    The layer is empty if the recipe does not use a published recipe, for example because it trains
+    existing weights. If the user sets another budget, the warm-up takes the same fraction of that
+    budget as of the published budget. Published phases are omitted if the user sets a key that they
+    change.
     """
     recipe, chosen = _find_preset_recipe(tree), tree.get("defaults")
     if recipe is None or not _has_new_weights(tree) or chosen == "fast":
@@ -199,7 +210,7 @@ def _make_published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
-    """Convert a published phase from dotted keys to a nested dict of values."""
+    """Return the values of a published phase, given by dotted key, as a nested dict."""
     tree: Tree = {}
     for key, one in phase.items():
         section, _, name = key.rpartition(".")
@@ -208,10 +219,10 @@ def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
 
 
 def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the default kind of objective for the recipe's preset or architecture.
+    """Return the default kind of objective.
 
-    This is the objective of the published recipe for text, or else the default for the
-    architecture.
+    If the preset has a published recipe for text, this is the objective of that recipe. Otherwise,
+    it is the default for the architecture. If all objectives are already set, the layer is empty.
     """
     if all("kind" in root.get("objective", {}) for _, root in _iter_parents(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
@@ -226,10 +237,11 @@ def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the fast settings for new weights, for model sizes without a published recipe.
+    """Return the fast settings: those with which a model with new weights learns fastest.
 
-    The fast settings are the initialization, the fields of objectives, and the optimizer with which
-    the model learns fastest.
+    They set the initialization, the optimizer and fields of objectives. They are used for model
+    sizes without a published recipe, or if the recipe sets `defaults = "fast"`. Otherwise, the
+    layer contains only defaults for new weights, such as the kind of optimizer.
 
     Raises:
         RecipeError: the recipe asks for fast settings, but the model does not support them.
@@ -258,7 +270,10 @@ def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the defaults of labelled tasks: the schedule, the optimizer and its fields."""
+    """Return the defaults of labelled tasks: the schedule, the optimizer and its fields.
+
+    The layer is empty if no data source is labelled.
+    """
     tasks = [name for name, objective in _iter_objectives(tree) if objective.labelled]
     if not tasks:
         return RecipeLayer({}, LIBRARY)
@@ -272,7 +287,10 @@ def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the defaults of the library: the optimizer, the schedule and a new tokenizer."""
+    """Return the defaults of the library: the optimizer, the schedule and the tokenizer.
+
+    With `init_from`, there is no default tokenizer, since a loaded model has its own.
+    """
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
         tokenizer = dict(tree.get("tokenizer", {}))
@@ -290,8 +308,8 @@ def _choose_tokenizer(
 ) -> None:
     """Choose the kind and the special tokens of a new tokenizer, unless they are already set.
 
-    They depend on the objectives, or else on the architecture. `tokenizer` is the section
-    `[tokenizer]`, which is changed in place.
+    If any objective has tokenizer defaults, the first such objective decides. Otherwise, the
+    architecture decides. `tokenizer` is the section `[tokenizer]`, which is changed in place.
     """
     if spec.family == "encoder-decoder":
         chosen = {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}

@@ -1,7 +1,7 @@
 """Loading of recipes from presets, TOML files and overrides.
 
-The kinds of components that a recipe does not set (objective, tokenizer, ...) are chosen here.
-Numbers that depend on the data are set in `train/defaults.py`.
+If a recipe does not set the kind of a component, such as the objective or the tokenizer, the kind
+is chosen here. Numbers that depend on the data are set in `train/defaults.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trivium.train.train_config import BUDGETS
 _PATHS = ("paths", "validation", "path", "init_from", "model", "function")
 
 AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
-"""The name or file of a recipe, a `Recipe`, or the keys of a recipe."""
+"""A recipe in any form: its name, its file, a `Recipe`, or its keys as a nested dict."""
 
 Changes = Sequence[str] | Mapping[str, Any]
 """Overrides of recipe values: a list as for `--set`, or a dict.
@@ -157,7 +157,7 @@ def check_sections(tree: Mapping[str, Any], location: str) -> None:
 
 
 def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
-    """Load a recipe and apply overrides. All values are set, except those that depend on the data.
+    """Load a recipe, apply overrides and fill in defaults, except those that depend on the data.
 
     Args:
         recipe: a preset ("bert-small"), a built-in recipe ("textbook-bert"), a TOML file, a Recipe
@@ -172,7 +172,10 @@ def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
 
 
 def recipe_name(recipe: AnyRecipe) -> str:
-    """Return the name of a recipe in error messages: the path of a TOML file, else "recipe"."""
+    """Return the name to use for a recipe in error messages.
+
+    This is the path of its TOML file, or "recipe" if it has none.
+    """
     is_file = isinstance(recipe, str | os.PathLike) and ".toml" in os.fspath(recipe)
     return str(recipe) if is_file else "recipe"
 
@@ -201,9 +204,9 @@ def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
-    """Convert a recipe to a nested dict, without its tokenizer if that is the default.
+    """Convert a recipe to a nested dict, without the tokenizer if it is the default tokenizer.
 
-    The data may have its own tokenizer.
+    Otherwise, the default tokenizer would conflict with data that has its own tokenizer.
     """
     tree = recipe.to_tree()
     if recipe.tokenizer is not None:
@@ -214,7 +217,10 @@ def _drop_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
 
 
 def map_paths(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to every value that is a path or a list of paths in a nested dict."""
+    """Apply a function to every path or list of paths in a nested dict. Returns the new dict.
+
+    A value is a path or a list of paths if its key is in `_PATHS`.
+    """
     if isinstance(tree, list | tuple):
         return [map_paths(one, function) for one in tree]
     if not isinstance(tree, Mapping):
@@ -228,13 +234,13 @@ def map_paths(tree: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
-    """Make the paths in a recipe, given as a nested dict, absolute.
+    """Return a copy of a recipe, given as a nested dict, with absolute paths.
 
     Names that are not paths, such as models on the Hugging Face Hub, are not changed.
     """
 
     def make_absolute(value: Any) -> Any:
-        """Make a path or a list of paths absolute. Names that are not paths are not changed."""
+        """Return a path or a list of paths as absolute paths, and other names unchanged."""
         if not isinstance(value, str):
             return [make_absolute(one) for one in value]
         named = value == STDIN or value.startswith(("hf:", PYTHON)) or is_remote(value)
@@ -248,7 +254,7 @@ def make_paths_absolute(tree: dict[str, Any]) -> dict[str, Any]:
 def format_recipe_file(recipe: Recipe) -> str:
     """Return the content of a run's `recipe.toml`, with absolute paths.
 
-    A comment after each value states the origin of the value.
+    After each value, a comment states where the value comes from.
     """
     tree = Recipe.from_tree(make_paths_absolute(recipe.to_tree())).to_tree()
     text = _add_origin_comments(tomli_w.dumps({**version_entry(), **tree}), recipe)
@@ -260,12 +266,12 @@ def format_recipe_file(recipe: Recipe) -> str:
 
 
 def format_recipe_with_origins(recipe: Recipe) -> str:
-    """Return a recipe as TOML text, with the origin of each value in a comment."""
+    """Return a recipe as TOML text, with comments that state where each value comes from."""
     return _add_origin_comments(tomli_w.dumps(recipe.to_tree()), recipe)
 
 
 def _add_origin_comments(text: str, recipe: Recipe) -> str:
-    """Append a comment with the origin of the value to each line of a recipe's TOML text."""
+    """Append a comment to each value in a recipe's TOML text: the origin of the value."""
     tree, lines = tomllib.loads(text), text.splitlines()
     for number, key in _iter_toml_keys(text):
         if key not in version_entry():
@@ -293,8 +299,8 @@ def _iter_toml_keys(text: str) -> Iterator[tuple[int, str]]:
 def _find_origin(recipe: Recipe, key: str, tree: Any) -> str:
     """Return the origin of the value of a dotted key, for a comment in `recipe.toml`.
 
-    The origin is the one recorded in `recipe`, "default" if the value in `tree` is the default, or
-    else "chosen for this model and data".
+    If `recipe` has a recorded origin, it is returned. Otherwise, the origin is "default" if the
+    value in `tree` is the default, or else "chosen for this model and data".
     """
     if origin := recipe.origin_of(key):
         return origin
@@ -307,12 +313,12 @@ def _find_origin(recipe: Recipe, key: str, tree: Any) -> str:
 
 
 def _to_toml_value(default: Any) -> Any:
-    """Convert a tuple to a list, as TOML returns it. Other values are returned unchanged."""
+    """Convert a tuple to a list, since TOML has no tuples. Other values are returned unchanged."""
     return list(default) if isinstance(default, tuple) else default
 
 
 def read_origins(text: str) -> dict[str, str]:
-    """Parse the origin of each value from the comments of a `recipe.toml`, by dotted key."""
+    """Read the comments of a `recipe.toml`. Returns the origin of each value, by dotted key."""
     lines = text.splitlines()
     found = ((key, re.search(r"  # (.+)$", lines[number])) for number, key in _iter_toml_keys(text))
     return {key: comment[1] for key, comment in found if comment}
@@ -321,8 +327,7 @@ def read_origins(text: str) -> dict[str, str]:
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
     """Build a recipe from a nested dict: apply overrides, then fill in defaults.
 
-    `where` is the name of the recipe in error messages. Raises RecipeError if the recipe is not
-    valid.
+    `where` names the recipe in error messages. Raises RecipeError if the recipe is not valid.
     """
     tree = copy.deepcopy(tree)
     check_sections(tree, where)
@@ -348,7 +353,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
 
 
 def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raise RecipeError if a recipe sets a tokenizer, but its model or shards have their own."""
+    """Raise RecipeError if a recipe sets a tokenizer, but its model or shards already have one."""
     keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
     tables = tree.get("mix") or [tree.get("data") or {}]
     paths = [as_list(table.get("paths")) for table in tables]

@@ -1,8 +1,8 @@
 """The loader of policy-gradient runs: it samples responses to the prompts of each step.
 
 Prompts are prepared one step ahead. Responses are sampled when their step begins, with the current
-weights. They are a function of (weights, seed, step), so that a resumed run samples the same
-responses and nothing needs to be saved.
+weights. The responses are a function of (weights, seed, step). Therefore a resumed run samples the
+same responses, and checkpoints do not contain them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from trivium.train.loader import GlobalBatch, Loader, equal_part_size
 
 @dataclass(kw_only=True)
 class RolloutLoader(Loader):
-    """A loader whose batches contain responses sampled from the model, if the objective needs them.
+    """A loader that adds responses sampled from the model to its batches of prompts.
+
+    Batches for objectives other than policy gradients are not changed.
 
     Args:
         lm: the model that samples responses; every process has the whole model.
@@ -38,22 +40,22 @@ class RolloutLoader(Loader):
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
     def steps_from(self, first_step: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of all steps from `first_step` on, with sampled responses."""
+        """Yield the batches of all steps, starting at `first_step`, with sampled responses."""
         for step, batch in enumerate(super().steps_from(first_step), start=first_step):
             yield self._add_responses(batch, step)
 
     def halve_micro_batches(self, step: int) -> GlobalBatch:
-        """Halve the micro-batch size from now on. Returns the batch of a step in the new size.
+        """Halve the micro-batch size for all following batches. Returns the batch of `step`.
 
-        The responses that were already sampled for this step are reused.
+        The batch contains the responses that were already sampled for this step.
         """
         return self._add_responses(super().halve_micro_batches(step), step)
 
     def _add_responses(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """Sample responses to a batch of prompts. Returns the batch with the responses.
+        """Sample responses to a batch of prompts. Returns a batch of prompts with responses.
 
-        If responses were already sampled for the same step, they are reused. If the objective is
-        not a policy gradient, the batch is returned unchanged.
+        If responses were already sampled for the same step, those are used. If the objective is not
+        a policy gradient, the batch is returned unchanged.
         """
         objective, module = batch.stream.objective, self.module
         if not isinstance(objective, PolicyGradient):

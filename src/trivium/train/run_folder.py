@@ -23,13 +23,13 @@ _TEMPORARY = ".*.tmp"
 
 
 Resume = bool | Literal["auto"]
-"""Whether to resume a run. "auto" resumes the run if it reached its first step, else starts it."""
+"""Whether to resume a run. "auto": resume if a run reached its first step, else start a new run."""
 
 
 class RunFolder:
     """The files of one run, `runs/NAME/`.
 
-    - `recipe.toml`, complete, and the files of a model folder
+    - the complete recipe (`recipe.toml`) and the files of a model folder
     - `shards/`, or `shards/NAME/` with several sources, and `texts/` (with `data.keep_text`)
     - `examples/`: encoded labelled examples
     - `data/`: data that was passed from Python
@@ -46,7 +46,7 @@ class RunFolder:
         self.source_tokenizer = self.path / model_folder.SOURCE_TOKENIZER
         self.model_files = [self.spec, self.tokenizer, self.source_tokenizer]
         self.model_files += map(self.path.joinpath, FILES)
-        """The files of a model except its weights."""
+        """The files of a model folder, except for the weights."""
         self.standard_input = self.path / "standard_input.txt"
         self.python_data = self.path / "data"
         self.weights = self.path / model_folder.WEIGHTS
@@ -58,16 +58,16 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
         self.training = False
-        """Whether the run has reached its first step. Its files are then kept if it fails."""
+        """Whether the run has reached its first step. If it fails later, its files are kept."""
         self.kept = True
-        """Whether the files of the run still exist; False after the cleanup of a failed start."""
+        """Whether the files of the run still exist. False once a failed start was cleaned up."""
 
     def is_resumed(self, resume: Resume) -> bool:
         """Return whether to resume the run in this folder instead of starting a new one.
 
-        Processes that `torchrun` restarts also resume their run. `torchrun` restarts them after a
-        worker died and, with --rdzv-id, if machines join or leave. Raises RecipeError if `resume`
-        is True and there is no run to resume.
+        Processes that `torchrun` restarts always resume their run. `torchrun` restarts processes if
+        one of them dies and, with --rdzv-id, if machines join or leave. Raises RecipeError if
+        `resume` is True and there is no run to resume.
         """
         if resume is True and not self.recipe.is_file():
             raise RecipeError(
@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the folder contains a checkpoint or a finished model."""
+        """Whether the run can be resumed: its folder contains a checkpoint or a finished model."""
         checkpoint = next(model_folder.checkpoints(self.checkpoints), None)
         return checkpoint is not None or self.weights.is_file()
 
@@ -102,9 +102,10 @@ class RunFolder:
         """Context manager that locks the folder. Only the main process of a run uses it.
 
         Nothing is deleted or written before the folder is locked. With `overwrite`, the old run is
-        moved aside, and deleted once the new run has a checkpoint. If the new run ends without a
-        checkpoint, or is killed, the old run is restored. A start that fails before its first step
-        leaves no files, except for encoded text and its tokenizer, which the next start reuses.
+        moved to another folder, and deleted once the new run has a checkpoint. If the new run ends
+        without a checkpoint, or is killed, the old run is restored. If a run fails before its first
+        step, its files are deleted. Only encoded text and its tokenizer are kept, for reuse when
+        the run is started again.
 
         Raises:
             RecipeError: another process trains in this folder, or the folder contains a run or
@@ -150,8 +151,8 @@ class RunFolder:
     def _clean_up_failed_start(self) -> Iterator[None]:
         """Context manager that deletes the run's files if the block fails before the first step.
 
-        The files are kept if the text has already been encoded. If the run replaces another run,
-        its files are deleted if it fails before its first checkpoint.
+        The files are kept if the text has already been encoded. A run that replaces another run is
+        different: its files are deleted on any failure before its first checkpoint.
         """
         try:
             yield
@@ -165,7 +166,7 @@ class RunFolder:
             raise
 
     def remove_preparation(self) -> None:
-        """Delete the files that a start writes before its first checkpoint, and no other files."""
+        """Delete only those files that a run writes before its first checkpoint."""
         stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
@@ -179,7 +180,7 @@ class RunFolder:
         return self.checkpoints / f"best-{step:08}.safetensors"
 
     def delete_other_best_weights(self, *steps: int) -> None:
-        """Delete all saved best weights, except for those of the given steps."""
+        """Delete all saved best weights except those of the given steps."""
         kept = {self.best_weights_path(step) for step in steps}
         for file in self.checkpoints.glob("best*.safetensors"):
             if file not in kept:
@@ -210,7 +211,7 @@ class RunFolder:
         return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
     def rewind_metrics(self, step: int) -> None:
-        """Delete the records after `step` from `metrics.jsonl`: a resumed run writes them again."""
+        """Delete all records of later steps than `step`, since a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         files.write_file(self.metrics_file, "".join(map(_format_record, kept)))
 
@@ -238,8 +239,8 @@ class RunFolder:
         """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
         A run that stopped before its first step may be overwritten. `was_used` is whether the lock
-        file shows that a run was started in this folder. If it is false, a recipe in the folder
-        counts as a run.
+        file shows that a run was started in this folder. If not, the user wrote the recipe in this
+        folder, and the recipe is protected like a run.
         """
         if self.has_begun or (self.recipe.is_file() and not was_used):
             raise RecipeError(
@@ -254,11 +255,14 @@ class RunFolder:
 
     @property
     def _replaced_folder(self) -> Path:
-        """The folder that stores the old run until the run that replaces it has a checkpoint."""
+        """The folder that stores the replaced run until the new run has a checkpoint."""
         return self.path.with_name(f".{self.path.name}.replaced")
 
     def _describe_replaced_run(self) -> str:
-        """Return a sentence that states where the replaced run is; "" if there is none."""
+        """Return a sentence that tells the user where the replaced run is, or "" if there is none.
+
+        The sentence is part of error messages.
+        """
         if not self._replaced_folder.is_dir():
             return ""
         return (
@@ -267,9 +271,9 @@ class RunFolder:
         )
 
     def _delete_or_restore_replaced_run(self) -> None:
-        """Delete the replaced run if the new run has a checkpoint, or restore it.
+        """Delete the replaced run if the new run has a checkpoint.
 
-        The replaced run is restored only if the new run left no recipe.
+        Otherwise, restore the replaced run, unless the new run left a recipe in the folder.
         """
         if self.is_resumable:
             shutil.rmtree(self._replaced_folder, ignore_errors=True)
@@ -277,7 +281,7 @@ class RunFolder:
             self._restore_replaced_run()
 
     def _restore_replaced_run(self) -> None:
-        """Restore the replaced run by renaming its folder back, if the new folder is empty."""
+        """Rename the folder of the replaced run back, if the folder of the new run is empty."""
         (self.path / _LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or another process begins
             self.path.rmdir()

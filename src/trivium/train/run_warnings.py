@@ -1,8 +1,8 @@
 """Warnings about runs that go wrong: a table of conditions, and the callback that checks them.
 
-After every log record, each condition in `WARNINGS` checks the history of the run. If a condition
-is met, it returns the values for its message in `[warning]` of the message catalogue; otherwise, it
-returns None. Each warning is logged only once.
+After every log record, the conditions in `WARNINGS` are checked. Each condition is a function of
+the history of the run. If the condition is met, the function returns the values for its message in
+`[warning]` of the message catalogue; otherwise, it returns None. Each warning is logged only once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RunHistory:
     Args:
         objective: the first objective of the run.
         unigram_loss: the unigram baseline in nats per token; None to skip the comparison with it.
-        patience: the number of steps after the warm-up before a loss near the baseline triggers a
-            warning.
+        patience: the number of steps after the warm-up in which a loss near the baseline triggers
+            no warning yet.
     """
 
     objective: Objective
@@ -62,13 +62,13 @@ class RunHistory:
     """The last log record."""
     lowest_loss: float = math.inf
     lines_above: int = 0
-    """The number of consecutive last log records that are `_RISE` above the lowest loss."""
+    """How many log records in a row, up to the last, are `_RISE` or more above the lowest loss."""
     steps_after_warmup: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    """The rewards in the first and in the last `_REWARDS` log records of a policy."""
+    """The rewards of a policy in its first `_REWARDS` and its last `_REWARDS` log records."""
 
     def _add_log_record(self, record: Mapping[str, Any]) -> None:
-        """Update the summary of the log with a log record that contains a `train_loss`."""
+        """Add a log record, which must contain a `train_loss`, to the summary of the log."""
         before = self.last or {"step": 0, "tokens": 0, "lr": 0.0}
         self.first, self.last = self.first or record, record
         loss = record["train_loss"]
@@ -83,7 +83,10 @@ class RunHistory:
                 del self.rewards[_REWARDS]
 
     def find_warning(self, record: Mapping[str, Any]) -> str | None:
-        """Add a record of `metrics.jsonl` to the history. Returns the first new warning or None."""
+        """Add a record of `metrics.jsonl` to the history, and check for a new warning.
+
+        Returns the text of the first new warning, or None if there is no new warning.
+        """
         if "train_loss" not in record:
             return None
         self._add_log_record(record)
@@ -95,18 +98,18 @@ class RunHistory:
 
 
 Values = dict[str, Any] | None
-"""The values of a warning message, or None if the condition of the warning is not met."""
+"""The values to insert into a warning message. None if the warning does not apply."""
 
 
 def _loss_diverges(run: RunHistory) -> Values:
-    """Check whether the last log records are all far above the lowest loss."""
+    """Return message values if the last log records are all far above the lowest loss."""
     if run.unigram_loss is None or run.lines_above < _LINES:
         return None
     return {"now": run.last["train_loss"], "lowest": run.lowest_loss}
 
 
 def _loss_is_stuck(run: RunHistory) -> Values:
-    """Check whether the loss stays near the unigram baseline long after the warm-up."""
+    """Return message values if the loss stays near the unigram baseline long after the warm-up."""
     loss, unigram = run.last["train_loss"], run.unigram_loss
     if unigram is None or "diverges" in run.given or run.steps_after_warmup < run.patience:
         return None
@@ -122,9 +125,10 @@ class _PreferenceRun:
     Args:
         loss: the current loss.
         start_name: the name of the initial value in messages, such as "ln 2".
-        start: the loss of a model that equals the reference model.
-        preferred: the name of the preferred responses: "chosen" or "desirable".
-        weight: the recipe key that raises the probability of preferred responses.
+        start: the initial value: the loss of a model that equals the reference model.
+        preferred: what the preferred responses are called: "chosen" or "desirable".
+        weight: the field of the objective to increase so that preferred responses become more
+            probable.
     """
 
     loss: float
@@ -152,7 +156,7 @@ def _get_preference_metrics(run: RunHistory) -> _PreferenceRun | None:
 
 
 def _first_loss_differs_from_reference(run: RunHistory) -> Values:
-    """Check whether the first loss shows that the model differs from the reference model."""
+    """Return message values if the first loss shows a model unlike the reference model."""
     pairs = _get_preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
@@ -160,7 +164,7 @@ def _first_loss_differs_from_reference(run: RunHistory) -> Values:
 
 
 def _preference_loss_does_not_move(run: RunHistory) -> Values:
-    """Check whether the preference loss is still at its initial value after many steps."""
+    """Return message values if the preference loss still has its initial value after many steps."""
     pairs, step = _get_preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
@@ -168,7 +172,7 @@ def _preference_loss_does_not_move(run: RunHistory) -> Values:
 
 
 def _preferred_become_rarer(run: RunHistory) -> Values:
-    """Check whether the preferred responses become less probable.
+    """Return message values if the preferred responses become less probable.
 
     DPO's loss can fall even if both responses become less probable.
     """
@@ -180,33 +184,39 @@ def _preferred_become_rarer(run: RunHistory) -> Values:
 
 
 def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
-    """Return a policy metric in the first and in the last log record, or the default twice."""
+    """Return the value of a policy metric in the first and in the last log record.
+
+    A missing value is replaced with `default`. Other objectives return the default twice.
+    """
     if not isinstance(run.objective, PolicyGradient):
         return default, default
     return run.first.get(f"train_{name}", default), run.last.get(f"train_{name}", default)
 
 
 def _rewards_are_equal(run: RunHistory) -> Values:
-    """Check whether most groups of responses have equal rewards, so that nothing is learned."""
+    """Return message values if the responses in most groups have equal rewards.
+
+    The model learns nothing from such groups.
+    """
     _, fraction = _first_and_last(run, "frac_reward_zero_std")
     _, reward = _first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
 def _policy_is_far_from_reference(run: RunHistory) -> Values:
-    """Check whether the policy's KL divergence from the reference model is large."""
+    """Return message values if the policy's KL divergence from the reference model is large."""
     _, distance = _first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _responses_repeat(run: RunHistory) -> Values:
-    """Check whether the fraction of distinct bigrams in the responses has halved."""
+    """Return message values if the fraction of distinct bigrams in the responses has halved."""
     first, last = _first_and_last(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
 
 
 def _responses_grow(run: RunHistory) -> Values:
-    """Check whether responses grow toward the maximum length while the reward rises."""
+    """Return message values if responses grow toward the maximum length while the reward rises."""
     first, last = _first_and_last(run, "length")
     reward_before, reward = _first_and_last(run, "reward")
     longest = getattr(run.objective, "max_new_tokens", math.inf)
@@ -215,7 +225,7 @@ def _responses_grow(run: RunHistory) -> Values:
 
 
 def _responses_are_truncated(run: RunHistory) -> Values:
-    """Check whether most responses reached the maximum length in the first log record."""
+    """Return message values if most responses of the first log record have the maximum length."""
     first, last = _first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
@@ -223,7 +233,7 @@ def _responses_are_truncated(run: RunHistory) -> Values:
 
 
 def _reward_falls(run: RunHistory) -> Values:
-    """Check whether the mean reward fell significantly since the start of the run."""
+    """Return message values if the mean reward fell significantly since the start of the run."""
     before, after = run.rewards[:_REWARDS], run.rewards[_REWARDS:]
     if len(after) < _REWARDS:
         return None
@@ -247,18 +257,18 @@ WARNINGS: Mapping[str, Callable[[RunHistory], Values]] = {
     "responses_cut": _responses_are_truncated,
     "reward_falls": _reward_falls,
 }
-"""The condition of every warning, by the name of its message in `[warning]`."""
+"""The condition of every warning, by the name of the warning's message in `[warning]`."""
 
 
 @dataclass
 class RunWarnings(Callback):
-    """A callback that adds a `warning` to log records, for the callbacks after it."""
+    """A callback that adds an entry `warning` to log records. Later callbacks print the warning."""
 
     run: RunFolder
     history: RunHistory
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Read the records of a resumed run, so that its earlier warnings are not repeated."""
+        """Read the earlier records of a resumed run, so that old warnings are not repeated."""
         for record in self.run.read_metrics():
             self.history.find_warning(record)
 

@@ -28,9 +28,9 @@ class Schedule(Choice, Config, ABC):
         Args:
             step: the step, counted from 0.
             progress: the fraction of the budget used before this step, 0 to 1.
-            step_fraction: the fraction of the budget that this step uses, if it is known. During a
-                warm-up that is a fraction of the budget, a step uses the learning rate for the end
-                of the step, as in a warm-up given in steps.
+            step_fraction: the fraction of the budget that this step uses; 0 if it is unknown. It is
+                needed if the warm-up is a fraction of the budget: each step then uses the learning
+                rate for the end of the step, as with a warm-up in steps.
 
         >>> tuple(Linear(warmup=2).factor(step, step / 6) for step in range(6))
         (0.5, 1.0, 1.0, 0.75, 0.5, 0.25)
@@ -51,10 +51,10 @@ class Schedule(Choice, Config, ABC):
 
     @abstractmethod
     def decay_factor(self, progress: float, warmup_end: float) -> float:
-        """Return the factor after the warm-up.
+        """Return the factor for a step after the warm-up.
 
-        `progress` is the fraction of the budget used before this step, and `warmup_end` the
-        fraction of the budget that the warm-up used.
+        `progress` is the fraction of the budget used before this step. `warmup_end` is the fraction
+        of the budget that the warm-up used.
         """
 
 
@@ -134,7 +134,7 @@ class InverseSqrt(Schedule):
     def decay_factor(self, progress: float, warmup_end: float) -> float:
         """Return the inverse square root factor, sqrt(warmup_end / progress).
 
-        Progress is used in place of steps, since they are proportional.
+        Progress can replace steps in this formula, since both are proportional.
         """
         return math.sqrt(warmup_end / progress) if progress > 0.0 and warmup_end > 0.0 else 1.0
 

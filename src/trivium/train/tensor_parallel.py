@@ -6,9 +6,9 @@ replicated on all processes. With sequence parallelism, the residual stream betw
 instead sharded along the positions (Korthikanti et al. 2022).
 
 The processes must have the same random seed, so that dropout of replicated tensors is the same on
-all of them. Dropout of attention weights uses the same mask for the heads of every process; with
-sequence parallelism, the masks differ. In both cases, the masks differ from those of a single
-process.
+all of them. For dropout of attention weights, each process uses the same mask for its own heads, or
+another mask with sequence parallelism. In both cases, the masks differ from those that a single
+process would use for all heads.
 
 Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
 """
@@ -50,12 +50,12 @@ from trivium.nn.positions import PositionsModule
 def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> None:
     """Apply tensor parallelism to a Transformer on a one-dimensional device mesh, in place.
 
-    All processes must start with the same weights, which is not checked, and must get the same
+    All processes must start with the same weights (this is not checked) and must get the same
     batches. Every process then computes the loss of the whole model, and the gradients of its own
     shards.
 
     Raises:
-        RecipeError: the model is not a Transformer, or its sizes cannot be divided.
+        RecipeError: the model is not a Transformer, or cannot be split among the processes.
     """
     if not isinstance(model, Transformer):
         raise RecipeError(
@@ -83,8 +83,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool =
 def _redistribute_gradient(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
     """Convert a gradient to the placements of its parameter.
 
-    Gradients of norms that saw only some positions are summed, and gradients of embeddings are
-    sharded.
+    If a norm saw only some of the positions on each process, its gradients are summed. Gradients of
+    embeddings are sharded.
     """
     return gradient.redistribute(placements=placements)
 
@@ -160,9 +160,10 @@ def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> 
 
 
 def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Activations) -> None:
-    """Shard the linear layers of a sublayer that `PartModule.parallel` names, and wrap its norms.
+    """Shard those linear layers of a sublayer that are named in `PartModule.parallel`.
 
-    `stream` is the placement of the residual stream.
+    The norms of the residual block `residual` are changed to compute with DTensors. `stream` is the
+    placement of the residual stream.
     """
     plan: dict[str, ParallelStyle] = {}
     for name, side in sublayer.parallel.items():
@@ -179,15 +180,15 @@ def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Act
 
 
 def _get_local_slice(size: int, mesh: DeviceMesh) -> slice:
-    """Return the slice of `size` items that belongs to this process."""
+    """Split `size` items among the processes, and return the slice of this process."""
     part = size // mesh.size()
     return slice(mesh.get_local_rank() * part, (mesh.get_local_rank() + 1) * part)
 
 
 class _Activations:
-    """The placement of activations between modules, with hooks that convert activations.
+    """The placement of activations between modules, and hooks that convert activations.
 
-    Activations are replicated, or [B, T, D] sharded along T (sequence parallelism).
+    The activations [B, T, D] are replicated or, with sequence parallelism, sharded along T.
     """
 
     def __init__(self, mesh: DeviceMesh, placement: Placement | None = None) -> None:
@@ -197,7 +198,7 @@ class _Activations:
     def shard_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
         """Forward hook that shards a module's output [B, T, D] along T.
 
-        Dropout then differs between the processes.
+        From here on, dropout differs between the processes.
         """
         self.length = x.shape[1]
         if module.training:
@@ -207,7 +208,7 @@ class _Activations:
         return whole.redistribute(placements=[self.placement]).to_local()
 
     def to_dtensor(self, x: Tensor) -> DTensor:
-        """Return the DTensor that has `x` as its local shard.
+        """Return the DTensor whose local shard is `x`.
 
         The last process may have fewer positions than the others, or none.
         """
@@ -234,7 +235,7 @@ class _Activations:
     def gather_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
         """Forward hook that gathers the output of a module.
 
-        Dropout is the same on every process from here on.
+        From here on, dropout is the same on every process.
         """
         if module.training:
             torch.manual_seed(self.seed)
@@ -248,7 +249,7 @@ def _distribute_module(
     *,
     outputs: Placement | None = None,
 ) -> None:
-    """Make a module compute with DTensors, while its first input and its output stay plain tensors.
+    """Make a module compute with DTensors. Its first input and its output remain plain tensors.
 
     Args:
         module: the module, which is changed in place.
@@ -272,9 +273,9 @@ def _distribute_module(
 
 
 def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Convert the module's own parameters to DTensors, without communication.
+    """Convert the module's own parameters to DTensors, but not those of its submodules.
 
-    Every process already has the same values.
+    This needs no communication, since every process already has the same values.
     """
     for name, parameter in module.named_parameters(recurse=False):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
@@ -284,7 +285,7 @@ def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Place
 def vocabulary_parallel_cross_entropy(
     features: Tensor, weight: DTensor, bias: DTensor | None, targets: Tensor, **options: Any
 ) -> Tensor:
-    """Compute `linear_cross_entropy` with the vocabulary sharded among the processes.
+    """Compute `linear_cross_entropy` if the vocabulary is sharded among the processes.
 
     For each row of logits, the processes exchange three numbers, but no logits (Shoeybi et al.
     2019, section 3).

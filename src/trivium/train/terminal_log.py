@@ -1,9 +1,9 @@
 """The log of a run in the terminal: a progress line and a table of evaluations.
 
 On a terminal, the table has a row per evaluation, and the progress line below the table is
-rewritten in place. In a log file nothing can be rewritten, and progress is printed as rows of the
-same table. The first evaluation of a task determines the task's main metric, for which the table
-then gets a column.
+rewritten in place. In a log file, nothing can be rewritten, and progress is printed as rows of the
+same table. The main metric of a task is known only after the first evaluation; the table then gets
+a column for this metric.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TerminalLog(Callback):
     _start: tuple[float, float] | None = field(default=None, init=False)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Print the heading of the table, since the first row may take a while."""
+        """Print the heading of the table before the first step, which may take a while."""
         if self.shows_heading and self.metric() != "":
             self.print_heading()
 
@@ -60,17 +60,17 @@ class TerminalLog(Callback):
         self.show_progress(step, progress)
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """Show a log record in the progress line, and print its warning."""
+        """Show a log record in the progress line. If the record has a warning, print it."""
         self._update_progress_line(record, dict(self._progress)[record["step"]])
         self._print_warning(record)
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """Print the results of an evaluation as a table row, and its warning."""
+        """Print the results of an evaluation as a table row. If there is a warning, print it."""
         self._print_row(record)
         self._print_warning(record)
 
     def show_progress(self, step: int, progress: float) -> str:
-        """Rewrite the progress line. Returns the fraction done and the time left as text.
+        """Rewrite the progress line. Returns a text with the fraction done and the time left.
 
         The most important values come first, since a narrow terminal truncates the line. The
         estimate of the remaining time excludes the first step, which may include compilation.
@@ -90,8 +90,8 @@ class TerminalLog(Callback):
     def _update_progress_line(self, record: dict[str, Any], progress: float) -> None:
         """Update the progress line with the loss and throughput of a log record.
 
-        In a log file, also print the record as a table row, every 20 seconds or if
-        `train.log_every` is set.
+        In a log file, also print a table row: for every record if `train.log_every` is set, or else
+        every 20 seconds.
         """
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
@@ -137,9 +137,9 @@ class TerminalLog(Callback):
         self.log.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _estimate_seconds_left(self, progress: float) -> float | None:
-        """Estimate the seconds to the end of the budget from the speed since the first step.
+        """Estimate the time until the end of the budget, in seconds.
 
-        Returns None at the first step.
+        The estimate uses the speed since the first step. Returns None at the first step.
         """
         if self._start is None:
             self._start = time.monotonic(), progress

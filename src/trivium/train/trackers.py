@@ -31,7 +31,7 @@ class MetricsFile(Callback):
         self.run.append_metrics(record)
 
     def on_save(self, folder: Path) -> None:
-        """Flush the file to disk, so that it contains all records before the checkpoint."""
+        """Flush the file to disk, so that no record before the checkpoint can be lost."""
         sync(self.run.metrics_file)
 
 

@@ -12,7 +12,7 @@ from trivium.config import Config
 from trivium.errors import RecipeError
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
-"""The keys of `[train]` that set the length of a run; a recipe sets exactly one of them."""
+"""The keys of `[train]` that set the length of a run. A recipe sets one of them."""
 
 DataParallelism = Literal["ddp", "fsdp"]
 """"ddp": every process has the whole model; "fsdp": every process has a shard of it.
@@ -144,7 +144,8 @@ class TrainConfig(Config):
     def uses_flex(self, device: torch.device) -> bool:
         """Return whether FlexAttention is used.
 
-        Raises RecipeError if the recipe requests it and `device` does not support it.
+        Raises RecipeError if the recipe requests FlexAttention, but `device` is not a GPU or
+        `torch.compile` is not applied.
         """
         if self.attention == "flex" and not (device.type == "cuda" and self.compiles(device)):
             raise RecipeError('train.attention = "flex" needs a GPU, and train.compile = true.')
@@ -160,7 +161,10 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        """Raise ValueError for several budgets, or for early stopping without the best weights."""
+        """Raise ValueError if there are several budgets, or early stopping without best weights.
+
+        Early stopping needs `keep_best`, since it counts the evaluations since the best one.
+        """
         if len(names := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
             one = f"set exactly one budget of {', '.join(BUDGETS)}"
             raise ValueError(f"{one}, not {' and '.join(names)}")
@@ -170,7 +174,10 @@ class TrainConfig(Config):
 
 
 class ParallelConfig(Config):
-    """The parallelism of the processes that `torchrun` starts. A single process ignores `data`."""
+    """How training is parallelized over the processes that `torchrun` starts.
+
+    A run with a single process ignores `data`.
+    """
 
     data: DataParallelism | None = Field(
         None,

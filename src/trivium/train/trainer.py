@@ -62,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class TrainState:
-    """The state that a resumed run needs besides weights and optimizer state.
+    """The state that a resumed run needs in addition to the weights and the optimizer state.
 
     Args:
         step: the number of steps so far.
@@ -78,7 +78,7 @@ class TrainState:
         last_norms: the recent gradient norms, if spikes are skipped.
         skipped_steps: the number of steps skipped for a spike or, in float16, for an overflow.
         loss_scale: the loss scale in float16.
-        borders: the steps at which phases end, as far as they are known.
+        borders: the steps at which phases end. Phases whose end is not known yet are missing.
     """
 
     step: int = 0
@@ -97,14 +97,14 @@ class TrainState:
 
 
 class TrainStep(nn.Module):
-    """Model and objective as one forward pass, which DDP, FSDP2 and torch.compile can wrap."""
+    """A module that computes the losses of a model. DDP, FSDP2 and torch.compile can wrap it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
-        """Return the loss terms, summed over a micro-batch."""
+        """Return the loss terms of the objective, by name, summed over a micro-batch."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
 
@@ -125,8 +125,7 @@ class Trainer:
         callbacks: the logs, the checkpoints, and the user's own callbacks. Each method of
             `Callback` is called on them in this order.
         carried: the model state carried from row to row, if the objective carries state.
-        unfreezing: gradual unfreezing, which freezes some layers in each step; None to train all
-            layers.
+        unfreezing: gradual unfreezing of layers; None to train all layers from the start.
         measure: a function that evaluates the model, updates the best score in the state, and
             returns the validation losses and metrics; None if there is no validation data.
         lm: the model that callbacks receive.
@@ -148,7 +147,7 @@ class Trainer:
     lm: Any = None
     checkpoints: Path = Path("checkpoints")
     loss_scale: LossScale | None = field(default=None, init=False)
-    """The loss scale in float16, which is part of the state."""
+    """The loss scale of a run in float16, or None. `TrainState` refers to the same object."""
     _halved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -254,8 +253,8 @@ class Trainer:
     def _is_save_due(self, timer: StepTimer) -> bool:
         """Return whether a checkpoint is due because the last one is minutes old.
 
-        Returns False if all checkpoints are kept, or if weights are averaged over checkpoints: the
-        steps of these checkpoints must not depend on the clock.
+        Returns False if all checkpoints are kept, or if weights are averaged over checkpoints,
+        since the steps of these checkpoints must not depend on the clock.
         """
         train = self.recipe.train
         by_steps = train.keep_checkpoints == "all" or train.average > 1
@@ -266,7 +265,7 @@ class Trainer:
 
         Args:
             state: the state of the run.
-            save: whether a checkpoint is due by time.
+            save: whether a checkpoint is due because the last one is minutes old.
             last: whether this is the last step of the budget.
             stop: whether a signal asked the run to stop.
         """
@@ -289,7 +288,7 @@ class Trainer:
         elapsed_seconds: Callable[[], float],
         stopped: Callable[[], bool],
     ) -> Actions:
-        """Evaluate the model. Returns the updated actions: early stopping can end the run."""
+        """Evaluate the model. Returns updated actions, since early stopping can end the run."""
         with timer.exclude_from_timing():
             metrics = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
@@ -311,7 +310,7 @@ class Trainer:
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
         """Return the fraction of the budget that has been used, 0 to 1.
 
-        `more_seconds` is added to the time used so far, for a budget in minutes.
+        If the budget is in minutes, `more_seconds` is added to the time used so far.
         """
         train = self.recipe.train
         if train.minutes is not None:
@@ -337,7 +336,7 @@ class Trainer:
 
     @property
     def budget_steps(self) -> int:
-        """The number of steps of a budget in steps or epochs. The last step may be smaller."""
+        """The budget in steps, converted if it is in epochs. The last step may be smaller."""
         steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
         if self.recipe.phases and epochs:
             return self.planned_phase_ends()[-1]
@@ -370,7 +369,10 @@ class Trainer:
         )
 
     def _end_phases(self, state: TrainState) -> None:
-        """Record the end of phases that have used up their fraction of a budget in minutes."""
+        """Record the end of a phase if the used fraction of the budget has reached `until`.
+
+        This is needed if the budget is in minutes. Otherwise, all ends are known from the start.
+        """
         untils = [phase.until for phase in self.recipe.phases]
         while len(state.borders) < len(untils) and (
             self.progress(state) >= untils[len(state.borders)]
@@ -394,7 +396,7 @@ class Trainer:
         self._call_on_save(state)
 
     def _call_on_evaluate(self, state: TrainState, metrics: dict[str, Any]) -> None:
-        """Call `on_evaluate` of every callback with the results, unless there are none."""
+        """Call `on_evaluate` of every callback with the metrics, unless there are no metrics."""
         record = make_progress_record(state) | metrics
         for callback in self.callbacks if metrics else ():
             callback.on_evaluate(record, self.lm)
@@ -405,7 +407,7 @@ class Trainer:
             callback.on_save(self.checkpoints / f"step-{state.step:08}")
 
     def _call_on_end(self, error: BaseException | None) -> None:
-        """Call `on_end` of every callback, even if that of another callback raises an error."""
+        """Call `on_end` of every callback, even if another callback raises an error."""
         with ExitStack() as stack:
             for callback in reversed(self.callbacks):
                 stack.callback(callback.on_end, error)
@@ -435,7 +437,10 @@ class Trainer:
                 callback.on_log(record)
 
     def _make_skip_record(self, state: TrainState) -> dict[str, Any]:
-        """Return the entries of a log record about skipped steps and the loss scale."""
+        """Return the number of skipped steps and the loss scale, as entries for a log record.
+
+        Entries that do not apply to the run are omitted.
+        """
         record: dict[str, Any] = {}
         if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
             record["skipped_steps"] = state.skipped_steps
@@ -444,9 +449,9 @@ class Trainer:
         return record
 
     def _take_step(self, batch: GlobalBatch, state: TrainState) -> tuple[LossTerms, Tensor]:
-        """Update the weights from a batch. A batch may have several updates (`num_iterations`).
+        """Update the weights with the gradients of a batch, `num_iterations` times.
 
-        Returns the losses and the gradient norm of the last update. The losses are empty if the
+        Returns the losses and the gradient norm of the last update. The losses are empty if this
         update was skipped because of a gradient spike.
 
         Raises:
@@ -471,9 +476,9 @@ class Trainer:
         return losses, norm
 
     def _compute_gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
-        """Compute the gradients of a batch, in smaller micro-batches if memory runs out.
+        """Compute the gradients of a batch. If memory runs out, use smaller micro-batches.
 
-        Returns the batch, with the micro-batches that were used, and its summed losses.
+        Returns the batch with the micro-batches that were used, and its summed losses.
         """
         losses = None
         while losses is None:
@@ -503,9 +508,9 @@ class Trainer:
         return overflows
 
     def _check_spike(self, state: TrainState, norm: Tensor) -> bool:
-        """Return whether to skip a step because of a gradient spike.
+        """Return whether to skip a step because of a gradient spike. Also updates the state.
 
-        Also updates the recent gradient norms and the number of skipped steps in the state.
+        The state contains the recent gradient norms and the number of skipped steps.
         """
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
@@ -518,8 +523,8 @@ class Trainer:
     def _halve_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
         """Halve the micro-batch size after running out of memory. Returns the new batch.
 
-        All later steps use the smaller size, too. Raises TrainingError at the second call, and if
-        there are several processes.
+        All later steps use the smaller size, too. Raises TrainingError if the size has been halved
+        before, or if there are several processes.
         """
         tokens = f"{batch.micro_batch_tokens:,}"
         if self.parallel.size > 1:  # the other processes wait inside the step
@@ -579,7 +584,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 def validation_losses(
     trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
 ) -> dict[str, float]:
-    """Compute the mean validation losses, by the names under which they are logged.
+    """Compute the mean validation losses. Returns them by the names under which they are logged.
 
     Every call uses the same rows or examples with the same noise: about `train.eval_tokens` tokens,
     and at most `limit` examples of a labelled source. The model is left in evaluation mode.
@@ -622,8 +627,8 @@ def _copy_to_device(
 ) -> TensorBatch:
     """Copy a micro-batch of a batch to the device; `index` is its position in the batch.
 
-    If the objective carries state, the rows of the micro-batch then continue their text streams,
-    except in a repeated micro-batch with weight 0.
+    If the objective carries state, the model state of the rows' text streams is attached. This does
+    not apply to micro-batches with weight 0, which only repeat other micro-batches.
     """
     tensors = to_device(batch.micro_batches[index], trainer.device)
     if batch.stream.objective.needs_whole_step:
@@ -640,7 +645,8 @@ def _copy_to_device(
 class StepMetrics:
     """The losses and the gradient norm of a step.
 
-    On CUDA they are copied to the host while training continues; `read` waits for the copy.
+    On CUDA, these values are copied to the host while training continues; `read` waits for the
+    copy.
     """
 
     def __init__(self, losses: LossTerms, norm: Tensor) -> None:
@@ -653,7 +659,7 @@ class StepMetrics:
             self.copied.record()
 
     def read(self) -> tuple[LossTerms, float]:
-        """Wait until the step has been computed. Returns its losses and its gradient norm."""
+        """Wait until the step has been computed. Returns its loss terms and its gradient norm."""
         if self.copied is not None:
             self.copied.synchronize()
         *losses, norm = self.numbers
@@ -662,15 +668,15 @@ class StepMetrics:
 
 @dataclass
 class UnreadStep:
-    """A step whose losses have not been copied to the host yet; the GPU may still be computing it.
+    """A step whose losses the host has not read yet. The GPU may still be computing the step.
 
     Args:
         batch: the batch of the step.
         metrics: the losses and the gradient norm.
         lr: the learning rate.
         record: the first entries of the log record: step, tokens and seconds.
-        skipped: the entries of the log record about skipped steps.
-        is_logged: whether the step has a log record.
+        skipped: the entries of the log record for the skipped steps and the loss scale.
+        is_logged: whether a log record is written for the step.
     """
 
     batch: GlobalBatch
@@ -710,7 +716,7 @@ class StepTimer:
         """The duration in seconds of the last pause, evaluation and checkpoint."""
 
     def is_save_due(self) -> bool:
-        """Return whether the last checkpoint is so old that a crash would lose minutes of work."""
+        """Return whether the last checkpoint is minutes old, so that a new one is due."""
         age = time.monotonic() - self.saved
         seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
@@ -735,7 +741,7 @@ class StepTimer:
 
 
 def make_progress_record(state: TrainState) -> dict[str, Any]:
-    """Return the step, tokens and seconds, which are the first entries of every metrics record."""
+    """Return the first entries of every metrics record: step, tokens and seconds so far."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 

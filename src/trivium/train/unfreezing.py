@@ -12,11 +12,11 @@ from trivium.train.optimizers import trained_parameters
 class GradualUnfreezing:
     """Gradual unfreezing of a model's layers, from the last to the first.
 
-    Heads and the last layer are trained from the start. Then one more layer is unfrozen at regular
-    intervals, and finally the embeddings. Which layers are frozen depends on the fraction of the
-    budget that has been used. Gradients of frozen weights are dropped before clipping: an optimizer
-    skips weights without a gradient, so they do not change and get no moments. All processes still
-    compute and reduce all gradients, so that this works with every parallel layout.
+    Heads and the last layer are trained from the start. Then the other layers are unfrozen one by
+    one at regular intervals, and finally the embeddings. The intervals are fractions of the budget.
+    Gradients of frozen weights are dropped before clipping. Optimizers skip weights without a
+    gradient, so that these weights do not change and have no moments. All processes still compute
+    and reduce all gradients, so that unfreezing works with every parallel layout.
 
     Source: Howard and Ruder 2018, section 3.3, where the interval is an epoch.
 
@@ -34,7 +34,10 @@ class GradualUnfreezing:
         """Groups of weights, in the order in which they are unfrozen."""
 
     def drop_gradients(self, progress: float) -> None:
-        """Drop the gradients of all weights that are still frozen at this progress (0 to 1)."""
+        """Drop the gradients of all weights that are still frozen.
+
+        `progress` is the fraction of the budget that has been used.
+        """
         # Quotients such as 0.3 / 0.1 may be slightly below the exact integer.
         more = int(progress / self.fraction * (len(self.stages) - 1) + 1e-9)
         for weight in chain.from_iterable(self.stages[1 + more :]):

@@ -18,7 +18,7 @@ class WandbCallback(Callback):
 
     Args:
         options: the arguments of `wandb.init`, such as `project`, `name` and `mode="offline"`. Set
-            `id` and `resume="allow"` to continue the curves of a run that is resumed.
+            `id` and `resume="allow"` so that a resumed run continues its earlier curves.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -42,6 +42,6 @@ class WandbCallback(Callback):
         self.on_log(record)
 
     def on_end(self, error: BaseException | None) -> None:
-        """End the W&B run, as failed if an error or an interruption ended training."""
+        """End the W&B run. It is marked as failed if an error or interruption ended training."""
         if self._run is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)

@@ -24,8 +24,8 @@ class WholeModel:
     Args:
         module: the module to train; for ELECTRA, it contains both models.
         lm: the model that is saved; its module is a part of `module`.
-        models: returns the models that a run saves, by folder, given the trained module. The folder
-            of `lm` is "".
+        models: a function that takes `module` and returns the models that a run saves, by the name
+            of their folder. The folder name of `lm` is "".
         parallel: the processes of the run.
         is_sharded: whether each process has only a shard of the weights.
     """
@@ -38,7 +38,7 @@ class WholeModel:
 
     def __post_init__(self) -> None:
         self.whole = self.module
-        """The whole module. If `is_sharded`, a copy that `gather` fills on the main process."""
+        """The whole module. If `is_sharded`, a copy; `gather` loads its weights on rank 0."""
         if self.is_sharded:
             memo: dict[int, Any] = {
                 id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
@@ -51,8 +51,9 @@ class WholeModel:
         """Gather the weights of a sharded model on the main process. All processes must call it.
 
         The weights are gathered one at a time into host memory, since a GPU may not have enough
-        memory for all of them. The model is then moved to the GPU if two copies fit there, because
-        the end of fine-tuning needs a second copy.
+        memory for all of them. The model is then moved to the GPU only if two copies of it fit
+        there: the last step of fine-tuning makes a second copy. Does nothing if the model is not
+        sharded.
         """
         if not self.is_sharded:
             return
@@ -69,6 +70,6 @@ class WholeModel:
                 self.whole.to(device)
 
     def move_to_host(self) -> None:
-        """Move a gathered model from the GPU to the host, since training needs the memory."""
+        """Move a gathered model from the GPU to the host, to free GPU memory for training."""
         if self.is_sharded:
             self.whole.cpu()

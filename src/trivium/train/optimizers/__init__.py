@@ -25,9 +25,10 @@ _FEWEST_STEPS = 100
 
 
 class Optimizer(Choice, Config, ABC):
-    """Base class of optimizers. It has AdamW's fields, since every optimizer may use AdamW.
+    """Base class of optimizers. Its fields include those of AdamW.
 
-    If `lr` is not set, it is chosen by the width of the model.
+    An optimizer such as Muon trains some of the parameters with AdamW. If `lr` is not set, a
+    default is computed from the width of the model.
     """
 
     lr: float | None = Field(
@@ -59,7 +60,7 @@ class Optimizer(Choice, Config, ABC):
     eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
 
     fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
-    """The fields with another default for labelled examples -> that default."""
+    """The default values for labelled examples, for fields whose default is then different."""
 
     supports_sharding: ClassVar[bool] = True
     """Whether the optimizer supports sharded weights (FSDP, tensor parallelism)."""
@@ -67,10 +68,10 @@ class Optimizer(Choice, Config, ABC):
     def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """Build the PyTorch optimizers that together train every parameter with `requires_grad`.
 
-        `precision` is the dtype of matmuls during a step. With a `layer_decay` below 1, the
-        learning rate of a layer is that of the layer above times `layer_decay`. This is
-        discriminative fine-tuning (Howard and Ruder 2018, section 3.1, with 1 / 2.6) or layer-wise
-        learning rate decay (Clark et al. 2020, table 7).
+        `precision` is the dtype of the matmuls in an optimizer step (as in Muon). If `layer_decay`
+        is below 1, each layer's learning rate is that of the layer above, times `layer_decay`. This
+        is called discriminative fine-tuning (Howard and Ruder 2018, section 3.1, where the factor
+        is 1 / 2.6) or layer-wise learning rate decay (Clark et al. 2020, table 7).
         """
         optimizers = self._build(model, precision)
         if self.layer_decay < 1.0:
@@ -85,7 +86,7 @@ class Optimizer(Choice, Config, ABC):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay in the first epoch."""
+        """The weight decay at the start of training. It may increase after the first epoch."""
         return _WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
     @abstractmethod
@@ -116,8 +117,8 @@ class Optimizer(Choice, Config, ABC):
     ) -> list[dict[str, Any]]:
         """Split parameters into the parameter groups of a PyTorch optimizer.
 
-        Weight decay applies to matrices, but not to vectors and to the parameters with the ids
-        `non_matrices`. Token embeddings form a separate group if `embedding_lr` is set.
+        Weight decay applies to matrices. It does not apply to vectors, or to matrices whose Python
+        ids are in `vector_ids`. Token embeddings form a separate group if `embedding_lr` is set.
         """
         tokens: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
@@ -180,13 +181,13 @@ def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
 
 
 def fit_weight_decay_to_epoch(optimizers: Optimizers, steps_per_epoch: float) -> None:
-    """Raise the weight decay so that weights average over about one epoch.
+    """Increase the weight decay so that the weights are a moving average over about one epoch.
 
-    With decoupled decay, weights are a moving average of the last 1 / (learning rate * decay)
-    steps. The best averaging window is a number of epochs that does not depend on the size of the
-    model or of the data (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale
-    model and dataset size"). We use one epoch. The decay of a group is never reduced, and groups
-    without decay are skipped.
+    With decoupled weight decay, the weights are a moving average of the updates in the last
+    1 / (learning rate * decay) steps. The best length of this window, in epochs, does not depend on
+    the size of the model or of the data (Wang and Aitchison 2024, "How to set AdamW's weight decay
+    as you scale model and dataset size"). We use one epoch. The decay of a parameter group is never
+    reduced, and groups without decay are skipped.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -204,7 +205,7 @@ def change_weight_decay(optimizers: Optimizers, decay: float) -> None:
 
 
 def get_state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors in the state of all optimizers by name, such as `PARAMETER/exp_avg`."""
+    """Return the tensors in the optimizer state by name, such as `PARAMETER/exp_avg`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{entry}": value
@@ -218,9 +219,9 @@ def get_state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Ten
 def load_state_tensors(
     optimizers: Optimizers, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Load tensors that `get_state_tensors` returned into the state of the optimizers.
+    """Load tensors, as returned by `get_state_tensors`, into the state of the optimizers.
 
-    Raises KeyError if a tensor belongs to no parameter.
+    Raises KeyError if a tensor does not belong to any parameter of the optimizers.
     """
     owner = {
         parameter: optimizer
@@ -238,7 +239,7 @@ def load_state_tensors(
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trained parameters (with `requires_grad`) by name."""
+    """Return the trained parameters by name: those with `requires_grad`."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
@@ -252,7 +253,7 @@ def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 def _get_non_matrix_ids(model: nn.Module) -> set[int]:
     """Return the Python ids of parameters that are stored as matrices but are treated as vectors.
 
-    Modules name these parameters in `PartModule.non_matrices`.
+    `PartModule.non_matrices` contains the names of these parameters.
     """
     parts = (module for module in model.modules() if isinstance(module, PartModule))
     return {id(getattr(part, name)) for part in parts for name in part.non_matrices}

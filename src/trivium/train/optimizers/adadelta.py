@@ -30,7 +30,7 @@ class Adadelta(Optimizer):
         return self.weight_decay or 0.0
 
     def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
-        """Return the optimizer with the learning rate of the paper unless another one is set."""
+        """Return the optimizer with the learning rate of the paper, unless `lr` is set."""
         return self if self.lr is not None else self.replace(lr=1.0)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:

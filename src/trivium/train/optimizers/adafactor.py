@@ -37,7 +37,7 @@ class Adafactor(Optimizer):
         return self.weight_decay or 0.0
 
     def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
-        """Return the optimizer with its default learning rate, unless another one is set.
+        """Return the optimizer with its own default learning rate, unless `lr` is set.
 
         The learning rate is relative to the RMS of each parameter.
         """

@@ -34,5 +34,8 @@ class LAMB(Optimizer):
         return [Lamb(groups, lr=self.lr, **options)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements in the state: two moments and three scalars per tensor."""
+        """Return the number of elements in the optimizer state.
+
+        These are two moments per weight and three scalars per weight tensor.
+        """
         return super().state_size(model) + 3 * len(trained_parameters(model))

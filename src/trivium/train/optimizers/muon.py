@@ -68,27 +68,32 @@ class Muon(Optimizer):
         return [muon, self.build_adamw(model, rest)]
 
     def state_size(self, model: nn.Module) -> int:
-        """Return the number of elements in the optimizer state; matrices have only a momentum."""
+        """Return the number of elements in the optimizer state.
+
+        This is one momentum for each weight trained by Muon, and two moments for each other weight.
+        """
         return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
 
 
 class MatrixMuon(torch.optim.Optimizer):
     """Muon for a list of matrices: the update is the orthogonalized Nesterov momentum.
 
-    One learning rate suits every width. Inputs x whose elements are of size 1 have the norm
-    sqrt(width), and outputs have the norm sqrt(height). For outputs to change by the same fraction
-    at every width, an update needs the spectral norm lr * sqrt(height / width) (Yang, Simon and
-    Bernstein 2023, "A spectral condition for feature learning"). Orthogonal updates have the norm 1
-    and are multiplied by this factor. Like Jordan, we use the factor 1 for wide matrices: it is the
-    same at all widths as long as d_ff and the heads grow with them. AdamW's learning rate would
-    have to fall with the width. Without sharding, the updates are those of `torch.optim.Muon`.
+    One learning rate suits models of every width, while AdamW's would have to fall with the width.
+    For a weight matrix [height, width], inputs with elements of size 1 have the norm sqrt(width),
+    and outputs have the norm sqrt(height). For outputs to change by the same fraction at every
+    width, an update needs the spectral norm lr * sqrt(height / width) (Yang, Simon and Bernstein
+    2023, "A spectral condition for feature learning"). Orthogonal updates have the norm 1 and are
+    multiplied by this factor. Like Jordan, we use the factor lr for matrices that are wider than
+    high: their ratio of height to width is the same in models of all widths, as long as d_ff and
+    the heads grow with the width. Without sharding, the updates are those of `torch.optim.Muon`.
 
-    With sharding, the momentum of a matrix is gathered on every process, and one process
-    orthogonalizes it and broadcasts the update. The matrices are distributed among the processes.
+    With sharding, the momentum of a matrix is gathered on every process. One process orthogonalizes
+    the momentum and broadcasts the update. Different processes do this for different matrices.
     Matrices of equal shape are updated together.
 
     Args:
-        groups: the parameter groups of matrices. A group may have its own learning rate.
+        groups: the parameter groups, which contain only matrices. A group may have its own learning
+            rate.
         lr: the learning rate of groups that have none.
         momentum: the decay of the momentum.
         weight_decay: the decoupled weight decay, which is multiplied by the learning rate.
@@ -151,7 +156,7 @@ class MatrixMuon(torch.optim.Optimizer):
             weight.add_(_shard_like(weight, step), alpha=-rate)
 
     def _orthogonalize_momenta(self, momenta: Tensor) -> Tensor:
-        """Orthogonalize momenta [n, height, width] in the dtype of matmuls. Returns the updates."""
+        """Orthogonalize momenta [n, height, width] in `precision`. Returns the updates."""
         if self.precision is torch.float16:  # gradients would underflow
             momenta = momenta / momenta.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
         return self.orthogonalize(momenta.to(self.precision))
@@ -231,8 +236,9 @@ def _shard_like(weight: Tensor, tensor: Tensor) -> Tensor:
 def _get_query_lr_factors(model: nn.Module) -> dict[str, float]:
     """Return factors for the learning rates of query matrices, by parameter name.
 
-    A factor is below 1 if attention scores are not divided by sqrt(head_dim) (T5). Muon's updates
-    have the same size for every matrix, but these query weights are smaller by this factor.
+    In T5, attention scores are not divided by sqrt(head_dim), and the query weights are smaller
+    instead. Their factor is below 1 by the same ratio, since Muon's updates have the same size for
+    every matrix. If scores are divided by sqrt(head_dim), the factor is 1.
     """
     return {
         f"{name}.query.weight": module.head_dim**-0.5 / module.scale
