@@ -222,7 +222,7 @@ class Repeats:
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
-        """Create a finding on duplicates within each split. The samples are the most frequent texts.
+        """Create a finding on duplicates within each split. Its samples are the most frequent.
 
         The arguments are those of `Finding.of`.
         """
@@ -271,7 +271,7 @@ class Words:
         return [len(each) for each in encoded]
 
     def _count_pending(self) -> None:
-        """Count the tokens of the texts that `add` has collected, and the texts of a single token."""
+        """Count the tokens and the single-token texts among the texts that `add` has collected."""
         texts, self._pending = self._pending, []
         is_short = (
             map(_is_single_word, texts)

@@ -171,7 +171,7 @@ def prepare_part(
 def have_texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
     """Return whether the texts at `paths` differ from the texts that shards were made from.
 
-    The texts are compared by size and modification time. Returns False if they no longer exist.
+    Files are compared by size and modification time. Returns False if they no longer exist.
     """
     try:
         plan = split_sources(paths, validation)
@@ -340,7 +340,7 @@ class _Preparation:
         self.shards = TaskShards(self.work, self.tokenizer.vocab_size)
 
     def run(self) -> None:
-        """Encode all texts that are not in finished shards yet, and write the merged shards to `out`."""
+        """Encode all texts that are not encoded yet, and write the merged shards to `out`."""
         tasks = make_tasks(self.plan)
         with _lock_folder(self.work):
             self.resume(tasks, is_part=False)

@@ -33,7 +33,7 @@ class Fields:
         both_in: for two fields that are versions of one text, such as two languages: the usual name
             of a column with one nested column per field. If the user has set the column of only one
             of the two fields, the other field is read from the other column of a record with two
-            columns, or from the last free column of a table without a header.
+            columns, or from the first other column of a table without a header.
     """
 
     def __init__(self, names: str, *usual: Sequence[Usual], both_in: str | None = None) -> None:

@@ -81,8 +81,8 @@ class SplitSources:
     def assign_split(self, source: Source, digest: int) -> str:
         """Return the split of a document, "train" or "validation".
 
-        If the source has a split, it is the split of all its documents. Otherwise, the split depends
-        on `digest`, the hash of the document.
+        All documents of a source with a split are in this split. Otherwise, the split depends on
+        `digest`, the hash of the document.
         """
         validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if validation else TRAIN)
@@ -105,9 +105,10 @@ class SplitSources:
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
-    """List the sources of a corpus. If `validation` is given as paths, assign a split to each source.
+    """List the sources of a corpus, and set the split of each source if it is already known.
 
-    Validation sources come first.
+    It is not known if a hash will assign documents to validation. Sources of separate validation
+    paths come first.
 
     Raises DataError if the validation fraction is out of range, if a path cannot be read, or if all
     training files are validation files, too.
@@ -236,8 +237,8 @@ def read_splits(
 ) -> Iterator[tuple[str, str]]:
     """Yield the deduplicated documents of a corpus as pairs (split, text).
 
-    The documents are those that `prepare` stores, in the same order. Exact duplicates within a split
-    are skipped unless `options.keep_duplicates` is set. A training document is always skipped if it
+    The documents are those that `prepare` stores, in the same order. Exact duplicates within a
+    split are skipped unless `options.keep_duplicates` is set. A training document is always skipped if it
     occurred earlier in validation.
 
     Duplicates are found with a set of 64-bit hashes, which needs about 80 bytes of memory per
