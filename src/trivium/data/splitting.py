@@ -238,8 +238,8 @@ def read_splits(
     """Yield the deduplicated documents of a corpus as pairs (split, text).
 
     The documents are those that `prepare` stores, in the same order. Exact duplicates within a
-    split are skipped unless `options.keep_duplicates` is set. A training document is always skipped if it
-    occurred earlier in validation.
+    split are skipped unless `options.keep_duplicates` is set. A training document is always skipped
+    if it occurred earlier in validation.
 
     Duplicates are found with a set of 64-bit hashes, which needs about 80 bytes of memory per
     document. In about six billion documents, one hash collision between different texts is

@@ -133,7 +133,7 @@ class ChatTemplate:
             ) from None
 
     def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
-        """Render a conversation. Returns its text, and the character offsets of the assistant turns.
+        """Render a conversation. Returns its text and the character offsets of assistant turns.
 
         An assistant turn is the text of a block from {% generation %} to {% endgeneration %} in the
         template. If the template has no such blocks, an assistant turn starts after the generation

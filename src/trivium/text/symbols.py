@@ -26,7 +26,7 @@ WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\S)+")
 """Matches one word: characters between spaces, or a single Chinese or Japanese character."""
 
 LETTERS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
-"""Matches one word without punctuation: letters and digits, or one Chinese or Japanese character."""
+"""Matches letters and digits, or a single Chinese or Japanese character. Skips punctuation."""
 
 _CJK = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -118,7 +118,7 @@ def is_unspaced(character: str) -> bool:
 
 
 def is_cjk(character: str) -> bool:
-    """Return whether a character is a CJK character, a separate word in BERT (Devlin et al. 2018)."""
+    """Return whether BERT treats a character as a separate CJK word (Devlin et al. 2018)."""
     return _CJK.match(character) is not None
 
 

@@ -139,8 +139,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Load a tokenizer that was saved by this or another library.
 
-        The roles of special tokens are read from `special_tokens_map.json` and `tokenizer_config.json`
-        in the same folder, in the formats of transformers 4 and 5.
+        The roles of special tokens are read from `special_tokens_map.json` and
+        `tokenizer_config.json` in the same folder, in the formats of transformers 4 and 5.
 
         Args:
             path: a `tokenizer.json`, a BERT `vocab.txt`, a GPT-2 `vocab.json` or `merges.txt`, a
@@ -209,8 +209,8 @@ class Tokenizer:
     ) -> Encoding:
         """Encode a text or a pair of texts.
 
-        In a `ChatText`, only the special-token names from the chat template are encoded as special
-        tokens.
+        If the text is a `ChatText`, special-token names that come from the chat template are always
+        encoded as special tokens.
 
         Raises TokenizerError if the text is not a string, or contains a lone surrogate.
         """
@@ -503,7 +503,7 @@ class Tokenizer:
 
     @functools.cached_property
     def model(self) -> dict[str, Any]:
-        """The section `model` of `tokenizer.json`, with its type, vocabulary, merges and options."""
+        """The section `model` of `tokenizer.json`: a type, a vocabulary, merges and options."""
         return self._layout["model"]
 
     @functools.cached_property
@@ -519,7 +519,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
-        """Whether the vocabulary is byte-level: each character of a token is one byte (as in GPT-2)."""
+        """Whether each character of a stored token represents one byte, as in GPT-2."""
         return "ByteLevel" in self._component_types
 
     @functools.cached_property
