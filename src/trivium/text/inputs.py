@@ -173,7 +173,7 @@ class SpecialTokenTemplate:
         self.after = [slot.special or 0 for slot in single[place + 1 :]]
 
     def num_special(self, paired: bool) -> int:
-        """Return the number of special tokens that are added to a text, or to a pair if `paired`."""
+        """Return the number of special tokens added to a single text, or to a pair if `paired`."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
     def join(

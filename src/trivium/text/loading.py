@@ -171,8 +171,8 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
 def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """Load GPT-2's byte-level BPE from `vocab.json` and `merges.txt`.
 
-    If the vocabulary has the tokens `<s>`, `</s>` and `<mask>`, special tokens are added to texts as
-    in RoBERTa.
+    If the vocabulary has the tokens `<s>`, `</s>` and `<mask>`, special tokens are added to texts
+    as in RoBERTa.
     """
     for file in (vocab, merges):
         if not file.is_file():

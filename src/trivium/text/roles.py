@@ -59,8 +59,8 @@ class RoleId:
 def infer_roles(special_tokens: Container[str]) -> dict[str, str]:
     """Assign roles to special tokens by their usual names. Returns the token of each role.
 
-    Roles without a token are left out. `<|endoftext|>` is the token for "eos". As in GPT-2, it is
-    also the token for "bos" if there is no other.
+    Roles without a token are left out. As in GPT-2, `<|endoftext|>` is also the token for "bos" if
+    there is no other.
     """
     tokens = {role: token for role in ROLES if (token := find_token_for_role(role, special_tokens))}
     if END_OF_TEXT in special_tokens:

@@ -58,7 +58,7 @@ class TokenizerConfig(TokenizerSource, ABC):
     seconds_per_mb: ClassVar[float] = 0.5  # training time on one core
     prunes: ClassVar[bool] = False  # whether training prunes, instead of growing a vocabulary
     component_types: ClassVar[tuple[str, ...]]
-    """The component types in `tokenizer.json` (model, pre-tokenizer, decoder) that define the kind."""
+    """The types of model, pre-tokenizer and decoder in `tokenizer.json` that define the kind."""
     vocab_size: int | None = Field(
         None,
         gt=0,
@@ -132,7 +132,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         return Tokenizer(backend)
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise TokenizerError if `num_tokens`, the tokens required, exceeds the vocabulary size."""
+        """Raise TokenizerError if the vocabulary size is less than `num_tokens` required tokens."""
         if num_tokens > self.size:
             raise TokenizerError(
                 f"A {self.kind} vocabulary of {self.size} is too small: at least {num_tokens} "
@@ -204,7 +204,7 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     @abstractmethod
     def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Train a tokenizer of the `tokenizers` library on a sample of texts. Returns the tokenizer."""
+        """Train and return a tokenizer of the `tokenizers` library on a sample of texts."""
 
     def estimate_seconds(self, texts: Sequence[str]) -> float:
         """Return the estimated training time on these texts on this machine, in seconds.
