@@ -25,7 +25,7 @@ this takes longer than the matmul itself. Compiled models are recompiled for new
 def round_up(length: int, multiple: int = PAD_TO_MULTIPLE_OF) -> int:
     """Return the smallest multiple of `multiple` that is at least `length`.
 
-    >>> round_up(13), padded_length(16)
+    >>> round_up(13), round_up(16)
     (16, 16)
     """
     return length + -length % multiple

@@ -95,7 +95,7 @@ class Finding:
 def check_texts(
     paths: Sequence[str], options: CorpusOptions, tokenizer: Tokenizer | None = None
 ) -> list[Finding]:
-    """Check raw texts for problems. Returns the findings.
+    """Check raw texts for problems. Returns one finding per check.
 
     The texts are read and split as in `prepare`. Sources that cannot be read become a finding.
 
@@ -152,7 +152,7 @@ def check_texts(
 
 
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
-    """Check the documents and tokens of token shards for problems. Returns the findings.
+    """Check the documents and tokens of token shards. Returns one finding per check.
 
     Raises DataError if a shard has changed since it was prepared.
     """
@@ -222,9 +222,10 @@ class Repeats:
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
-        """Create a finding on duplicates within each split. Its samples are the most frequent.
+        """Create a finding on duplicates within each split.
 
-        The arguments are those of `Finding.of`.
+        The samples are the most frequent duplicates, with their counts. The arguments are those of
+        `Finding.of`.
         """
         repeats = self.total - sum(len(counts) for counts in self._counts.values())
         frequency = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}

@@ -73,7 +73,7 @@ class ReadOptions:
 
 
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
-    """Yield the documents of files, globs, folders, "-" (standard input) and "hf:NAME".
+    """Yield the documents in files, globs, folders, "-" (standard input) and "hf:NAME".
 
     In files with named columns (see `trivium.data.records.read_records`), the text column of each
     record is a document. Standard input and all other files are plain text. Documents without a
@@ -148,7 +148,8 @@ def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool
     `is_last` is True for the last part of each document. Documents without a visible character are
     skipped.
 
-    Raises DataError if the source contains no document, except if it was found in a folder.
+    Raises DataError if a source that the user named contains no document. Files found in a folder
+    may be empty.
     """
     empty = True
     for part in (_read_text_column if _has_columns(source) else _read_plain_text)(source, options):

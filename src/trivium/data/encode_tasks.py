@@ -73,8 +73,7 @@ def make_tasks(plan: SplitSources) -> list[Task]:
 def choose_shard_size(plan: SplitSources, index: int = 0) -> int:
     """Return the approximate size of a shard in bytes of text.
 
-    The size grows with the size of the corpus, and with the index of the shard in its encoding
-    task, `index`.
+    The size grows with the corpus, and with `index`, the index of the shard in its encoding task.
     """
     return max(SHARD_BYTES, plan.total_bytes // _SHARDS_OF_CORPUS) << (index // _SHARDS_OF_SIZE)
 
@@ -180,7 +179,7 @@ def encode_parts(
 
 
 def _batch_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Group consecutive chunks into batches of about `BATCH_CHARACTERS` characters."""
+    """Group consecutive chunks into batches of about `BATCH_CHARACTERS` characters. Yields them."""
     batch: list[Chunk] = []
     characters = 0
     for chunk in chunks:
@@ -193,7 +192,7 @@ def _batch_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 
 def _encode_chunks(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
-    """Encode a batch of text chunks. Returns the token ids of each chunk.
+    """Encode a batch of text chunks. Returns a pair (token ids, is_last) for each chunk.
 
     The first chunk of a document begins with the tokenizer's prefix ids, and the last chunk ends
     with its suffix ids. A document whose text has no token ids gets neither.

@@ -82,7 +82,8 @@ class EncodedExamples:
     ) -> Self:
         """Create encoded examples, and drop examples without a target token after truncation.
 
-        The arguments are those of the class, but for all E examples.
+        The arguments are those of the class, except that `sequences` and `sequence_labels` are
+        those of all E examples.
         """
         mask = has_target(truncations)
         rows = {name: Ragged.of(each).filter(mask) for name, each in sequences.items()}
@@ -143,8 +144,8 @@ class EncodedExamples:
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
         """Return the examples with the given indices as a batch, in this order.
 
-        The examples are padded on the right to a multiple of `multiple` that fits the longest of
-        them, but never beyond the length of the longest example of all.
+        The examples are padded on the right to the length of the longest of them, rounded up to a
+        multiple of `multiple`. They are never padded beyond the longest of all N examples.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}

@@ -84,8 +84,8 @@ def prepare(
     """Read, split, deduplicate and encode texts, and write the token shards to `out`.
 
     The tokens of a document are the tokenizer's prefix ids, the ids of the text and the suffix ids.
-    If `out` already contains shards of the same texts and settings, they are only opened. In this
-    case, the texts need not exist any more. An interrupted call is resumed.
+    If `out` already contains shards of the same texts and settings, they are opened, and nothing is
+    encoded; the texts need not exist any more. An interrupted call is resumed.
 
     Args:
         paths: the text sources, as for `trivium.data.documents.read_documents`.

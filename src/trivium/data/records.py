@@ -1,6 +1,6 @@
 """Reading of records (rows with named columns): JSON lines, CSV, TSV, Parquet, Hugging Face hub.
 
-This module reads the text column of raw text, and the examples of every fine-tuning task.
+Texts in a text column are read as records, and so are the examples of every fine-tuning task.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class RecordOptions:
 
     Args:
         header: the column names of tables without a header line.
-        columns: the columns to read. Only Parquet files can skip the others. None reads all.
+        columns: the columns to read from Parquet files; None for all columns. In other formats, all
+            columns are always read.
         errors: "strict" to raise an error for invalid bytes, or "replace" to read them as U+FFFD.
         encoding: the encoding of text files.
         bad: a counter of invalid records. If it is set, invalid records are counted and skipped. If
@@ -76,7 +77,7 @@ class RecordOptions:
 
 
 class BadRecords:
-    """Counts the skipped invalid records by the kind of error.
+    """Counts invalid records that are skipped, by the kind of error.
 
     Two errors are of the same kind if they differ only in names, numbers and quoted text. The first
     error of each kind is kept as an example.
@@ -156,13 +157,14 @@ class Record(dict[str, Any]):
     """One row of a data file: a dictionary from column names to values, and the row's location.
 
     Args:
-        columns: the values by column name.
+        columns: the values by column name, which become the content of the dictionary.
         where: the location of the row for messages, such as "reviews.csv, line 3".
         untyped: whether every value is a string, as in CSV and TSV files.
         class_names: for each column that contains class indices, the class names.
 
     Attributes:
-        columns: the column of each field of the fine-tuning task; set by `Schema.resolve`.
+        columns: for each field of the fine-tuning task, the name of its column; set by
+            `Schema.resolve`.
         report: the `ReadReport` of the run; set by `Schema.resolve`.
     """
 
@@ -266,7 +268,7 @@ class Record(dict[str, Any]):
 
     @property
     def has_numbered_columns(self) -> bool:
-        """Whether the columns are numbered, because the table has no header."""
+        """Whether the names of the columns are numbers, because the table has no header."""
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def make_column_error(
@@ -331,12 +333,12 @@ def json_type(value: object) -> str:
 
 
 def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
-    """Yield the records of files, globs, folders, "hf:NAME" and "-" (standard input).
+    """Yield the records in files, globs, folders, "hf:NAME" and "-" (standard input).
 
-    Standard input contains JSON lines. The formats of files are:
+    Standard input contains JSON lines. The formats are:
 
-    - `.jsonl`: one object per line; blank lines are skipped. `.json`: JSON lines or a list of
-      objects.
+    - `.jsonl`: one object per line; blank lines are skipped.
+    - `.json`: the same, or a list of objects.
     - `.csv` and `.tsv`: a header, then one row per record. Every row has as many cells as the
       header. Quotation marks have no special meaning in TSV.
     - `.parquet`: requires the extra "parquet".
@@ -357,7 +359,7 @@ def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iter
 
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
-    """Return an iterator over the records of one source; it may be empty.
+    """Return an iterator over the records of one source. There may be no records.
 
     The formats are those of `read_records`. Raises DataError if the suffix of a file is unknown.
     """

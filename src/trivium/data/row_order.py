@@ -1,10 +1,8 @@
 """Shuffled order of the training rows, and random numbers for each row.
 
-Both are pure functions of the seed and the position in training.
-
-They are computed with 64-bit integers (the splitmix64 finaliser). A numpy generator is not used: a
-resumed run must reproduce the same numbers, and numpy may change its random streams between
-versions.
+Both are pure functions of the seed and the position in training. They are computed with 64-bit
+integers (the splitmix64 finaliser). A numpy generator is not used: a resumed run must reproduce the
+same numbers, and numpy may change its random streams between versions.
 
 Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with
 Stafford's "Mix13" constants.

@@ -34,8 +34,9 @@ class CorpusOptions(ReadOptions):
     """Options for reading and splitting a corpus.
 
     `validation` is either the fraction of documents for validation, in [0, 1), or the paths of
-    separate validation texts. A fraction of documents is chosen by the hash of their text.
-    `control_tokens` are special tokens whose names in a text are always encoded as special tokens.
+    separate validation texts. With a fraction, a hash of each document's text decides whether the
+    document belongs to validation. `control_tokens` are special tokens whose names in a text are
+    always encoded as special tokens.
     """
 
     validation: float | Paths = 0.1
@@ -105,10 +106,10 @@ class SplitSources:
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
-    """List the sources of a corpus, and set the split of each source if it is already known.
+    """List the sources of a corpus, and set the split of each source.
 
-    It is not known if a hash will assign documents to validation. Sources of separate validation
-    paths come first.
+    If `validation` is a fraction above 0, the split is None: a hash will decide for each document.
+    If `validation` contains paths, their sources come first.
 
     Raises DataError if the validation fraction is out of range, if a path cannot be read, or if all
     training files are validation files, too.

@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers from existing vocabularies, such as OpenAI's `.tiktoken` files."""
+"""Builds byte-level BPE tokenizers from existing vocabularies, such as `.tiktoken` files."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 def check_ids(vocabulary: Mapping[Any, int]) -> None:
     """Raise TokenizerError if there are large gaps between the ids in a vocabulary.
 
-    If there are large gaps, the `tokenizers` library needs gigabytes of memory for the missing ids.
+    The `tokenizers` library needs gigabytes of memory for the ids in such gaps.
     """
     largest = max(vocabulary.values(), default=0)
     if largest > 2 * len(vocabulary) + 1000:

@@ -19,7 +19,7 @@ _OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # a mark: the token id between these two cha
 
 
 class ChatText(str):
-    """The rendered text of a conversation, which knows where special-token names come from.
+    """The rendered text of a conversation, with the origin of its special-token names.
 
     A special-token name in a message is plain text. A name that the chat template wrote is a
     special token. The attribute `protected` is the same text, in which a mark replaces each name

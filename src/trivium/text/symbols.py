@@ -41,7 +41,7 @@ _CHINESE_DIGITS = "\u3007\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d"
 
 
 def list_base_characters(characters: Iterable[str]) -> set[str]:
-    """Return the characters that an alphabet contains in any case, given the characters of a text.
+    """Return the characters that an alphabet always contains, given the characters of a text.
 
     They are printable ASCII, and the digits of all scripts that occur in `characters`.
 
@@ -56,9 +56,9 @@ def list_base_characters(characters: Iterable[str]) -> set[str]:
 
 @functools.cache
 def _list_digits() -> dict[str, set[str]]:
-    """Return all non-ASCII decimal digits. The value is the set of words before DIGIT in its name.
+    """Return a dictionary from each non-ASCII decimal digit to the names of its script.
 
-    For example, the Unicode name THAI DIGIT ONE gives {"THAI"}.
+    These are the words before DIGIT in its Unicode name: THAI DIGIT ONE gives {"THAI"}.
     """
     digits = filter(str.isdecimal, map(chr, range(0x80, sys.maxunicode + 1)))
     names = {digit: unicodedata.name(digit).partition(" DIGIT ")[0] for digit in digits}

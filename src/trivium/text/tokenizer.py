@@ -74,9 +74,10 @@ class Tokenizer:
         """Return a variant of this tokenizer that encodes special-token names differently.
 
         Args:
-            special_tokens: how to encode special-token names in a text: "special" as special
-                tokens, "text" as plain text.
-            control: with "text", the names that are still encoded as special tokens.
+            special_tokens: how special-token names in a text are encoded: as special tokens
+                ("special") or as plain text ("text").
+            control: the names that are encoded as special tokens even if `special_tokens` is
+                "text".
         """
         all_control = special_tokens == "special" or not self.special_tokens
         key = None if all_control else frozenset(control).intersection(self.special_tokens)
@@ -378,9 +379,9 @@ class Tokenizer:
 
     @property
     def other_files(self) -> dict[str, str]:
-        """Other files for programs that do not read `tokenizer.json`, such as BERT's `vocab.txt`.
+        """The contents of files for programs that do not read `tokenizer.json`, by file name.
 
-        The dictionary maps file names to contents.
+        An example is BERT's `vocab.txt`.
         """
         return self.get_config_class(self.kind).other_files(self)
 

@@ -44,7 +44,7 @@ _DEFAULT_SIZE = 8192
 
 
 class TokenizerSource(Choice, Config):
-    """Base class of the recipe sections `[tokenizer]`, which train a tokenizer or load a file."""
+    """Base class of the recipe section `[tokenizer]`, which trains or loads a tokenizer."""
 
 
 class TokenizerConfig(TokenizerSource, ABC):
@@ -241,7 +241,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         return seconds * ratio**power
 
     def make_hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return messages for the user that explain why the tokenizer does not suit the texts.
+        """Return messages for the user if this kind of tokenizer does not suit the texts.
 
         Returns () if it does.
         """
@@ -249,9 +249,9 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """Return files for programs that do not read `tokenizer.json`, such as BERT's `vocab.txt`.
+        """Return the contents of files that other programs read, by file name.
 
-        Returns a dictionary from file names to contents.
+        An example is BERT's `vocab.txt`.
         """
         return {}
 

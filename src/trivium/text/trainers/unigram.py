@@ -76,9 +76,9 @@ class Unigram(CharacterTokenizerConfig):
     def _sort_pieces(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         """Sort the pieces by score, and keep as many as `vocab_size` allows. Returns the tokenizer.
 
-        Single characters are always kept. Characters that the trainer only adds for coverage get
-        scores that depend on a random order: the lowest score, plus 1e-4 for each such character
-        added before. Here, all of them get the lowest score.
+        Single characters are always kept. The trainer also adds all characters of the alphabet that
+        are not pieces. Their scores depend on a random order: the lowest score, plus 1e-4 for each
+        character added before. Here, all of them get the lowest score.
         """
         content = json.loads(backend.to_str())
         count = len(self.special_tokens)

@@ -33,10 +33,10 @@ class Whitespace(TokenizerConfig):
         return backend
 
     def make_hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return a hint to use another kind of tokenizer if the script has no spaces, otherwise ().
+        """Return a hint to use another kind of tokenizer if the text has few spaces, otherwise ().
 
-        The hint is returned if at least half of the characters belong to scripts such as Chinese,
-        Japanese or Thai.
+        This is the case if at least half of its first characters are from a script without spaces,
+        such as Chinese, Japanese or Thai.
         """
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
         if 2 * sum(map(is_unspaced, start)) < len(start):
