@@ -1,4 +1,7 @@
-"""Data pipeline: sources, documents or records, token shards, rows and batches. No torch."""
+"""Data pipeline: sources, documents or records, token shards, rows and batches.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 

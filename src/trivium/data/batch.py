@@ -1,4 +1,4 @@
-"""The batches in host memory: `RowBatch`, the input of an objective, and `Batch`, its output."""
+"""Batches in host memory: an objective converts a `RowBatch` to a `Batch`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Floats = NDArray[np.float64]
 IGNORE_INDEX = -100
 """The label of positions without loss, as in `torch.nn.functional.cross_entropy`."""
 PAD_TO_MULTIPLE_OF = 8
-"""Sequence lengths and row counts are padded to a multiple of this, so that shapes repeat.
+"""Sequence lengths and row counts are padded to a multiple of this number, so that shapes repeat.
 
-On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which takes longer
-than the matmul itself. Compiled models are recompiled for new shapes.
+New shapes are slow. On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul;
+this takes longer than the matmul itself. Compiled models are recompiled for new shapes.
 """
 
 
@@ -41,12 +41,12 @@ class _ArrayBatch:
     input_ids: Ints
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return a dictionary from field names to arrays, without the fields that are None."""
+        """Return the arrays by field name, without the fields that are None."""
         named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in named if array is not None}
 
     def rows(self, start: int, stop: int) -> Self:
-        """Return a batch with the rows from `start` to `stop` - 1; the arrays are views."""
+        """Return a batch with the rows from `start` to `stop` - 1. Its arrays are views."""
         return type(self)(**{name: array[start:stop] for name, array in self.arrays().items()})
 
     @property
@@ -60,22 +60,24 @@ class Batch(_ArrayBatch):
     """Model inputs and labels. All fields except `input_ids` may be None.
 
     Shape letters: B rows, T input positions, S decoder positions, M predicted positions, L labels.
-    Arrays contain integers unless stated otherwise. For pairs of sequences, [B, T] becomes [B, 2,
-    T].
+    Arrays contain integers unless stated otherwise. For pairs of sequences, the shape [B, T]
+    becomes [B, 2, T].
 
     Args:
         input_ids: [B, T], the token ids.
         attention_mask: [B, T], 1 for tokens and 0 for padding.
         token_type_ids: [B, T], 0 for sentence A and 1 for sentence B.
         position_ids: [B, T], or [B, T, 2] for models with two positions per token.
-        document_ids: [B, T], the document within a packed row (1, 2, ...); 0 for padding.
+        document_ids: [B, T], the number of the document in the packed row (1, 2, ...); 0 for
+            padding.
         order: [B, T], the position of each token in the prediction order (XLNet); 0 for tokens that
-            are visible from the start.
-        predicted: [B, M], the columns to predict. `labels` are then [B, M].
-        prefix_lengths: [B], the number of first decoder tokens that are visible to all tokens.
+            are visible before the first prediction.
+        predicted: [B, M], the columns to predict. If set, `labels` are [B, M].
+        prefix_lengths: [B], the length of the prefix that is visible to all tokens of a row.
         decoder_input_ids: [B, S], the token ids of the decoder.
         decoder_attention_mask: [B, S], 1 for tokens and 0 for padding.
-        labels: [B, T], or [B, S] with a decoder; `IGNORE_INDEX` at positions without loss.
+        labels: [B, T], or [B, S] if there are decoder inputs; `IGNORE_INDEX` at positions without
+            loss.
         sequence_labels: labels of whole sequences: classes [B], regression targets [B], L binary
             labels [B, L], or the first and last position of an answer [B, 2].
     """
@@ -112,16 +114,16 @@ class Batch(_ArrayBatch):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowBatch(_ArrayBatch):
-    """Rows of token shards, or encoded examples, from which `Objective.prepare` makes a `Batch`.
+    """Rows of token shards, or encoded examples. `Objective.prepare` converts them to a `Batch`.
 
-    Encoded examples may also have the other fields, which are explained in `Batch`.
+    Encoded examples may also have other fields; `Batch` describes them.
 
     Args:
         input_ids: int64 [B, T], or [B, 2, T] for pairs, padded on the right.
-        lengths: int64 [B] or [B, 2], the number of tokens without padding.
-        document_ids: int64 [B, T] as in `Batch`, if they were requested from `Rows.take`.
-        first_documents: int64 [B], the index in the split of the first document of each row.
-        decoder_lengths: int64 [B] or [B, 2], the number of tokens in `decoder_input_ids`.
+        lengths: int64 [B] or [B, 2], the number of tokens in each sequence, without padding.
+        document_ids: int64 [B, T] as in `Batch`; only if `Rows.take` was asked for them.
+        first_documents: int64 [B], the index of the first document of each row in its split.
+        decoder_lengths: int64 [B] or [B, 2], the number of decoder tokens, without padding.
     """
 
     lengths: Ints
@@ -151,7 +153,7 @@ class RowBatch(_ArrayBatch):
         return make_length_mask(self.lengths, self.input_ids.shape[-1])
 
     def to_batch(self) -> Batch:
-        """Convert the rows to a `Batch`, the model input, and add the attention mask."""
+        """Convert the rows to a `Batch` with an attention mask, the input of a model."""
         arrays = self.arrays()
         for name in ("lengths", "decoder_lengths", "first_documents"):
             arrays.pop(name, None)
@@ -159,14 +161,14 @@ class RowBatch(_ArrayBatch):
 
 
 def make_length_mask(lengths: Ints, num_columns: int) -> Ints | None:
-    """Build the attention mask of rows padded on the right: 1 for tokens and 0 for padding.
+    """Return the attention mask of rows padded on the right: 1 for tokens and 0 for padding.
 
     Args:
-        lengths: int64 [B], or [B, 2] for pairs, the number of tokens per row.
+        lengths: int64 [B], or [B, 2] for pairs, the number of tokens in each sequence.
         num_columns: T, the padded length.
 
     Returns:
-        int64 [B, T] or [B, 2, T]; None if there is no padding.
+        The mask, int64 [B, T] or [B, 2, T]; None if there is no padding.
     """
     if not len(lengths) or lengths.min() == num_columns:
         return None

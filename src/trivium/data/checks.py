@@ -1,7 +1,7 @@
 """Checks of texts and token shards for common problems, such as duplicates or a wrong encoding.
 
-Documents and lines are compared by 64-bit hashes. Each distinct document or line takes about 100
-bytes of memory.
+Documents and lines are compared by their 64-bit hashes. The checks need about 100 bytes of memory
+per distinct document or line.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ _MARKER = re.compile(
 class Finding:
     """The result of a check, for example that 3 of 100 documents are duplicates.
 
-    `count` of `total` items have the property that the check looks for. There is a problem if the
-    fraction count / total is above `limit`; `advice` then says how to fix it. If `limit` is None,
-    the finding is never a problem, and `advice` explains why.
+    A check looks for items with a certain property, and finds it in `count` of `total` items. If
+    the fraction count / total is above `limit`, there is a problem, and `advice` says how to fix
+    it. If `limit` is None, the finding is never a problem, and `advice` explains why. `samples` are
+    examples of items with the property.
     """
 
     check: str
@@ -65,14 +66,14 @@ class Finding:
         samples: Sequence[str] = (),
         **values: object,
     ) -> Self:
-        """Create a finding and look up its texts in the message catalog.
+        """Create a finding with texts from the message catalog.
 
         Args:
-            check: the name of the message in `[finding]` of the catalog that describes the check.
+            check: the name of a message in the section `[finding]` of the catalog.
             count: the number of items with the property that the check looks for.
             total: the number of all items.
-            limit: the fraction above which there is a problem; None if it is never a problem.
-            advice: the name of a message in `[advice]`; empty for no advice.
+            limit: the fraction above which there is a problem; None if there never is.
+            advice: the name of a message in the section `[advice]`; empty for no advice.
             samples: examples of items with the property.
             values: the values to insert into both messages.
         """
@@ -87,16 +88,16 @@ class Finding:
 
     @property
     def wrong(self) -> bool:
-        """Whether there is a problem to fix: the fraction is above the limit."""
+        """Whether there is a problem to fix, because `share` is above `limit`."""
         return self.limit is not None and self.share > self.limit
 
 
 def check_texts(
     paths: Sequence[str], options: CorpusOptions, tokenizer: Tokenizer | None = None
 ) -> list[Finding]:
-    """Check raw texts for problems. Returns the findings.
+    """Check raw texts for problems. Returns one finding per check.
 
-    The texts are read and split as in `prepare`. Unreadable sources are reported as a finding.
+    The texts are read and split as in `prepare`. Sources that cannot be read become a finding.
 
     Raises DataError if a path is missing, or if no source can be read.
     """
@@ -151,7 +152,7 @@ def check_texts(
 
 
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
-    """Check the documents and tokens of token shards for problems. Returns the findings.
+    """Check the documents and tokens of token shards. Returns one finding per check.
 
     Raises DataError if a shard has changed since it was prepared.
     """
@@ -177,7 +178,7 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
 
 
 class Cases:
-    """Counts the texts with a certain problem, and keeps the first few as samples."""
+    """Counts texts that have a certain problem, and keeps the first few texts as samples."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.count = 0
@@ -186,7 +187,7 @@ class Cases:
             self.add(text)
 
     def add(self, text: str, limit: int = _SAMPLE_LENGTH) -> None:
-        """Count a text, and keep at most `limit` characters of it if samples are still needed."""
+        """Count a text. The first few texts are kept as samples of at most `limit` characters."""
         self.count += 1
         if self.count <= _NUM_SAMPLES:
             self.samples.append(shorten_sample(text, limit))
@@ -194,7 +195,7 @@ class Cases:
     def finding(
         self, check: str, total: int, limit: float | None, advice: str, **values: object
     ) -> Finding:
-        """Create a finding from the number of counted texts and the samples.
+        """Create a finding from the count and the samples.
 
         The arguments are those of `Finding.of`.
         """
@@ -209,7 +210,7 @@ class Repeats:
         self._texts: dict[int, str] = {}
 
     def add(self, key: int, split: str, text: str) -> None:
-        """Count one occurrence of a document or line in a split. `key` is the hash of the text."""
+        """Count one occurrence of a document or line in a split. `key` is the hash of `text`."""
         counts = self._counts[split]
         counts[key] += 1
         if len(self._texts) < _MAX_REPEATS and counts[key] == 2:
@@ -217,13 +218,14 @@ class Repeats:
 
     @property
     def total(self) -> int:
-        """The number of documents or lines in both splits, including duplicates."""
+        """The total number of documents or lines in both splits, including duplicates."""
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
-        """Create a finding on duplicates within the splits, with the most frequent as samples.
+        """Create a finding on duplicates within each split.
 
-        The arguments are those of `Finding.of`.
+        The samples are the most frequent duplicates, with their counts. The arguments are those of
+        `Finding.of`.
         """
         repeats = self.total - sum(len(counts) for counts in self._counts.values())
         frequency = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}
@@ -232,7 +234,7 @@ class Repeats:
         return Finding.of(check, repeats, self.total, limit, advice, samples, **values)
 
     def overlap(self, check: str, limit: float) -> Finding:
-        """Create a finding on the validation documents (or lines) that also occur in training."""
+        """Create a finding on validation documents (or lines) that also occur in training."""
         train, validation = self._counts[TRAIN], self._counts[VALIDATION]
         count = sum(number for key, number in validation.items() if key in train)
         return Finding.of(check, count, validation.total(), limit, "scores_too_good")
@@ -241,7 +243,7 @@ class Repeats:
 class Words:
     """Counts the tokens in texts, and the texts that consist of a single token.
 
-    Without a tokenizer, only the texts that consist of a single word are counted.
+    Without a tokenizer, it counts only the texts that consist of a single word.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -252,7 +254,7 @@ class Words:
         self.counts = np.zeros(tokenizer.vocab_size if tokenizer else 0, dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the tokens in a text, and the text itself if it is a single token (or word)."""
+        """Count the tokens of a text, and count the text if it is a single token (or word)."""
         self.num_texts += 1
         self._pending.append(text)
         if len(self._pending) == _BATCH:
@@ -261,8 +263,8 @@ class Words:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Add the tokens of texts to the token counts. Returns the number of tokens in each text.
 
-        Unlike `add`, this does not report texts of a single token. It is used for targets, which
-        are often single words.
+        Unlike `add`, this method does not count texts of a single token. It is used for target
+        texts, which are often single words. Returns [] if there is no tokenizer.
         """
         encoded = self._tokenizer.encode_ids_batch(texts) if self._tokenizer else []
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
@@ -270,7 +272,7 @@ class Words:
         return [len(each) for each in encoded]
 
     def _count_pending(self) -> None:
-        """Tokenize the texts that `add` has collected, and count their tokens."""
+        """Count the tokens and the single-token texts among the texts that `add` has collected."""
         texts, self._pending = self._pending, []
         is_short = (
             map(_is_single_word, texts)
@@ -281,9 +283,10 @@ class Words:
             self.short.add(text)
 
     def findings(self, advice: str) -> list[Finding]:
-        """Create the findings on texts of a single token, on unknown tokens and on unused tokens.
+        """Create findings on single-token texts, unknown tokens and unused vocabulary entries.
 
-        `advice` is the name of the advice for texts of a single token.
+        `advice` names the advice for single-token texts. Without a tokenizer, there is only a
+        finding on single-word texts.
         """
         self._count_pending()
         tokenizer = self._tokenizer
@@ -308,7 +311,7 @@ class Words:
 def _is_single_word(text: str) -> bool:
     """Return whether a text is a single word.
 
-    In a script without spaces, only a single character counts as a word.
+    In a script that is written without spaces, only a single character counts as a word.
     """
     is_word = len(text) <= _MAX_WORD_LENGTH and len(text.split()) == 1
     return is_word and not any(map(is_unspaced, text.strip()[1:]))

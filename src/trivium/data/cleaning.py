@@ -1,4 +1,4 @@
-"""Cleaning of raw text with published quality filters for web pages, using `datatrove`.
+"""Cleaning of raw text with published quality filters for web pages (from `datatrove`).
 
 The steps are language identification, quality filters (Gopher: Rae et al. 2021, table A1; C4:
 Raffel et al. 2019, section 2.2; FineWeb: Penedo et al. 2024, section 3.6) and removal of
@@ -47,8 +47,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*")
 class CleanOptions(ReadOptions):
     """Options for reading and cleaning texts.
 
-    When filtering by language, the ISO 639 code of a macrolanguage includes its member languages;
-    for example, "zh" also keeps documents in "yue". Near-duplicate detection needs about one
+    If `language` is the ISO 639 code of a macrolanguage, its member languages are kept, too. For
+    example, "zh" also keeps documents in "yue". The detection of near-duplicates needs about one
     kilobyte of memory per kept document.
     """
 
@@ -77,9 +77,9 @@ class CleanReport:
         characters: the number of characters read.
         kept_characters: the number of characters kept.
         removed_lines: the number of lines that the C4 filter removed from kept documents.
-        dropped: the number of dropped documents for each reason, such as "gopher: short document".
-        samples: samples of dropped documents for each reason, and of removed lines under "c4:
-            lines".
+        dropped: for each reason, such as "gopher: short document", the number of documents dropped.
+        samples: for each reason, the beginnings of some dropped documents. The key "c4: lines" has
+            samples of removed lines.
     """
 
     documents: int = 0
@@ -91,7 +91,7 @@ class CleanReport:
     samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def most_common(self) -> list[tuple[str, int]]:
-        """Return (reason, number of dropped documents) pairs, the most frequent reason first."""
+        """Return pairs (reason, number of dropped documents), the most frequent reason first."""
         return sorted(self.dropped.items(), key=lambda item: -item[1])
 
     def count_dropped(self, reason: str, text: str) -> None:
@@ -100,7 +100,10 @@ class CleanReport:
         self._add_sample(reason, text)
 
     def count_kept(self, text: str, cleaned: str) -> None:
-        """Count a kept document and the lines removed from it. `text` is the original text."""
+        """Count a kept document, and the lines that were removed from it.
+
+        `text` is the original text, and `cleaned` is the text without these lines.
+        """
         self.kept += 1
         self.kept_characters += len(cleaned)
         self.removed_lines += text.count("\n") - cleaned.count("\n")
@@ -111,7 +114,7 @@ class CleanReport:
                     self._add_sample(REMOVED_LINES, line)
 
     def _add_sample(self, reason: str, text: str) -> None:
-        """Add the beginning of a text to the samples for `reason`, up to `_NUM_SAMPLES` samples."""
+        """Store the beginning of a text as a sample if `reason` has fewer than `_NUM_SAMPLES`."""
         samples = self.samples.setdefault(reason, [])
         if len(samples) < _NUM_SAMPLES:
             samples.append(shorten(" ".join(text.split()), 200))
@@ -146,7 +149,7 @@ def clean(
 
     Args:
         paths: the sources, as for `read_documents`.
-        out: the folder to create. Its files `00000.jsonl`, ... follow the order of the sources.
+        out: the folder to create. Its files `00000.jsonl`, ... keep the order of the sources.
         options: the options for reading and cleaning.
         overwrite: whether to replace the output of an earlier call in `out`.
         progress: a function that is called with the current report after every few thousand
@@ -193,9 +196,10 @@ def clean(
 def _clean_documents(
     documents: Iterator[Document], options: CleanOptions
 ) -> Iterator[tuple[Document, _Outcome]]:
-    """Clean documents one by one, in parallel processes if the options ask for them.
+    """Clean documents, in several processes if `options.processes` is greater than 1.
 
-    Yields pairs (document, outcome), in the order of the documents.
+    Yields pairs (document, outcome), in the order of the documents. Near-duplicates are not dropped
+    yet.
     """
     clean_one = functools.partial(_clean_document, options=options)
     if options.processes == 1:
@@ -238,9 +242,12 @@ def _clean_document(text: str, options: CleanOptions) -> _Outcome:
 
 @functools.cache
 def _build_filters(options: CleanOptions) -> tuple[dict[str, Any], Any]:
-    """Build the selected quality filters of `datatrove` and the MinHash step, once per process.
+    """Build the quality filters and the MinHash step of `datatrove` that the options select.
 
-    Returns the filters by name, and the MinHash step, or None if near-duplicates are kept.
+    The result is cached, so that they are built once per process.
+
+    Returns a pair: the filters by name, and the MinHash step, which is None if near-duplicates are
+    kept.
 
     Raises MissingExtraError if the extra "clean" is not installed.
     """
@@ -252,7 +259,7 @@ def _build_filters(options: CleanOptions) -> tuple[dict[str, Any], Any]:
         import py3langid  # noqa: F401
 
     class Words(datatrove.utils.word_tokenizers.WordTokenizer):
-        """A tokenizer for datatrove's filters that also splits Chinese and Japanese text."""
+        """A word and sentence splitter for datatrove that supports Chinese and Japanese."""
 
         def word_tokenize(self, text: str) -> list[str]:
             """Split a text into words."""

@@ -1,7 +1,8 @@
 """Reading of documents from plain text files, from a text column of records, and from the hub.
 
-Plain text is read in parts (`read_parts`), so that memory does not grow with the size of the corpus
-or of a document. The text of a record is always a single part.
+Plain text is read in parts (`read_parts`): a long document consists of several parts. Memory
+therefore does not grow with the size of the corpus or of a document. The text of a record is always
+a single part.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from trivium.files import COMPRESSIONS, check_encoding, open_text
 _MAX_REPORTED_SOURCES = 20  # sources whose columns are reported
 
 PART = 1 << 20
-"""The approximate number of characters of a long document that are read at a time."""
+"""The approximate size of a part of a long document, in characters."""
 
 # In folders, `.json` files are skipped, because they usually contain metadata.
 TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
-"""The suffixes of the files in a folder that are read as text."""
+"""In folders, only files with these suffixes are read as text."""
 
 LONG_BYTES = 200_000
-"""Documents with more bytes are probably several documents."""
+"""A document with more bytes probably consists of several documents."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """One document: its text, with line feeds between lines, and the name of its source."""
+    """One document: its text, with lines separated by line feeds, and the name of its source."""
 
     text: str
     source: str
@@ -52,8 +53,8 @@ class Document:
 class ReadOptions:
     r"""Options for reading documents.
 
-    In a separator other than "blank", "line" and "file", the escapes \n and \t stand for a line
-    feed and a tab. If `errors` is "replace", invalid bytes are read as U+FFFD.
+    `separator` is "blank", "line", "file" or a string. In a string, the escapes \n and \t stand for
+    a line feed and a tab. If `errors` is "replace", invalid bytes are read as U+FFFD.
     """
 
     separator: str = option(
@@ -72,13 +73,13 @@ class ReadOptions:
 
 
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
-    """Yield the documents of files, globs, folders, "-" (standard input) and "hf:NAME".
+    """Yield the documents in files, globs, folders, "-" (standard input) and "hf:NAME".
 
-    Files with named columns (see `trivium.data.records.read_records`) have one document per record,
-    in the text column. Standard input and all other files are plain text. Documents without a
+    In files with named columns (see `trivium.data.records.read_records`), the text column of each
+    record is a document. Standard input and all other files are plain text. Documents without a
     visible character are skipped.
 
-    Raises DataError if a source cannot be read, or if there is no document at all.
+    Raises DataError if a source cannot be read, or if no source contains a document.
     """
     sources = list_text_sources(paths).sources
     empty = True
@@ -91,21 +92,27 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
 
 
 def list_text_sources(paths: Paths) -> SourceList:
-    """List the text sources that paths refer to. In folders, only `TEXT_SUFFIXES` are listed."""
+    """List the text sources that paths refer to.
+
+    In folders, only files with one of `TEXT_SUFFIXES` are listed.
+    """
     return list_sources(paths, TEXT_SUFFIXES)
 
 
 def text_bytes(paths: Paths) -> int:
-    """Estimate the size of the texts in bytes. Compressed files count three times their size."""
+    """Return the estimated size of the texts in bytes.
+
+    Each compressed file is counted as three times its size.
+    """
     sources = list_text_sources(paths).sources
     return sum(source.size * (3 if source.name.endswith(COMPRESSIONS) else 1) for source in sources)
 
 
 def describe_text_columns(paths: Paths, options: ReadOptions) -> list[str]:
-    """Describe the text column and the ignored columns of record files, one line per layout.
+    """Return one line per column layout: the text column and the ignored columns.
 
-    Only the first record of each of the first sources is read. A source that cannot be read is
-    skipped, because `read_documents` reports it.
+    Only the first record of each source is read, and only from the first few sources. A source that
+    cannot be read is skipped; `read_documents` reports the error later.
     """
     schema, report = Schema((Fields("text"),), {"text": options.text_field}), ReadReport()
     reading = RecordOptions(errors=options.errors, encoding=options.encoding)
@@ -118,14 +125,14 @@ def describe_text_columns(paths: Paths, options: ReadOptions) -> list[str]:
 
 
 def make_no_text_error(sources: tuple[Source, ...]) -> DataError:
-    """Return a DataError with the message that the sources contain no text."""
+    """Return a DataError that says that the sources contain no text."""
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
 
 
 def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """Join consecutive parts into whole texts, and yield the texts.
+    """Join consecutive parts into whole texts. Yields the texts.
 
-    `parts` are pairs (part, is_last), where `is_last` marks the last part of a text.
+    `parts` are pairs (part, is_last); `is_last` is True for the last part of each text.
     """
     pending: list[str] = []
     for part, is_last in parts:
@@ -138,10 +145,11 @@ def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
 def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     """Read the documents of a source in parts. Yields pairs (part, is_last).
 
-    `is_last` marks the last part of a document. Documents without a visible character are skipped.
+    `is_last` is True for the last part of each document. Documents without a visible character are
+    skipped.
 
-    Raises DataError if the user named the source itself, not only a folder with it, and it is
-    empty.
+    Raises DataError if a source that the user named contains no document. Files found in a folder
+    may be empty.
     """
     empty = True
     for part in (_read_text_column if _has_columns(source) else _read_plain_text)(source, options):
@@ -158,13 +166,13 @@ def _has_columns(source: Source) -> bool:
 
 
 def _read_plain_text(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    """Split a plain text file into documents. Yields pairs (part, is_last)."""
+    """Split a plain text file into documents. Yields pairs (part, is_last) as `read_parts` does."""
     with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
         yield from join_parts(_split_file(file, options.separator))
 
 
 def _read_text_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the text of every record as a pair (text, True), except blank texts."""
+    """Yield a pair (text, True) for every record. Records without text are skipped."""
     name = options.text_field
     reading = RecordOptions(None, (name,), options.errors, options.encoding)
     for record in read_source_records(source, reading):
@@ -176,7 +184,10 @@ def _read_text_column(source: Source, options: ReadOptions) -> Iterator[tuple[st
 
 
 def _split_file(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
-    """Split an open text file at the separator. Yields pairs (piece, ends_document)."""
+    """Split an open text file at the separator. Yields pairs (piece, ends_document).
+
+    `ends_document` is True for the last piece of each document.
+    """
     blocks = iter(functools.partial(file.read, PART), "")
     if separator == "file":
         return ((block, False) for block in blocks)
@@ -186,9 +197,9 @@ def _split_file(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
 
 
 def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, bool]]:
-    """Split blocks of text at a separator into documents. Yields pairs (piece, ends_document).
+    """Split blocks of text into documents. Yields pairs (piece, ends_document).
 
-    A document may be spread over several pieces.
+    A document may consist of several pieces; `ends_document` is True for the last piece.
 
     Args:
         blocks: consecutive blocks of the text, of any length.
@@ -213,8 +224,9 @@ def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, b
 def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
     """Join the small pieces of documents into parts of about `PART` characters.
 
-    `pieces` are pairs (piece, ends_document). Yields pairs (part, is_last). Line feeds at both ends
-    of a document are stripped. Documents without a visible character are skipped.
+    `pieces` are pairs (piece, ends_document) from `split_blocks`. Yields pairs (part, is_last);
+    `is_last` is True for the last part of each document. Line feeds at both ends of a document are
+    stripped. Documents without a visible character are skipped.
     """
     pending: list[str] = []
     size, is_visible = 0, False
@@ -232,5 +244,5 @@ def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]
 
 
 def resolve_escapes(separator: str) -> str:
-    r"""Replace the escapes \n and \t, typed on the command line, by a line feed and a tab."""
+    r"""Replace the escapes \n and \t with a line feed and a tab (for command-line arguments)."""
     return separator.replace("\\n", "\n").replace("\\t", "\t")

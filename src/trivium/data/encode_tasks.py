@@ -1,7 +1,7 @@
-"""The division of text sources into tasks, and the encoding of the documents of a task.
+"""Encoding tasks: groups of text sources whose documents one process encodes.
 
 Documents are read in the calling thread and encoded in worker threads. Only a few batches are
-encoded at a time, and long documents are split into chunks, so that memory does not grow with the
+encoded at a time, and long documents are split into chunks. Memory therefore does not grow with the
 size of the corpus or of its documents.
 """
 
@@ -33,12 +33,15 @@ _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
 
 EncodedBatch = list[tuple[NDArray, bool]]
-"""Pairs (token ids, is_last), one per chunk; `is_last` marks the last chunk of a document."""
+"""One pair (token ids, is_last) per chunk. `is_last` is True for a document's last chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Consecutive sources that one process encodes: a large file, or several small files."""
+    """An encoding task: consecutive sources that one process encodes.
+
+    The sources are a single large file, or several small files.
+    """
 
     index: int
     sources: tuple[Source, ...]
@@ -50,9 +53,10 @@ class Task:
 
 
 def make_tasks(plan: SplitSources) -> list[Task]:
-    """Divide the sources of a corpus into tasks, in order. A source is never split.
+    """Divide the sources of a corpus into encoding tasks, in order.
 
-    A task ends as soon as its sources are as large as a shard.
+    Sources are added to a task until their total size reaches the shard size. A source is never
+    split.
     """
     tasks: list[Task] = []
     group: list[Source] = []
@@ -67,29 +71,32 @@ def make_tasks(plan: SplitSources) -> list[Task]:
 
 
 def choose_shard_size(plan: SplitSources, index: int = 0) -> int:
-    """Return how many bytes of text a shard should contain.
+    """Return the approximate size of a shard in bytes of text.
 
-    The size grows with the corpus, and with `index`, the index of the shard in its task.
+    The size grows with the corpus, and with `index`, the index of the shard in its encoding task.
     """
     return max(SHARD_BYTES, plan.total_bytes // _SHARDS_OF_CORPUS) << (index // _SHARDS_OF_SIZE)
 
 
 class TaskReader:
-    """Reads the documents of a task shard by shard, and records properties of the current shard.
+    """Reads the documents of an encoding task, one shard at a time.
+
+    The attributes from `text_bytes` on describe the current shard.
 
     Args:
-        plan: the sources of all tasks, with their splits.
-        task: the task.
+        plan: the sources of the corpus, with their splits.
+        task: the encoding task.
         options: how documents are read.
 
     Attributes:
-        skip: the number of documents to skip, because finished shards contain them.
-        read_bytes: the number of bytes of the sources that have been read.
+        skip: the number of documents that are in finished shards and are still to be skipped.
+        read_bytes: how many bytes of the task's sources have been read.
         is_finished: whether all documents of the task have been read.
-        text_bytes: the UTF-8 size of the documents in the current shard.
-        digests, sizes, in_validation: for each document in the current shard, the hash, the UTF-8
-            size and whether it belongs to validation.
-        excerpts: for each split, the beginnings of the first documents in the current shard.
+        text_bytes: the total UTF-8 size of the documents.
+        digests: the hash of each document.
+        sizes: the UTF-8 size of each document.
+        in_validation: for each document, whether it belongs to the validation split.
+        excerpts: for each split, the beginnings of the first documents.
     """
 
     def __init__(self, plan: SplitSources, task: Task, options: CorpusOptions) -> None:
@@ -99,7 +106,11 @@ class TaskReader:
         self._parts = self._read_parts(options)
 
     def _read_parts(self, options: CorpusOptions) -> Iterator[tuple[Source, str, bool]]:
-        """Yield the documents of the task as (source, part, is_last), except the first `skip`."""
+        """Yield the documents of the task after the first `skip` documents.
+
+        A document consists of one or more tuples (source, part, is_last); `is_last` is True for its
+        last part.
+        """
         before = 0
         for source in self.task.sources:
             num_bytes = 0
@@ -116,7 +127,8 @@ class TaskReader:
     def read_shard(self, max_bytes: int) -> Iterator[tuple[str, bool]]:
         """Yield the documents of the next shard in parts, as pairs (part, is_last).
 
-        The shard ends with the document that brings its text to `max_bytes` bytes or more.
+        `is_last` is True for the last part of each document. The shard ends after the first
+        document with which it has at least `max_bytes` bytes of text.
         """
         self.digests, self.sizes, self.in_validation = array("Q"), array("q"), array("b")
         self.excerpts: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
@@ -144,10 +156,11 @@ class TaskReader:
 def encode_parts(
     parts: Iterable[tuple[str, bool]], tokenizer: Tokenizer
 ) -> Generator[EncodedBatch]:
-    """Encode documents, given as pairs (part, is_last), in worker threads. Yields batches.
+    """Encode documents in worker threads. Yields batches of encoded chunks, in order.
 
-    Only a few batches are encoded at a time. The batches stay in order, and a document may continue
-    in the next batch. The tokenizer's own threads use every core and release the GIL.
+    `parts` are the documents as pairs (part, is_last); `is_last` is True for the last part of each
+    document. A document may continue in the next batch. Only a few batches are encoded at a time,
+    which is enough: the tokenizer's own threads use every core and release the GIL.
     """
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
@@ -166,7 +179,7 @@ def encode_parts(
 
 
 def _batch_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Group consecutive chunks into batches of about `BATCH_CHARACTERS` characters."""
+    """Group consecutive chunks into batches of about `BATCH_CHARACTERS` characters. Yields them."""
     batch: list[Chunk] = []
     characters = 0
     for chunk in chunks:
@@ -179,9 +192,10 @@ def _batch_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 
 def _encode_chunks(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
-    """Encode a batch of text chunks, and add prefix and suffix ids around each document.
+    """Encode a batch of text chunks. Returns a pair (token ids, is_last) for each chunk.
 
-    A document without any ids gets no prefix and no suffix either.
+    The first chunk of a document begins with the tokenizer's prefix ids, and the last chunk ends
+    with its suffix ids. A document whose text has no token ids gets neither.
     """
     encoded = tokenizer.encode_ids_batch([chunk.before + chunk.text for chunk in chunks])
     before = tokenizer.encode_ids_batch([chunk.before for chunk in chunks if chunk.before])

@@ -1,8 +1,8 @@
 """Labelled examples as token ids: sequences of different lengths, padded only when batched.
 
-A folder of encoded examples contains `{field}.bin`, the integers of all examples (int32), and
-`index.npz` with the length of each example. Opened examples are memory-mapped, so that the
-processes of a machine share the memory.
+A folder of encoded examples contains a file `{field}.bin` for each field, with the int32 values of
+all examples. `index.npz` contains the length of each example. The files are memory-mapped when they
+are opened, so that the processes of a machine share the memory.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 
 Sequences = dict[str, list[list[int]]]
-"""One list of integers per example, by field of `RowBatch`, such as "input_ids"."""
+"""For each field of `RowBatch`, such as "input_ids", one list of integers per example."""
 Truncations = list[tuple[int, int, int]]
-"""For each example, the tokens removed, the target tokens, and the target tokens removed."""
+"""Three counts per example: tokens removed, target tokens before truncation, targets removed."""
 
 
 class EncodedExamples:
-    """Encoded examples, ready to be batched: one sequence of integers per example and field.
+    """Encoded examples: for each field, one sequence of integers per example. N is their number.
 
     Args:
-        sequences: for every field with positions, one list of integers per example, or a `Ragged`
-            with one or more lists per example. `input_ids` is required; `token_type_ids`,
-            `position_ids`, `document_ids`, `decoder_input_ids` and `labels` are optional. `labels`
-            have the length of `decoder_input_ids` if present, all other fields have the length of
+        sequences: for each field, one list of integers per example, or a `Ragged` with one or more
+            lists per example. `input_ids` is required; `token_type_ids`, `position_ids`,
+            `document_ids`, `decoder_input_ids` and `labels` are optional. If there are
+            `decoder_input_ids`, `labels` have their length. All other fields have the length of
             `input_ids`.
-        sequence_labels: labels of whole sequences, [N] or [N, L] for N rows and L labels.
-        truncations: three counts for each of E examples, [E, 3]: the tokens that truncation
+        sequence_labels: labels of whole sequences, [N], or [N, L] for L labels per example.
+        truncations: [E, 3], three counts for each of E examples: the tokens that truncation
             removed, the target tokens before truncation, and the target tokens that truncation
-            removed. Examples without remaining target tokens have no row, so that E may exceed N.
-            If None, no example was truncated.
-        pad_id: the id that pads token ids; 0 if None. Labels are padded with `IGNORE_INDEX`, other
-            fields with 0.
+            removed. They include examples that were dropped because no target token remained, so
+            that E may exceed N. If None, no example was truncated.
+        pad_id: the value that pads token ids; None stands for 0. Labels are padded with
+            `IGNORE_INDEX`, and other fields with 0.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EncodedExamples:
         assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
         sizes = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: Ints = np.sum(sizes, axis=0)
-        """The number of tokens in each row, including decoder tokens, int64 [N]."""
+        """The number of tokens in each example, including decoder tokens, int64 [N]."""
         whole = [(0, 1, 0)] * len(self) if truncations is None else truncations
         self.truncations: Ints = np.asarray(whole, dtype=np.int64).reshape(-1, 3)
 
@@ -80,9 +80,10 @@ class EncodedExamples:
         sequence_labels: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> Self:
-        """Create encoded examples, without the examples that truncation left without target tokens.
+        """Create encoded examples, and drop examples without a target token after truncation.
 
-        The arguments are those of the class; `truncations` is [E, 3].
+        The arguments are those of the class, except that `sequences` and `sequence_labels` are
+        those of all E examples.
         """
         mask = has_target(truncations)
         rows = {name: Ragged.of(each).filter(mask) for name, each in sequences.items()}
@@ -91,9 +92,10 @@ class EncodedExamples:
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
-        """Write encoded examples to a folder, to be opened by `open`.
+        """Write encoded examples to a folder. `open` opens them again.
 
-        `chunks` are written one after the other, so that only one chunk is in memory.
+        `chunks` are the examples in groups. They are written one after the other, so that only one
+        chunk is in memory.
         """
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
@@ -119,7 +121,7 @@ class EncodedExamples:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open encoded examples in a folder written by `store`; they are memory-mapped."""
+        """Open the encoded examples in a folder written by `store`, memory-mapped."""
         with np.load(folder / _INDEX_FILE) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
@@ -132,7 +134,7 @@ class EncodedExamples:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens in all rows, including decoder tokens."""
+        """The number of tokens in all examples, including decoder tokens."""
         return int(self.lengths.sum())
 
     def largest_id(self, field: str) -> int:
@@ -140,10 +142,10 @@ class EncodedExamples:
         return int(self._ragged[field].values.max(initial=0)) if field in self._ragged else 0
 
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
-        """Return the examples with the given indices, in this order, padded on the right.
+        """Return the examples with the given indices as a batch, in this order.
 
-        They are padded to the length of the longest one, rounded up to a multiple of `multiple`,
-        but never beyond the length of the longest of all examples.
+        The examples are padded on the right to the length of the longest of them, rounded up to a
+        multiple of `multiple`. They are never padded beyond the longest of all N examples.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}
@@ -159,7 +161,7 @@ class EncodedExamples:
 
 
 def has_target(truncations: ArrayLike) -> NDArray[np.bool_]:
-    """Return which examples have a target token left after truncation, bool [E].
+    """Return for each example whether a target token is left after truncation, bool [E].
 
     `truncations` is [E, 3], as in `EncodedExamples`.
     """
@@ -171,7 +173,7 @@ class Ragged:
     """A ragged array: lists of different lengths, stored one after the other in a flat array.
 
     Args:
-        sizes: the length of every list: [N], or [N, K] if every example has K lists.
+        sizes: the length of each list, [N], or [N, K] if each of N examples has K lists.
         values: the values of all lists in a flat array.
     """
 
@@ -181,10 +183,9 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
-        """Create a ragged array from lists of integers.
+        """Create a ragged array from lists of integers. A `Ragged` is returned unchanged.
 
-        `per_example` is the number of consecutive lists that belong to one example. A `Ragged` is
-        returned unchanged.
+        `per_example` is K, the number of consecutive lists that belong to one example.
         """
         if isinstance(rows, Ragged):
             return rows
@@ -195,7 +196,7 @@ class Ragged:
 
     @classmethod
     def memory_map(cls, path: Path, sizes: Ints) -> Self:
-        """Create a ragged array with the values in a file, memory-mapped.
+        """Create a ragged array whose values are memory-mapped from a file.
 
         If `sizes` are all 0, the file is not opened.
         """
@@ -204,11 +205,11 @@ class Ragged:
 
     @property
     def totals(self) -> Ints:
-        """The number of values in each example, int64 [N]."""
+        """The number of values in each example, summed over its lists, int64 [N]."""
         return self.sizes.sum(axis=tuple(range(1, self.sizes.ndim)))
 
     def filter(self, mask: NDArray[np.bool_]) -> Ragged:
-        """Return only the examples whose element of `mask`, bool [N], is True."""
+        """Return a ragged array of the examples for which `mask`, bool [N], is True."""
         return Ragged(self.sizes[mask], self.values[np.repeat(mask, self.totals)])
 
     def pad_rows(self, row_indices: Ints, pad_value: int, multiple: int) -> Ints:
@@ -217,8 +218,8 @@ class Ragged:
         Args:
             row_indices: int64 [B], the indices of the examples.
             pad_value: the padding value.
-            multiple: T is the longest of the B lengths, rounded up to a multiple of this, but at
-                most the longest of all.
+            multiple: T is the length of the longest returned list, rounded up to a multiple of
+                this number, but at most the length of the longest list of all.
         """
         sizes, most = self.sizes[row_indices], self.sizes.max(initial=0)
         columns = np.arange(min(round_up(sizes.max(initial=0), multiple), most))

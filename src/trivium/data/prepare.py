@@ -1,9 +1,9 @@
 """Preparation of token shards from text: parallel, resumable and reproducible byte for byte.
 
-The work is done in the folder `OUT.partial`, in independent tasks (`encode_tasks.py`). After a
-crash, or after a corrupt file was corrected, the same call continues after the finished shards of
-every task (`task_shards.py`). Several machines can each encode a part of the tasks with
-`prepare_part`. The last step merges the shards of all tasks.
+The texts are divided into independent encoding tasks (`encode_tasks.py`), whose shards are written
+to the folder `OUT.partial` (`task_shards.py`). If a call is interrupted, or fails because of a
+corrupt file, the next call with the same arguments keeps the finished shards. Several machines can
+each encode a part of the tasks with `prepare_part`. The last step merges the shards of all tasks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _MARKERS = "[!.]*-*/*.json"  # the markers of finished shards, also of earlier v
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareProgress:
-    """The progress of a preparation: a message, or counts.
+    """The progress of a preparation: counts, or a message for the user.
 
     Args:
-        documents: the number of documents so far.
-        tokens: the number of tokens so far.
-        read_bytes: the number of bytes of the stored sources that have been read.
-        total_bytes: the total size of the sources in bytes; 0 if it is not known.
+        documents: the number of documents encoded so far.
+        tokens: the number of tokens encoded so far.
+        read_bytes: how many bytes of the sources have been read.
+        total_bytes: the total size of the sources in bytes; 0 if the size is not known.
         bytes_per_second: the throughput of this call, in UTF-8 bytes of text per second.
-        note: a message to show instead of the counts.
+        note: a message to show instead of the counts; empty if there is none.
     """
 
     documents: int = 0
@@ -83,9 +83,9 @@ def prepare(
 ) -> Shards:
     """Read, split, deduplicate and encode texts, and write the token shards to `out`.
 
-    Every document is stored as the tokenizer's prefix ids, the ids of the text and the suffix ids.
-    If `out` already contains shards made from the same inputs, they are opened without any work,
-    even if the texts no longer exist. An interrupted call is resumed.
+    The tokens of a document are the tokenizer's prefix ids, the ids of the text and the suffix ids.
+    If `out` already contains shards of the same texts and settings, they are opened, and nothing is
+    encoded; the texts need not exist any more. An interrupted call is resumed.
 
     Args:
         paths: the text sources, as for `trivium.data.documents.read_documents`.
@@ -95,15 +95,16 @@ def prepare(
         options: the options for reading and splitting the texts.
         overwrite: whether to replace shards that `out` already contains.
         progress: a function that is called with a `PrepareProgress` about once per megabyte.
-        not_in_training: hashes of documents to drop from the training split, because they belong to
-            the validation split of another source in a mixture.
+        not_in_training: hashes of documents to drop from the training split. In a mixture, these
+            are the validation documents of the other sources.
 
     Returns:
         The opened shards.
 
     Raises:
-        DataError: a source cannot be read, a split is empty, or `out` contains something else. The
-            finished shards stay in `OUT.partial` for the next call.
+        DataError: a source cannot be read, a split is empty, or `out` contains other files or
+            shards made with other inputs. If a source cannot be read, the finished shards stay in
+            `OUT.partial` for the next call.
     """
     folder, options = local_folder(out), options or CorpusOptions()
     if _is_missing_or_empty(folder) or overwrite:
@@ -131,18 +132,19 @@ def prepare_part(
 ) -> int:
     """Encode one of several parts of the texts. Returns the number of tokens in the part.
 
-    Processes or machines that see the same texts and write to the same folder can encode the parts
-    at the same time. When all parts are done, call `prepare` with the same arguments to merge them;
-    it also encodes missing parts. The shards do not depend on the number of parts.
+    Several processes or machines can encode the parts at the same time, if they read the same texts
+    and write to the same folder. When all parts are done, call `prepare` with the same arguments.
+    It merges the parts, and encodes missing parts. The merged shards do not depend on the number of
+    parts.
 
     Args:
         paths, tokenizer, out, options, progress: the same arguments as for `prepare`.
         part: the number of the part, from 1 to `num_parts`.
-        num_parts: the number of parts. A file always belongs to a single part.
+        num_parts: the number of parts. A file is never split between parts.
 
     Raises:
-        DataError: a source cannot be read, or `OUT.partial` contains unfinished work with other
-            arguments.
+        DataError: a source cannot be read or is standard input, `out` is already finished, or
+            `OUT.partial` contains unfinished work of a call with other arguments.
     """
     if not 1 <= part <= num_parts:
         raise DataError(
@@ -167,9 +169,9 @@ def prepare_part(
 
 
 def have_texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
-    """Return whether the texts at `paths` differ from those that finished shards were made from.
+    """Return whether the texts at `paths` differ from the texts that shards were made from.
 
-    Returns False if the texts no longer exist.
+    Files are compared by size and modification time. Returns False if they no longer exist.
     """
     try:
         plan = split_sources(paths, validation)
@@ -179,20 +181,20 @@ def have_texts_changed(shards: Shards, paths: Paths, validation: float | Paths) 
 
 
 def local_folder(out: str | Path) -> Path:
-    """Return the local folder to write shards to: `out`, or a cache folder if `out` is remote."""
+    """Return the local folder for the shards: `out`, or a cache folder if `out` is a URL."""
     return cache_path("prepare", str(out)) if is_remote(out) else Path(out).absolute()
 
 
 def partial_folder(out: str | Path) -> Path:
-    """Return the folder `OUT.partial` for the unfinished shards of `out`."""
+    """Return the work folder `OUT.partial`, which contains the unfinished shards for `out`."""
     out = local_folder(out)
     return out.with_name(out.name + ".partial")
 
 
 def find_unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) -> Path | None:
-    """Return the tokenizer path of an interrupted `prepare` call, or None if there is none.
+    """Return the path of the tokenizer that an interrupted `prepare` call used.
 
-    The interrupted call must have had the same texts and options.
+    Returns None if no call with the same texts and options was interrupted.
     """
     folder = partial_folder(out)
     inputs = _read_unfinished_inputs(folder)
@@ -202,9 +204,9 @@ def find_unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOpti
 
 
 def _read_unfinished_inputs(folder: Path) -> dict[str, Any] | None:
-    """Read the recorded inputs (sources and settings) of an interrupted `prepare` call.
+    """Read the inputs that an interrupted `prepare` call recorded: its sources and settings.
 
-    Returns None if there are none. `folder` is the folder of unfinished work.
+    `folder` is the work folder. Returns None if there was no such call.
     """
     path = folder / _INPUTS
     if not (path.is_file() and (folder / TOKENIZER).is_file()):
@@ -218,9 +220,10 @@ def _read_unfinished_inputs(folder: Path) -> dict[str, Any] | None:
 def _describe_inputs(
     paths: Paths, options: CorpusOptions, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
-    """Return everything that determines the shards except the texts, as JSON-serializable values.
+    """Return all inputs that determine the shards, except the texts themselves.
 
-    The tokenizer is represented by its fingerprint and by the ids it adds around documents.
+    The result is a dictionary for JSON. The tokenizer is represented by its fingerprint and by the
+    ids that it adds around documents.
     """
     validation = options.validation
     if not isinstance(validation, int | float):
@@ -238,9 +241,9 @@ def _describe_inputs(
 
 
 def _is_missing_or_empty(out: Path) -> bool:
-    """Return whether the folder `out` is missing or empty; False if it contains token shards.
+    """Return True if the folder `out` is missing or empty, and False if it contains token shards.
 
-    Raises DataError if the folder contains anything else.
+    Raises DataError if it contains anything else.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return True
@@ -250,9 +253,9 @@ def _is_missing_or_empty(out: Path) -> bool:
 
 
 def _check_inputs(out: Path, inputs: dict[str, Any], paths: Paths, options: CorpusOptions) -> None:
-    """Raise DataError if finished shards were made from other inputs than the given ones.
+    """Raise DataError if the shards in `out` were made with other inputs.
 
-    Texts that no longer exist are not compared.
+    `inputs` are the inputs from `_describe_inputs`. Texts that no longer exist are not compared.
     """
     manifest = Manifest.load(out)
     try:
@@ -281,14 +284,14 @@ def _check_inputs(out: Path, inputs: dict[str, Any], paths: Paths, options: Corp
 
 
 def _texts_differ(manifest: Manifest, plan: SplitSources) -> bool:
-    """Return whether finished shards were made from other texts than those in `plan`."""
+    """Return whether the shards of a manifest were made from other texts than those in `plan`."""
     return list(map(_get_identity, manifest.sources)) != list(map(_get_identity, plan.sources))
 
 
 def _get_identity(source: Source) -> tuple[str, str | None, int, int]:
-    """Return the properties of a source that must be equal for its text to count as unchanged.
+    """Return the properties of a source that change when its text changes.
 
-    The name of a file is not among them, since the file may have been moved.
+    The name of a file is not one of them, because the file may have been moved.
     """
     return "" if source.modified else source.name, source.split, source.size, source.modified
 
@@ -300,10 +303,11 @@ def _can_reread(plan: SplitSources) -> bool:
 
 @contextlib.contextmanager
 def _lock_folder(work: Path, *, shared: bool = False) -> Iterator[None]:
-    """Context manager that creates the work folder `work` and locks it.
+    """Context manager that creates the work folder `work`, and holds its lock.
 
-    A shared lock allows several `prepare_part` calls at a time. Raises DataError if another process
-    holds the lock, or if the folder contains other files.
+    A shared lock allows several `prepare_part` calls at the same time.
+
+    Raises DataError if another process holds the lock, or if the folder contains other files.
     """
     if work.is_dir() and any(work.iterdir()) and not (work / _LOCK).is_file():
         raise DataError(f"{work} holds other files; unfinished work would be kept there. Move it.")
@@ -317,7 +321,7 @@ def _lock_folder(work: Path, *, shared: bool = False) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Preparation:
-    """One call of `prepare` or `prepare_part`: encodes the tasks and merges their shards.
+    """One call of `prepare` or `prepare_part`: encodes texts, and merges the shards.
 
     The arguments are those of `prepare`.
     """
@@ -336,7 +340,7 @@ class _Preparation:
         self.shards = TaskShards(self.work, self.tokenizer.vocab_size)
 
     def run(self) -> None:
-        """Encode what is missing, merge the shards of all tasks and move the result to `out`."""
+        """Encode all texts that are not encoded yet, and write the merged shards to `out`."""
         tasks = make_tasks(self.plan)
         with _lock_folder(self.work):
             self.resume(tasks, is_part=False)
@@ -346,10 +350,12 @@ class _Preparation:
             shutil.rmtree(self.work)
 
     def resume(self, tasks: Sequence[Task], *, is_part: bool) -> None:
-        """Load the finished shards of an earlier call that are still valid, and record the inputs.
+        """Load the finished shards of an earlier call, and record the inputs of this call.
 
-        Invalid shards are deleted, unless only a part of the tasks is encoded (`is_part`). Raises
-        DataError if that would destroy the work of `prepare_part` with other arguments.
+        Shards of other inputs are not loaded. They are deleted, unless `is_part` is True: then this
+        call encodes only a part of the texts.
+
+        Raises DataError if the work folder belongs to `prepare_part` calls with other arguments.
         """
         known, parts = _read_unfinished_inputs(self.work), self.work / _PARTS
         if known == self.inputs and _can_reread(self.plan):
@@ -374,7 +380,11 @@ class _Preparation:
         write_json(self.work / _INPUTS, self.inputs)
 
     def encode(self, tasks: Sequence[Task]) -> None:
-        """Encode the remaining documents of tasks, and report skipped files and resumed work."""
+        """Tokenize the documents of encoding tasks that are not in finished shards yet.
+
+        Skipped files, and the number of tokens encoded by an earlier call, are reported to the
+        progress callback.
+        """
         if skipped := self.plan.skipped:
             more = ", ..." if len(skipped) > 3 else ""
             self._log(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
@@ -398,14 +408,14 @@ class _Preparation:
             raise
 
     def _encode_tasks(self, tasks: Sequence[Task]) -> None:
-        """Read and encode the documents of tasks that are not yet in finished shards."""
+        """Read and encode the documents of encoding tasks that are not in finished shards yet."""
         total_bytes = sum(task.size for task in tasks)
         began, text_bytes, read_bytes = time.perf_counter(), 0, 0
         options, shards = self.options, self.shards
         tokenizer = self.tokenizer.reading(options.special_tokens, control=options.control_tokens)
 
         def report(documents: int, tokens: int) -> None:
-            """Pass the progress of all tasks to the progress callback."""
+            """Pass the total counts, including finished shards, to the progress callback."""
             documents += sum(shard.documents for shard in shards.finished.values())
             read = read_bytes + reader.read_bytes
             rate = (text_bytes + reader.text_bytes) / max(time.perf_counter() - began, 1e-9)
@@ -428,9 +438,9 @@ class _Preparation:
             read_bytes += task.size
 
     def merge(self) -> None:
-        """Merge the shards of all tasks into one folder, and write the tokenizer and the manifest.
+        """Merge all finished shards into one folder, and add the tokenizer and the manifest.
 
-        Raises DataError if a requested split is empty.
+        Raises DataError if a split has no documents.
         """
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
@@ -456,7 +466,7 @@ class _Preparation:
         self.progress(PrepareProgress(note=note))
 
     def _check_splits(self, splits: Mapping[str, SplitInfo]) -> None:
-        """Delete the unfinished work and raise DataError if a split has no document."""
+        """If a split has no documents, delete the unfinished work and raise DataError."""
         total = sum(info.documents for info in splits.values())
         empty = next((name for name, info in splits.items() if not info.documents), None)
         if empty is None:

@@ -1,4 +1,7 @@
-"""Data passed as Python objects (texts, records, datasets, data frames), stored as JSON lines."""
+"""Data passed as Python objects: texts, records, datasets or data frames.
+
+The data is stored as a JSON lines file.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,26 @@ from trivium.files import STDIN, replace_file
 from trivium.remote import is_remote
 
 Data = Paths | Iterable[Any]
-"""Paths, or the data itself: texts, dictionaries, a `datasets.Dataset` or a pandas DataFrame."""
+"""Paths; or data as texts, as dictionaries, as a `datasets.Dataset` or as a pandas DataFrame."""
 
 _MAX_PATH_LENGTH = 4096
 
 
 class PathList(tuple[str, ...]):
-    """A tuple of strings that are always treated as paths, even if they do not look like paths."""
+    """A tuple of paths. `resolve_data` never treats its strings as texts."""
 
 
 def resolve_data(data: Data | None, name: str) -> tuple[PathList, Any]:
     """Decide whether `data` is a list of paths or the data itself. Returns a pair (paths, data).
 
-    If `data` contains paths, the returned data is None. Otherwise, the returned paths contain only
-    the name of the file in which the data will be stored, made from `name`. A single string is a
-    path. A list of strings is a list of paths if every string exists as a path or looks like one
-    (without spaces, and with a slash, a suffix or a wildcard). Otherwise, it is a list of texts.
+    If `data` is a list of paths, the pair is (paths, None). Otherwise, it is (file name, `data`),
+    where the file name, made from `name`, says where the data will be stored.
 
-    Raises DataError if a list mixes names of existing files with texts.
+    A single string is a path. A list of strings is a list of paths if every string is an existing
+    path or looks like a path: it has no spaces, and has a slash, a suffix or a wildcard. All other
+    lists of strings are texts.
+
+    Raises DataError if a list contains both existing paths and texts.
     """
     if data is None or isinstance(data, str | os.PathLike | PathList):
         return PathList(list_paths(data or ())), None
@@ -51,11 +56,12 @@ def resolve_data(data: Data | None, name: str) -> tuple[PathList, Any]:
 
 
 def write_data(data: Any, path: Path, text_field: str) -> None:
-    """Write Python objects to a JSON lines file. A string becomes a record with one text column.
+    """Write Python objects to a JSON lines file.
 
-    `text_field` is the name of this column.
+    A string becomes a record with a single column, named `text_field`.
 
-    Raises DataError if the data is empty, or if an element is neither a string nor a dictionary.
+    Raises DataError if the data is empty, or if an element is not a string or a dictionary, or
+    cannot be stored as JSON.
     """
     name, count = path.stem, 0
     path.parent.mkdir(exist_ok=True)
@@ -77,14 +83,20 @@ def write_data(data: Any, path: Path, text_field: str) -> None:
 
 
 def _is_path(path: str | os.PathLike[str]) -> bool:
-    """Return whether a value is certainly a path: an existing file, a remote path or hf:NAME."""
+    """Return whether a value is certainly a path.
+
+    This is an existing file or folder, a remote path, hf:NAME, "-" or a path object.
+    """
     if not isinstance(path, str) or path == STDIN or path.startswith("hf:") or is_remote(path):
         return True
     return len(path) < _MAX_PATH_LENGTH and os.path.exists(path)
 
 
 def _looks_like_path(path: str | os.PathLike[str]) -> bool:
-    """Return whether a string looks like a path: no spaces, and a slash, suffix or wildcard."""
+    """Return whether a string looks like a path.
+
+    Such a string has no spaces, and has a slash, a suffix or a wildcard.
+    """
     name = os.fspath(path)
     if len(name) >= _MAX_PATH_LENGTH or name.split() != [name]:
         return False
@@ -94,8 +106,10 @@ def _looks_like_path(path: str | os.PathLike[str]) -> bool:
 def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
     """Yield the rows of a data frame, a dataset or another iterable.
 
-    The class indices of a `datasets.Dataset` are replaced by class names. `name` is the name of the
+    In a `datasets.Dataset`, class indices are replaced with class names. `name` is the name of the
     data for error messages.
+
+    Raises DataError if the data is a dictionary, or is not iterable.
     """
     if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas marks missing values by NaN
         yield from data.astype(object).where(data.notna(), None).to_dict("records")
@@ -119,7 +133,7 @@ def _iterate_rows(data: Any, name: str) -> Iterator[Any]:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert a NumPy number, an array, a date or a decimal to a value that JSON supports."""
+    """Convert a NumPy number, an array, a date or a decimal to a JSON-serializable value."""
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):
             return getattr(value, method)()

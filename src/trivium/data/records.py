@@ -1,6 +1,6 @@
 """Reading of records (rows with named columns): JSON lines, CSV, TSV, Parquet, Hugging Face hub.
 
-Both raw text with a text column and the examples of every fine-tuning task are read by this module.
+Texts in a text column are read as records, and so are the examples of every fine-tuning task.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class RecordOptions:
 
     Args:
         header: the column names of tables without a header line.
-        columns: the only columns to read, for formats that can skip columns (Parquet).
-        errors: "strict", or "replace" to read invalid bytes as U+FFFD.
+        columns: the columns to read from Parquet files; None for all columns. In other formats, all
+            columns are always read.
+        errors: "strict" to raise an error for invalid bytes, or "replace" to read them as U+FFFD.
         encoding: the encoding of text files.
-        bad: the counter of invalid records, which are then skipped. If None, an invalid record
-            raises an error.
-        report: the report in which a task counts the column layouts of the records.
+        bad: a counter of invalid records. If it is set, invalid records are counted and skipped. If
+            None, an invalid record raises an error.
+        report: a report that counts the column layouts of the records.
     """
 
     header: Sequence[str] | None = None
@@ -57,7 +58,7 @@ class RecordOptions:
     report: ReadReport | None = None
 
     def refuse(self, error: DataError) -> None:
-        """Handle the error of an invalid record: count it if `bad` is set, otherwise raise it."""
+        """Count the error of an invalid record in `bad` if `bad` is set, otherwise raise it."""
         if self.bad is None:
             raise error
         self.bad.add(error)
@@ -66,8 +67,8 @@ class RecordOptions:
     def skip_invalid_records(self) -> Iterator[None]:
         """Context manager that skips an invalid record if `bad` is set.
 
-        A DataError from the `with` block is counted in `bad`. If `bad` is None, the error is
-        raised.
+        If the `with` block raises a DataError, the error is counted in `bad`. If `bad` is None, the
+        error is not caught.
         """
         try:
             yield
@@ -76,7 +77,7 @@ class RecordOptions:
 
 
 class BadRecords:
-    """Counts invalid records, which are skipped, by the kind of error.
+    """Counts invalid records that are skipped, by the kind of error.
 
     Two errors are of the same kind if they differ only in names, numbers and quoted text. The first
     error of each kind is kept as an example.
@@ -99,11 +100,11 @@ class BadRecords:
 
     @property
     def lines(self) -> list[str]:
-        """One line per kind of error, the most frequent first, with its count and an example."""
+        """One line per kind of error: its count and an example. The most frequent kind is first."""
         return [f"{count:,} x {self._first[kind]}" for kind, count in self.kinds.most_common()]
 
     def notes(self, num_read: int) -> list[str]:
-        """Return the lines of a message about skipped records; [] if none were skipped.
+        """Return a message about the skipped records as lines; [] if no record was skipped.
 
         `num_read` is the number of valid records.
         """
@@ -112,21 +113,21 @@ class BadRecords:
 
 
 class ReadReport:
-    """Counts the column layouts, unused message parts and special cases in the records of a run."""
+    """Counts column layouts, unused parts of chat messages and special cases in a run's records."""
 
     def __init__(self) -> None:
         self.layouts: dict[str, tuple[int, str]] = {}
-        """The number of records and the location of the first one, by layout line."""
+        """For each layout line, the number of records and the location of the first record."""
         self.unused: Counter[str] = Counter()
-        """The number of chat messages with an unused part, by the name of the part."""
+        """For each unused part of chat messages, the number of messages that have this part."""
         self.notes: Counter[str] = Counter()
-        """The number of records of each special case, by the catalog message that describes it."""
+        """For each special case, named by its catalog message, the number of records."""
 
     def add_layout(self, line: str, location: str) -> None:
         """Count a record under its column layout.
 
         Args:
-            line: the line from `format_layout` that describes the columns of the record.
+            line: a description of the columns of the record, from `format_layout`.
             location: the file and line of the record.
         """
         count, first = self.layouts.get(line, (0, location))
@@ -153,16 +154,18 @@ class ReadReport:
 
 
 class Record(dict[str, Any]):
-    """One row of a data file: a dictionary from column names to values, with the row's location.
+    """One row of a data file: a dictionary from column names to values, and the row's location.
 
     Args:
-        columns: the values by column name.
-        where: the file and line for messages, such as "reviews.csv, line 3".
+        columns: the values by column name, which become the content of the dictionary.
+        where: the location of the row for messages, such as "reviews.csv, line 3".
         untyped: whether every value is a string, as in CSV and TSV files.
-        class_names: the class names of every column that contains class indices, by column.
+        class_names: for each column that contains class indices, the class names.
 
-    `Schema.resolve` sets two attributes: `columns`, which maps each field of a task to its column,
-    and `report`, the `ReadReport` of the run.
+    Attributes:
+        columns: for each field of the fine-tuning task, the name of its column; set by
+            `Schema.resolve`.
+        report: the `ReadReport` of the run; set by `Schema.resolve`.
     """
 
     __slots__ = ("class_names", "columns", "report", "untyped", "where")
@@ -183,10 +186,10 @@ class Record(dict[str, Any]):
         self.report: ReadReport | None = None
 
     def value(self, column: str, option: str = "") -> Any:
-        """Return the value of a column. The name "translation.en" stands for a nested column.
+        """Return the value of a column. "translation.en" is column "en" nested in "translation".
 
-        Raises DataError if there is no such column. The message suggests `option`, the setting that
-        selects the column.
+        Raises DataError if there is no such column. `option` is the setting that selects the
+        column; the error message suggests it.
         """
         if column in self:
             return self[column]
@@ -198,7 +201,7 @@ class Record(dict[str, Any]):
         return value
 
     def named(self, column: str) -> Any:
-        """Return the value of a column, with class indices replaced by class names.
+        """Return the value of a column, with class indices replaced with class names.
 
         An index without a name, such as -1 for a missing label, becomes None.
         """
@@ -214,7 +217,9 @@ class Record(dict[str, Any]):
         return value
 
     def optional_text(self, field: str) -> str | None:
-        """Return the text of an optional field; None if it has no column, or is null or blank.
+        """Return the text of an optional field, or None if there is no text.
+
+        There is no text if the field has no column, or if its value is null or blank.
 
         Raises DataError if the value is not a string.
         """
@@ -232,12 +237,12 @@ class Record(dict[str, Any]):
             self.report.notes[identifier] += 1
 
     def name(self, column: str) -> str:
-        """Describe a column for error messages: its name and the record's file and line."""
+        """Describe a column for error messages by its name and the location of the record."""
         numbered = " (columns are numbered from 0)" if self.has_numbered_columns else ""
         return f'"{column}"{numbered} of {self.where}'
 
     def has(self, column: str) -> bool:
-        """Return whether the record has a column. "translation.en" stands for a nested column."""
+        """Return whether the record has a column. The name of a nested column contains a dot."""
         try:
             self.value(column)
         except DataError:
@@ -255,26 +260,26 @@ class Record(dict[str, Any]):
 
     @property
     def column_source(self) -> str:
-        """The place that defines the column names, for messages.
+        """Where the column names are defined, for messages.
 
-        This is the file for CSV and TSV, and the row for other formats.
+        For CSV and TSV, this is the file. For other formats, it is the location of the row.
         """
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
     @property
     def has_numbered_columns(self) -> bool:
-        """Whether the columns are numbered, because the table has no header."""
+        """Whether the names of the columns are numbers, because the table has no header."""
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def make_column_error(
         self, missing: Sequence[str], options: Sequence[str], *, if_data: str = "add a header line"
     ) -> DataError:
-        """Return the DataError for missing columns. Its message lists the existing columns.
+        """Return a DataError about missing columns. Its message lists the existing columns.
 
         Args:
             missing: descriptions of the missing columns; column names are in double quotes.
             options: the settings that select these columns.
-            if_data: the advice in case the first line of the table is data, not a header.
+            if_data: advice to show if the first line of the table may be data, not a header.
         """
         inner = {name for name, value in self.items() if isinstance(value, dict) and value}
         columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
@@ -292,12 +297,15 @@ class Record(dict[str, Any]):
 
 
 def replace_class_indices(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
-    """Return a value with all class indices replaced by class names, also in nested values.
+    """Replace all class indices in a value with class names, also in nested values.
 
     Args:
         value: the value of a column.
         column: the name of the column. Nested columns have names such as "translation.en".
-        names: the class names by column. An index without a name, such as -1, becomes None.
+        names: the class names by column.
+
+    Returns:
+        The new value. An index without a name, such as -1, becomes None.
     """
     if isinstance(value, Mapping):
         return {k: replace_class_indices(v, f"{column}.{k}", names) for k, v in value.items()}
@@ -309,7 +317,7 @@ def replace_class_indices(value: Any, column: str, names: Mapping[str, Sequence[
 
 
 def json_type(value: object) -> str:
-    """Return the JSON type of a value in words for error messages, such as "a list".
+    """Describe the JSON type of a value in words, such as "a list", for error messages.
 
     A string without a visible character is "blank".
     """
@@ -325,14 +333,14 @@ def json_type(value: object) -> str:
 
 
 def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
-    """Yield the records of files, globs, folders, "hf:NAME" and "-" (standard input).
+    """Yield the records in files, globs, folders, "hf:NAME" and "-" (standard input).
 
-    Standard input contains JSON lines. The formats of files are:
+    Standard input contains JSON lines. The formats are:
 
-    - `.jsonl`: one object per line; blank lines are skipped. `.json`: JSON lines or a list of
-      objects.
-    - `.csv`, `.tsv` (without quoting): a header, then one row per record with as many cells as the
-      header.
+    - `.jsonl`: one object per line; blank lines are skipped.
+    - `.json`: the same, or a list of objects.
+    - `.csv` and `.tsv`: a header, then one row per record. Every row has as many cells as the
+      header. Quotation marks have no special meaning in TSV.
     - `.parquet`: requires the extra "parquet".
     - All formats except Parquet may be compressed: `.gz`, `.bz2`, `.xz`, `.zst`.
     - `hf:NAME[@REVISION][:CONFIG][:SPLIT]`: a dataset on the Hugging Face hub, streamed.
@@ -351,9 +359,9 @@ def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iter
 
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
-    """Return an iterator over the records of one source; it may be empty.
+    """Return an iterator over the records of one source. There may be no records.
 
-    `read_records` describes the formats. Raises DataError if the suffix of a file is unknown.
+    The formats are those of `read_records`. Raises DataError if the suffix of a file is unknown.
     """
     if source.kind == "hub":
         return _read_hub_dataset(source.name)
@@ -368,9 +376,9 @@ def read_source_records(source: Source, options: RecordOptions) -> Iterator[Reco
 
 
 def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
-    """Return the cells of the first line of a CSV or TSV file, which may be a header or data.
+    """Return the cells of the first line of a CSV or TSV file, or () for other formats.
 
-    Returns () for other formats.
+    The first line may be a header or data.
     """
     if file_format(path) not in _TABLE_SUFFIXES:
         return ()
@@ -401,10 +409,12 @@ def _read_json(path: str, options: RecordOptions) -> Iterator[Record]:
 
 
 def _parse_json(text: str, location: str, errors: str) -> Any:
-    """Parse a JSON text. Raises DataError if it is invalid.
+    """Parse a JSON text. Returns the value.
 
-    `location` is the file and line for the message. `errors` is "strict" or "replace", for lone
-    surrogates.
+    `location` is the file and line for error messages. `errors` says how to handle lone surrogates
+    ("strict" or "replace"), as in `replace_surrogates`.
+
+    Raises DataError if the text is not valid JSON.
     """
     try:
         value = json.loads(text)
@@ -423,8 +433,8 @@ def _parse_json(text: str, location: str, errors: str) -> Any:
 def replace_surrogates(value: Any, location: str, errors: str) -> Any:
     """Replace lone surrogates in the strings of a JSON value, because UTF-8 cannot encode them.
 
-    They become U+FFFD if `errors` is "replace". If it is "strict", raises DataError, with
-    `location` in the message.
+    Returns the new value. If `errors` is "replace", a lone surrogate becomes U+FFFD. If `errors` is
+    "strict", a lone surrogate raises DataError; `location` is part of the message.
     """
     text = json.dumps(value, ensure_ascii=False)
     try:
@@ -447,7 +457,10 @@ def _to_record(value: object, location: str) -> Record:
 
 
 def _read_table(path: str, options: RecordOptions) -> Iterator[Record]:
-    """Yield the rows of a CSV or TSV file below the header, which may also be in `options`."""
+    """Yield the rows of a CSV or TSV file.
+
+    The header is `options.header` if set, otherwise the first row of the file.
+    """
     names = options.header
     for line, cells in _read_table_rows(path, options):
         where = f"{path}, line {line}"
@@ -475,12 +488,14 @@ def _read_table(path: str, options: RecordOptions) -> Iterator[Record]:
 
 
 def _open_file(path: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
-    """Open a text file with the encoding and the error handling in the options."""
+    """Open a text file with the encoding and the error handling from the options."""
     return open_text(path, errors=options.errors, encoding=options.encoding)
 
 
 def _read_table_rows(path: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the first line, cells) for every row of a CSV or TSV file, header included.
+    """Yield (line number, cells) for every row of a CSV or TSV file, including the header.
+
+    The line number is that of the first line of the row.
 
     Warns if the separator is not the usual one for the file's suffix.
     """
@@ -516,10 +531,10 @@ def _read_table_rows(path: str, options: RecordOptions) -> Iterator[tuple[int, l
 
 
 def _detect_separator(lines: Sequence[str], default: str) -> str:
-    """Return the cell separator of a CSV or TSV file, given its first lines.
+    """Return the cell separator of a CSV or TSV file, detected from its first lines.
 
-    This is the separator for which the most lines have as many cells as the first line, or else
-    `default`.
+    With this separator, the largest fraction of lines has as many cells as the first line. If no
+    separator splits the first line, `default` is returned.
     """
     if default == "\t" and lines and default in lines[0]:
         return default
@@ -534,7 +549,10 @@ def _detect_separator(lines: Sequence[str], default: str) -> str:
 
 
 def _read_parquet(path: str, options: RecordOptions) -> Iterator[Record]:
-    """Yield the rows of a Parquet file, with the class names stored by the `datasets` library."""
+    """Yield the rows of a Parquet file.
+
+    Class names stored in the file by the `datasets` library are added to the rows.
+    """
     with require_extra("Reading Parquet", "parquet"):
         import pyarrow
         import pyarrow.parquet
@@ -559,7 +577,9 @@ def _read_parquet(path: str, options: RecordOptions) -> Iterator[Record]:
 
 
 def extract_class_names(features: Any) -> dict[str, tuple[str, ...]]:
-    """Return the class names of every ClassLabel column, from the features of a dataset.
+    """Return a dictionary from each ClassLabel column to its class names.
+
+    `features` are the features of a dataset, as in the `datasets` library.
 
     >>> extract_class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
     {'tags': ('O', 'B-PER')}
@@ -588,7 +608,7 @@ RECORD_FORMATS: dict[str, Callable[[str, RecordOptions], Iterator[Record]]] = {
     ".tsv": _read_table,
     ".parquet": _read_parquet,
 }
-"""The reader of every file format with named columns, by file suffix."""
+"""For each file suffix with named columns, the function that reads such files."""
 
 RECORD_SUFFIXES = tuple(RECORD_FORMATS)
 
@@ -600,7 +620,10 @@ _PARQUET_TWINS = {
 
 
 def _read_hub_dataset(name: str) -> Iterator[Record]:
-    """Yield the rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the default split is "train"."""
+    """Yield the rows of a hub dataset, `hf:NAME[@REVISION][:CONFIG][:SPLIT]`.
+
+    The default split is "train".
+    """
     with require_extra("Reading data of the hub", "hub"):
         import datasets
     parts = name.removeprefix("hf:").split(":")

@@ -1,7 +1,8 @@
-"""Shuffled order and random numbers of training rows, as pure functions of seed and position.
+"""Shuffled order of the training rows, and random numbers for each row.
 
-All computations use 64-bit integers (the splitmix64 finaliser) instead of a numpy generator,
-because numpy may change its random streams between versions, and a resumed run must reproduce them.
+Both are pure functions of the seed and the position in training. They are computed with 64-bit
+integers (the splitmix64 finaliser). A numpy generator is not used: a resumed run must reproduce the
+same numbers, and numpy may change its random streams between versions.
 
 Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with
 Stafford's "Mix13" constants.
@@ -41,7 +42,10 @@ def _to_uint64(values: ArrayLike) -> NDArray[np.uint64]:
 
 
 def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
-    """Hash several integers to one uint64 key. If a part is an array, return an array of keys."""
+    """Hash several integers to one key. Returns the key as a uint64 array of shape [1].
+
+    If a part is an array [N], the result is an array of N keys.
+    """
     key = np.array([_GOLDEN])
     for part in parts:
         word = _to_uint64(part)
@@ -50,21 +54,23 @@ def _make_key(*parts: ArrayLike) -> NDArray[np.uint64]:
 
 
 def derived_seed(seed: int, *numbers: int) -> int:
-    """Derive a 64-bit seed from `seed` and `numbers`, such as the indices of a source and a step.
+    """Return a 64-bit seed derived from `seed` and `numbers`.
 
-    Different numbers give different, independent seeds.
+    The numbers are, for example, the indices of a source and a step. Different numbers give
+    different, independent seeds.
     """
     return int(_make_key(_SEED, seed, *numbers)[0])
 
 
 def shuffled_rows(seed: int, epoch: int, positions: Ints, num_rows: int) -> Ints:
-    """Return the rows at the given positions of an epoch's shuffled order.
+    """Return the rows at the given positions in the shuffled order of an epoch.
 
-    Each of the `num_rows` rows occurs exactly once per epoch. Up to 65,536 rows are sorted by a
-    hash of (seed, epoch, row), which takes 8 bytes per row. For more rows, a Feistel network (Luby
-    and Rackoff 1988) with the hash as its round function maps positions to rows without extra
-    memory. The domain of the network is the next power of four. A result outside of 0 to `num_rows`
-    - 1 is mapped again until it is inside (cycle walking, Black and Rogaway 2002).
+    Each of the `num_rows` rows occurs exactly once per epoch. A corpus of up to 65,536 rows is
+    sorted by a hash of (seed, epoch, row), which takes 8 bytes per row. In a larger corpus, a
+    Feistel network (Luby and Rackoff 1988) maps each position to a row, without extra memory. The
+    hash is its round function, and its domain is the next power of four. If a result is not a row
+    index, the network is applied again until the result is one (cycle walking, Black and Rogaway
+    2002).
 
     Args:
         seed: the seed of the run.
@@ -87,7 +93,7 @@ def shuffled_rows(seed: int, epoch: int, positions: Ints, num_rows: int) -> Ints
 
 @functools.lru_cache(maxsize=8)
 def _shuffle_rows(seed: int, epoch: int, num_rows: int) -> Ints:
-    """Shuffle the rows of an epoch. Returns a read-only permutation, int64 [num_rows]."""
+    """Return the shuffled row indices of an epoch as a read-only array, int64 [num_rows]."""
     rows = np.arange(num_rows, dtype=np.uint64)
     order = np.argsort(_mix_bits(_make_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
     order = order.astype(np.int64, copy=False)
@@ -98,9 +104,10 @@ def _shuffle_rows(seed: int, epoch: int, num_rows: int) -> Ints:
 def _apply_feistel_network(
     values: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: np.uint64
 ) -> NDArray[np.uint64]:
-    """Permute the integers from 0 to 2^(2 h) - 1, where h is `half_bits`, with a Feistel network.
+    """Permute the integers from 0 to 2^(2 h) - 1 with a Feistel network, where h is `half_bits`.
 
-    In each round, one half of the bits is XORed with a hash of the other half and of a key.
+    In each round, one half of the bits is XORed with a hash of the other half and a key. Returns
+    the permuted values, in the shape of `values`.
     """
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = values >> half_bits, values & mask
@@ -110,14 +117,15 @@ def _apply_feistel_network(
 
 
 def shuffled_rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, Ints]:
-    """Return `count` consecutive rows of an endless sequence of shuffled epochs, from `start` on.
+    """Return `count` consecutive rows of an endless sequence of shuffled epochs.
 
-    Every epoch has a different order. The rows may continue into the next epoch.
+    The first row is at position `start` of the sequence. Every epoch has a different order. The
+    rows may continue into the next epoch.
 
     Returns:
         The indices of the rows in the corpus, and their positions in the endless sequence, both
-        int64 [count]. Positions never repeat. As keys of the random numbers (`RowRandom`), they
-        give a row different random numbers in every epoch.
+        int64 [count]. Positions never repeat. A row therefore gets different random numbers in
+        every epoch if its position is the key of `RowRandom`.
     """
     assert count > 0
     assert num_rows > 0
@@ -133,13 +141,13 @@ def shuffled_rows_from(seed: int, start: int, count: int, num_rows: int) -> tupl
 def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, Ints]:
     """Return the rows of a step for stateful training, one row per text stream.
 
-    Each text stream reads a contiguous section of the corpus, one row per step, so that an epoch is
-    ceil(num_rows / text_streams) steps. If a section is shorter than others, the last step of the
-    epoch repeats the first row of the next section.
+    Each text stream reads a contiguous section of the corpus, one row per step. An epoch takes
+    ceil(num_rows / text_streams) steps. A stream with a shorter section reads the first row of the
+    next section in the last step of the epoch.
 
     Returns:
-        The indices of the rows in the corpus, and their positions as in `shuffled_rows_from`, both
-        int64 [text_streams]. Element k belongs to text stream k.
+        The indices of the rows in the corpus, and their positions in the endless sequence (see
+        `shuffled_rows_from`), both int64 [text_streams]. Element k belongs to text stream k.
 
     >>> [contiguous_rows(step, 2, 5)[0].tolist() for step in range(4)]
     [[0, 2], [1, 3], [2, 4], [0, 2]]
@@ -150,11 +158,12 @@ def contiguous_rows(step: int, text_streams: int, num_rows: int) -> tuple[Ints, 
 
 
 class RowRandom:
-    """Reproducible random numbers for the B rows of a batch, keyed by seed, row and channel.
+    """Reproducible random numbers for the B rows of a batch.
 
-    The random numbers of a row do not depend on the other rows of the batch, on B, or on the number
-    of columns: column t stays the same if more columns are requested. Equal channels give equal
-    numbers. Use a different `channel` for each independent decision.
+    The numbers of a row depend only on the seed, the key of the row and the channel. They do not
+    depend on the other rows or on B. If more columns are requested, the first columns stay the
+    same. Equal channels give equal numbers, so use a different `channel` for each independent
+    decision.
 
     Args:
         seed: the seed, usually one per step.
@@ -170,27 +179,28 @@ class RowRandom:
         return len(self.stream_indices)
 
     def rows(self, start: int, stop: int) -> RowRandom:
-        """Return a `RowRandom` for the rows from `start` to `stop` - 1 only."""
+        """Return a `RowRandom` for only the rows from `start` to `stop` - 1."""
         return RowRandom(self.seed, self.stream_indices[start:stop])
 
     def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:
-        """Return 64 random bits for every row and column: uint64 [B, T] with T = `num_columns`."""
+        """Return 64 random bits for every row and column, uint64 [B, T] with T = `num_columns`."""
         keys = _make_key(_ROW, self.seed, channel, self.stream_indices)
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
         return _mix_bits(keys[:, None] + columns)
 
     def uniform(self, num_columns: int, channel: int) -> Floats:
-        """Return uniform random numbers in [0, 1): float64 [B, T] with T = `num_columns`.
+        """Return uniform random numbers in [0, 1), float64 [B, T] with T = `num_columns`.
 
         Each number has 53 random bits.
         """
         return (self.bits(num_columns, channel) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, high: int, num_columns: int, channel: int) -> Ints:
-        """Return uniform random integers in [0, high): int64 [B, T] with T = `num_columns`.
+        """Return uniform random integers in [0, high), int64 [B, T] with T = `num_columns`.
 
-        `high` is at most 2**32. The integers are the top 32 random bits times `high`, divided by
-        2**32 and rounded down. The relative error of each probability is at most high / 2**32.
+        `high` is at most 2**32. An integer is the top 32 random bits, multiplied by `high`, divided
+        by 2**32 and rounded down. The probabilities of the integers are equal up to a relative
+        error of high / 2**32.
         """
         assert 0 < high <= 2**32
         top = self.bits(num_columns, channel) >> np.uint64(32)

@@ -15,7 +15,10 @@ Packing = Literal["pack", "truncate"]
 
 
 class TokenArray:
-    """An array of token ids as a split with a single document (the interface of `ShardSplit`)."""
+    """A split with a single document, backed by an array of token ids.
+
+    It has the interface of `ShardSplit`.
+    """
 
     name, num_documents = "array", 1
     prefix_ids: tuple[int, ...] = ()
@@ -33,13 +36,13 @@ class TokenArray:
         return self.ids[positions].astype(np.int64)
 
     def documents_at(self, positions: Ints) -> Ints:
-        """Return the document index at every position, which is always 0."""
+        """Return the document index of every position: zeros in the shape of `positions`."""
         return np.zeros_like(positions)
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the start and stop positions of documents.
 
-        They are 0 and the length of the array, since there is only one document.
+        Since there is only one document, they are always 0 and the length of the array.
         """
         return np.zeros_like(documents), np.full_like(documents, self.num_tokens)
 
@@ -50,12 +53,13 @@ class Rows:
     Args:
         split: the split, or a one-dimensional array of token ids.
         length: the number of tokens per row.
-        packing: "pack" concatenates the documents, each with its prefix and suffix tokens, and
-            splits them every `length` tokens; the last, incomplete row is dropped. "truncate" makes
-            one row per document, truncated to `length` tokens and padded.
+        packing: how documents are arranged in rows. "pack" concatenates the documents, with their
+            prefix and suffix tokens, and splits the result every `length` tokens; the last,
+            incomplete row is dropped. "truncate" makes one row per document, truncated to `length`
+            tokens.
         pad_id: the id of the padding token.
-        keep_suffix: whether the suffix replaces the last tokens of a truncated document. False for
-            decoders, which would learn to stop there.
+        keep_suffix: whether a truncated document still ends with the suffix tokens, which replace
+            its last tokens. Use False for decoders: they would learn to stop there.
 
     Raises DataError if the split has too few tokens for one row.
 
@@ -102,7 +106,7 @@ class Rows:
         """Return the rows with the given indices, in this order. An index may occur repeatedly.
 
         With packing "truncate", rows are padded to the length of the longest returned row. If
-        `with_documents` is set, the result has document ids.
+        `with_documents` is True, the result also contains `document_ids` and `first_documents`.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         if len(row_indices) and not (row_indices.min() >= 0 and row_indices.max() < len(self)):
@@ -112,7 +116,7 @@ class Rows:
         return self._take_documents(row_indices, with_documents)
 
     def _take_packed(self, row_indices: Ints, with_documents: bool) -> RowBatch:
-        """Return the rows with the given indices from the concatenated documents (packing)."""
+        """Return the packed rows with the given indices."""
         positions = row_indices[:, None] * self.length + np.arange(self.length)
         lengths = np.full(len(row_indices), self.length, dtype=np.int64)
         ids = self.split.tokens_at(positions)
@@ -122,7 +126,7 @@ class Rows:
         return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
     def _take_documents(self, row_indices: Ints, with_documents: bool) -> RowBatch:
-        """Return the documents with the given indices as truncated and padded rows."""
+        """Return the documents with the given indices, each as one truncated and padded row."""
         starts, stops = self.split.document_bounds(row_indices)
         lengths = np.minimum(stops - starts, self.length)
         columns = np.arange(lengths.max(initial=0))

@@ -1,8 +1,8 @@
-"""Schemas, which map the columns of a record to the fields of a task.
+"""Schemas, which map the columns of a record to the fields of a fine-tuning task.
 
-A task declares its fields and their usual column names once. For every layout (the set of column
-names of a record), a schema decides once which column each field is read from. A run prints these
-decisions.
+A task declares its fields and their usual column names. The schema decides which column each field
+is read from. It decides once for every layout, the set of column names of a record. A run prints
+these decisions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trivium.messages import translated
 _MAX_IGNORED = 12  # ignored columns that a line lists
 _MAX_LAYOUTS = 1000  # layouts in the cache
 Usual = str | tuple[str, ...]
-"""A layout: the usual column name of the first field, or those of the first few fields."""
+"""The usual column name of the first field, or a tuple for the first few fields (a layout)."""
 
 
 class Fields:
@@ -25,15 +25,15 @@ class Fields:
 
     Args:
         names: the names of the fields, separated by spaces. A field that ends in "?" is optional.
-        usual: groups of layouts. A layout consists of the usual column names of the fields, which
-            are matched case-insensitively. The first group with a layout that the record contains
-            is used. A layout that is part of another matching layout of the group, such as
-            ("text",) of ("text", "pair"), is ignored. If several layouts remain, the record is
+        usual: groups of layouts. A layout is a tuple of usual column names, one per field; case is
+            ignored. A layout matches if the record has all of its columns. The first group with a
+            matching layout is used. In this group, a matching layout that is part of another, such
+            as ("text",) of ("text", "pair"), is ignored. If several layouts remain, the record is
             ambiguous.
-        both_in: the usual name of a column with one nested column per field, for two fields that
-            are versions of one text, such as two languages. If the user has set the column of only
-            one of the fields, the other field is read from the only other column, or from the first
-            other column of a table without a header.
+        both_in: for two fields that are versions of one text, such as two languages: the usual name
+            of a column with one nested column per field. If the user has set the column of only one
+            of the two fields, the other field is read from the other column of a record with two
+            columns, or from the first other column of a table without a header.
     """
 
     def __init__(self, names: str, *usual: Sequence[Usual], both_in: str | None = None) -> None:
@@ -51,15 +51,18 @@ class Fields:
         self.both_in = both_in
 
     def usual_of(self, field: str) -> list[str]:
-        """Return the usual column names of a field; the name of the field itself comes first."""
+        """Return the usual column names of a field.
+
+        If the name of the field is one of them, it comes first.
+        """
         layouts = (layout for group in self.usual for layout in group)
         usual = dict.fromkeys(layout[field] for layout in layouts if field in layout)
         return sorted(usual, key=lambda column: column != field)
 
     def find_missing_fields(self, matched: Collection[str]) -> list[tuple[str, str]]:
-        """Find the required fields without a matching column. Returns (description, field) pairs.
+        """Find the required fields without a column. Returns pairs (description, field).
 
-        The description is used in the error message. `matched` are the fields that have a column.
+        The description is used in the error message. `matched` are the fields with a column.
         """
         lacks = [name for name in self.names if name in self.required and name not in matched]
         return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
@@ -67,17 +70,17 @@ class Fields:
     def find_matching_layouts(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
     ) -> list[dict[str, str]]:
-        """Find the usual layouts that a record contains. Returns a field-to-column dict for each.
+        """Find the usual layouts that match the columns of a record.
 
-        Fields with a column set by the user are left out. More than one layout means that the
-        record is ambiguous.
+        Returns a dictionary from fields to columns for each layout, without the fields whose column
+        the user has set. If there is more than one layout, the record is ambiguous.
 
         Args:
             columns: the columns that the user has not set, by lower-case name.
             chosen: the columns that the user has set, by field.
-            settable: the fields that have a setting for the column. If the user has set one field,
-                other optional settable fields are left out: a user who sets only `text_field` wants
-                no pair.
+            settable: the fields whose column the user can set. If the user has set the column of
+                one field, the other optional settable fields are left out. For example, a user who
+                sets only `text_field` wants no pair.
         """
         wanted = {name for name in self.names if name not in chosen}
         if chosen:
@@ -102,7 +105,7 @@ class Fields:
 
 
 def format_layout(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
-    """Describe in one line which column each field is read from, and which columns are ignored.
+    """Return one line that says which column each field is read from, and which are ignored.
 
     For example: "text <- review, label <- stars; ignored: id, source".
     """
@@ -116,28 +119,29 @@ def format_layout(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
 
 
 def _format_column(column: str) -> str:
-    """Format a column name for messages. Columns of a table without a header are numbers."""
+    """Return a column name for messages, such as "column 2" in a table without a header."""
     return f"column {column}" if column.isdecimal() else shorten(column, 40) or '""'
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]
-"""A group of fields; or a pair: a name for messages, and alternative groups of fields."""
+"""A group of fields, or a pair of a name for messages and alternative groups of fields."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The fields that a task reads, with the columns that the user has set.
+    """The fields that a fine-tuning task reads, and the columns that the user has set for them.
 
     Args:
-        slots: groups of fields. Of alternative groups, the first one that a record contains is
-            read.
-        chosen: the columns set by the user, by field. Several columns, separated by commas, are
-            tried in order.
-        settable: the fields that have a setting for the column.
-        option: a template for the name of this setting, with {} for the field.
-        also: other columns that are read, such as those of rewards. If None, any column may be
-            read, and none is reported as ignored.
-        if_data: the advice in case the first line of a table is data, not a header.
+        slots: groups of fields. If there are alternative groups, the first group whose columns the
+            record has is read.
+        chosen: the columns that the user has set, by field. If the user gives several columns,
+            separated by commas, the first one that the record has is used.
+        settable: the fields whose column the user can set.
+        option: a template for the name of the setting that selects a column; {} stands for the
+            field.
+        also: other columns that the task reads, such as the columns of a reward function. If None,
+            the task may read any column, and no column is reported as ignored.
+        if_data: advice to show if the first line of a table may be data, not a header.
     """
 
     slots: Sequence[Slot]
@@ -151,9 +155,9 @@ class Schema:
     )
 
     def resolve(self, record: Record, report: ReadReport | None = None) -> Mapping[str, str]:
-        """Find the column of every field, store the columns in `record.columns` and return them.
+        """Find the column of each field, and store the columns in `record.columns`.
 
-        The layout is also counted in `report`.
+        The layout of the record is counted in `report`. Returns the columns by field.
 
         Raises DataError if a required field has no column, or if several columns match a field.
         """
@@ -170,14 +174,14 @@ class Schema:
         return record.columns
 
     def fits(self, column_names: Sequence[str]) -> bool:
-        """Return whether records with these column names contain all required fields."""
+        """Return whether records with these column names have a column for every required field."""
         try:
             return bool(self._find_columns(Record(dict.fromkeys(column_names), "")))
         except DataError:
             return False
 
     def _find_columns(self, record: Record) -> dict[str, str]:
-        """Return the column of every field of a record, without using the cache of layouts.
+        """Return the column of each field of a record. Does not use the cache of layouts.
 
         Raises the same errors as `resolve`.
         """
@@ -211,7 +215,9 @@ class Schema:
     def _match_fields(
         self, fields: Fields, record: Record, free: Mapping[str, str], chosen: Mapping[str, str]
     ) -> dict[str, str]:
-        """Match a group of fields to the columns of a record. Fields without a match are left out.
+        """Match a group of fields to the columns of a record.
+
+        Returns the columns by field. Fields without a matching column are left out.
 
         Args:
             fields: the group of fields.
@@ -236,7 +242,8 @@ class Schema:
     def _list_unused(self, record: Record, columns: Mapping[str, str]) -> tuple[str, ...]:
         """Return the columns of a record that no field reads.
 
-        If a task reads some of the nested columns of a column, the other nested columns are listed.
+        If the task reads only some of the nested columns of a column, the other nested columns are
+        listed.
         """
         if self.also is None:
             return ()
@@ -251,7 +258,7 @@ class Schema:
     def _make_ambiguity_error(
         self, record: Record, fields: Fields, layouts: Sequence[Mapping[str, str]]
     ) -> DataError:
-        """Return the DataError for a record that matches several layouts of `fields`."""
+        """Return a DataError about a record that matches several layouts of `fields`."""
         problems: list[str] = []
         options: list[str] = []
         for name in fields.names:
@@ -270,16 +277,16 @@ class Schema:
     def _list_options(self, fields: str) -> list[str]:
         """Return the names of the settings that select the columns of the given fields.
 
-        `fields` contains names separated by spaces; the word "or" between alternatives is kept.
+        `fields` contains names separated by spaces. The word "or" between them is kept.
         """
         names = [name for name in fields.split() if name == "or" or name in self.settable]
         return [name if name == "or" else self.option.format(name) for name in names]
 
     def make_column_error(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
-        """Return the DataError for missing columns, with the settings that can select them.
+        """Return a DataError about missing columns. Its message names the settings for them.
 
-        Each element of `missing` is a pair: a description of the missing column, and the fields
-        (separated by spaces) that need it.
+        `missing` contains pairs: a description of the missing column, and the fields that need the
+        column, separated by spaces.
         """
         names = [name for _, fields in missing for name in self._list_options(fields)]
         return record.make_column_error([text for text, _ in missing], names, if_data=self.if_data)

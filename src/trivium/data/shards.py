@@ -1,10 +1,10 @@
-"""Token shards: documents stored as token ids in a folder, and read through memory maps.
+"""Token shards: documents stored as token ids in files, which are memory-mapped for reading.
 
 A folder contains `manifest.json`, `tokenizer.json` and numbered files for every split:
 `{split}-{n:05}.bin` with token ids (uint16 if the vocabulary fits, else uint32, little-endian) and
 `{split}-{n:05}.idx.npy` with the int64 document offsets [documents + 1], from 0 to the number of
-tokens. A document is never in two shards. `{split}.counts.npy` (int64 [V]) contains the number of
-occurrences of every token.
+tokens. A document is never split between shards. `{split}.counts.npy` (int64 [V]) contains the
+number of occurrences of every token.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _AGAIN = "Restore it, or prepare the texts again with `trivium prepare --overwri
 
 
 def shard_path(folder: Path, split: str, index: int) -> Path:
-    """Return the path of the token file for shard `index` of a split."""
+    """Return the path of the token file of shard `index` of a split."""
     return folder / f"{split}-{index:05}.bin"
 
 
 def index_path(folder: Path, split: str, index: int) -> Path:
-    """Return the path of the file with the document offsets for shard `index` of a split."""
+    """Return the path of the file with the document offsets of shard `index` of a split."""
     return folder / f"{split}-{index:05}.idx.npy"
 
 
@@ -65,18 +65,21 @@ def has_shards(folder: str | Path) -> bool:
 
 
 def are_shards(paths: Sequence[Any]) -> bool:
-    """Return whether `paths` is a single folder of token shards, to be used instead of texts."""
+    """Return whether `paths` is a single folder of token shards rather than paths of texts."""
     return len(paths) == 1 and isinstance(paths[0], str) and has_shards(paths[0])
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the dtype of stored token ids: uint16 if the vocabulary fits, else uint32."""
+    """Return the dtype of stored token ids: uint16 if all ids fit, otherwise uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardFile:
-    """The manifest entry of a shard: token and document counts, and the SHA-256 of its files."""
+    """The manifest entry of a shard.
+
+    It contains the numbers of tokens and documents, and the SHA-256 hashes of the two files.
+    """
 
     tokens: Annotated[int, Field(ge=0)]
     documents: Annotated[int, Field(ge=0)]
@@ -93,10 +96,11 @@ class SplitInfo:
         tokens: the number of tokens.
         text_bytes: the UTF-8 size of the documents.
         duplicates: the number of documents that were dropped as exact duplicates.
-        overlap: the number of training documents that were dropped because they are in validation.
-        excerpts: the beginnings of the first documents as they were read, because a tokenizer may
-            drop spaces and capital letters.
-        files: the shards.
+        overlap: the number of training documents that were dropped because they also occur in
+            validation.
+        excerpts: the beginnings of the first documents as they were read. Decoded tokens may lack
+            spaces and capital letters.
+        files: the manifest entries of the shards.
     """
 
     documents: int
@@ -110,7 +114,7 @@ class SplitInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of `manifest.json`. `options` are the recorded inputs of `prepare`."""
+    """The contents of `manifest.json`. `options` are the inputs that `prepare` recorded."""
 
     tokenizer_fingerprint: str
     tokenizer_sha256: str
@@ -126,7 +130,7 @@ class Manifest:
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The options, with defaults for those that shards of older versions did not record.
+        """The options, with defaults for options that older versions did not record.
 
         In older shards, special-token names in the text are encoded as special tokens.
         """
@@ -145,7 +149,7 @@ class Manifest:
     def load(cls, folder: Path) -> Manifest:
         """Read and validate the `manifest.json` of a folder.
 
-        Raises DataError if the file is missing, corrupt or of another format version.
+        Raises DataError if the file is missing or corrupt, or has another format version.
         """
         path = folder / MANIFEST
         if not path.is_file():
@@ -180,9 +184,9 @@ class Manifest:
 
 
 class ShardSplit:
-    """One split of token shards as one long sequence of tokens.
+    """One split of token shards, which is read as one long sequence of tokens.
 
-    Token positions and document indices count from the start of the split, across its shards.
+    Token positions and document indices are counted from the start of the split, not of a shard.
     """
 
     def __init__(self, folder: Path, name: str, manifest: Manifest) -> None:
@@ -215,7 +219,7 @@ class ShardSplit:
     def tokens_at(self, positions: Ints) -> Ints:
         """Return the token ids at the given positions, as int64 of the same shape.
 
-        Raises DataError if an id is not in the vocabulary, because a shard is corrupt.
+        Raises DataError if an id is not in the vocabulary; the shard is then corrupt.
         """
         ids = np.empty(positions.shape, dtype=np.int64)
         for shard, where in _group_by_shard(self._token_start, positions):
@@ -228,7 +232,7 @@ class ShardSplit:
         return ids
 
     def documents_at(self, positions: Ints) -> Ints:
-        """Return the index of the document at every position, as int64 of the same shape."""
+        """Return the document index of every position, as int64 of the same shape."""
         documents = np.empty(positions.shape, dtype=np.int64)
         for shard, where in _group_by_shard(self._token_start, positions):
             local = positions[where] - self._token_start[shard]
@@ -237,9 +241,10 @@ class ShardSplit:
         return documents
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the first position of every document, and the position after its last token.
+        """Return the start and stop positions of the documents with the given indices.
 
-        Both have the shape of `documents`, the document indices.
+        The stop position is the position after the last token. Both arrays are int64 and have the
+        shape of `documents`.
         """
         starts = np.empty(documents.shape, dtype=np.int64)
         stops = np.empty(documents.shape, dtype=np.int64)
@@ -250,7 +255,7 @@ class ShardSplit:
         return starts, stops
 
     def document(self, index: int) -> Ints:
-        """Return the token ids of the document with the given index, with prefix and suffix."""
+        """Return the token ids of one document, int64, including its prefix and suffix ids."""
         starts, stops = self.document_bounds(np.array([index]))
         return self.tokens_at(np.arange(starts[0], stops[0]))
 
@@ -258,8 +263,8 @@ class ShardSplit:
 def _group_by_shard(starts: Ints, positions: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
     """Group positions (or document indices) by the shard that contains them.
 
-    `starts` are the first positions of all shards. Yields, for each shard, its index and a mask of
-    the positions in the shard.
+    `starts` contains the first position of every shard, and the total length. Yields pairs (shard
+    index, mask of the positions in this shard). If there is only one shard, the mask is `...`.
     """
     if len(starts) == 2:
         yield 0, ...
@@ -270,7 +275,7 @@ def _group_by_shard(starts: Ints, positions: Ints) -> Iterator[tuple[int, Bools 
 
 
 class Shards:
-    """A folder of token shards. `Shards.open` validates it and maps the files into memory."""
+    """A folder of token shards. `Shards.open` validates the folder, and memory-maps its files."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -281,8 +286,8 @@ class Shards:
     def open(cls, folder: str | Path) -> Shards:
         """Open a folder of token shards. A folder in object storage is first copied to the cache.
 
-        Raises DataError if the folder is missing, has another format version, or does not match its
-        manifest: a file is missing or has another size, or there is another tokenizer.
+        Raises DataError if the folder is missing or has another format version, if a file is
+        missing or has the wrong size, or if the tokenizer is not the one in the manifest.
         """
         folder = _download_shards(str(folder)) if is_remote(folder) else Path(folder)
         manifest, tokenizer = Manifest.load(folder), folder / TOKENIZER
@@ -293,9 +298,10 @@ class Shards:
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
         """Verify the SHA-256 checksums of the files.
 
-        With `num_parts`, only every `num_parts`-th file is verified, starting with file `part`.
+        Only every `num_parts`-th file is verified, starting with file `part`. By default, these are
+        all files.
 
-        Raises DataError for the first file that has changed.
+        Raises DataError if a file has changed.
         """
         files: list[tuple[Path, str]] = []
         for split, info in self.manifest.splits.items():
@@ -308,7 +314,7 @@ class Shards:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The path of the tokenizer that encoded these shards."""
+        """The path of the tokenizer that encoded the documents."""
         return self.folder / TOKENIZER
 
     @property
@@ -327,10 +333,9 @@ class Shards:
 
 
 def _download_shards(url: str) -> Path:
-    """Copy token shards from object storage to the cache, unless they are there already.
+    """Copy token shards from object storage to the cache. Returns the local folder.
 
-    The cache entry depends on the URL and on the contents of the manifest. Returns the local
-    folder.
+    If the cache already has shards with the same URL and manifest, nothing is copied.
     """
     with open_binary(f"{url.rstrip('/')}/{MANIFEST}") as file:
         folder = cache_path(url, file.read().decode())
@@ -341,15 +346,16 @@ def _download_shards(url: str) -> Path:
 
 
 def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -> float:
-    """Return the loss of a unigram model, as a baseline for language models, in nats per token.
+    """Return the validation loss of a unigram model in nats per token, a baseline for training.
 
     Args:
         sources: the token shards of the sources in a mixture.
         weights: the mixture weights of the sources.
 
-    The loss is the mean of -log p(token) over the validation tokens (over the training tokens of a
-    source without validation), where p(token) = (train count + 1) / (train tokens + V). Special
-    tokens are left out. A model that has learned more than token frequencies has a lower loss.
+    The loss is the mean of -log p(token) over the validation tokens, where p(token) = (train count
+    + 1) / (train tokens + V). If a source has no validation split, its training tokens are used.
+    Special tokens are left out. A model that has learned more than token frequencies has a lower
+    loss. Returns NaN if there are no tokens.
     """
     manifest = sources[0].manifest
     regular = np.ones(manifest.vocab_size, dtype=bool)
@@ -371,7 +377,7 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
 
 
 def _memory_map(path: Path, dtype: np.dtype, length: int) -> NDArray:
-    """Map the array in a file into memory.
+    """Return the array in a file, memory-mapped.
 
     Raises DataError if the file cannot be read, or if it does not contain `length` numbers of type
     `dtype`.

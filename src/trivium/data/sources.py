@@ -15,7 +15,10 @@ from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
 PYTHON = "python:"
-"""The prefix of source names for data passed as Python objects, which is stored in the run."""
+"""The prefix of the names of sources that were passed as Python objects.
+
+A run stores the data of such sources in its folder.
+"""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -26,10 +29,11 @@ class Source:
 
     Args:
         name: the path, the name on the hub, or "-".
-        named: whether the user named this source. A file that was found in a folder may be empty.
-        size: the size in bytes as stored; 0 if it is not a file.
-        modified: the time of modification in nanoseconds; 0 if it is not a file.
-        split: the split of its documents; None if the split of each document depends on its hash.
+        named: whether the user named this source. False for files that were found in a folder.
+        size: the size of a file in bytes, as stored; 0 for other sources.
+        modified: the modification time of a file in nanoseconds; 0 for other sources.
+        split: the split of all documents in the source. If None, the split of each document depends
+            on the hash of its text.
     """
 
     name: str
@@ -40,7 +44,7 @@ class Source:
 
     @property
     def kind(self) -> Literal["file", "stdin", "hub"]:
-        """Whether the source is a file, standard input or a dataset on the hub."""
+        """The kind of the source: a file, standard input or a dataset on the hub."""
         if self.name == STDIN:
             return "stdin"
         return "hub" if self.name.startswith("hf:") else "file"
@@ -55,14 +59,14 @@ class SourceList:
 
 
 def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
-    """List the sources that paths refer to, each only once. Also lists skipped files.
+    """List the sources that paths refer to, without repetitions, and the skipped files.
 
     Paths are files, globs, folders, "-" (standard input) and "hf:NAME". Files, globs and folders
     can be in object storage, such as s3://bucket/texts. Folders are searched recursively in sorted
-    order, without hidden files. Files in folders without one of `suffixes` (also compressed) are
-    skipped.
+    order, without hidden files. A file found in a folder is skipped if its suffix is not one of
+    `suffixes`; a compression suffix is ignored.
 
-    Raises DataError if a path does not exist or contains no readable file.
+    Raises DataError if a path does not exist, or if all files in a folder are skipped.
     """
     names = list_paths(paths)
     if not names:
@@ -108,7 +112,7 @@ def describe_missing_paths(paths: Sequence[str]) -> list[str]:
 
 
 def check_libraries(paths: Sequence[str]) -> None:
-    """Raise MissingExtraError if a library needed to read the paths is not installed."""
+    """Raise MissingExtraError if a library that is needed to read the paths is not installed."""
     for path in paths:
         if path.startswith("hf:"):
             if importlib.util.find_spec("datasets") is None:
@@ -120,7 +124,10 @@ def check_libraries(paths: Sequence[str]) -> None:
 
 
 def _suggest_path(path: str) -> str:
-    """Return a suggestion of a similarly named file in the same folder, or an empty string."""
+    """Return a sentence that suggests a similarly named file in the same folder.
+
+    Returns an empty string if there is no such file.
+    """
     folder = Path(path).parent
     names = [one.name for one in folder.glob("[!.]*")] if os.path.isdir(folder) else []
     near = nearest_name(Path(path).name, names)
@@ -146,7 +153,10 @@ def file_format(path: str) -> str:
 
 
 def _expand_path(path: str) -> list[Source]:
-    """Return the sources that one path refers to. For a folder, these are all of its files."""
+    """Return the sources that one path refers to.
+
+    For a folder, these are all files in it, whatever their suffixes.
+    """
     if path == STDIN or path.startswith("hf:"):
         return [Source(path)]
     if is_remote(path):
@@ -172,7 +182,10 @@ def _make_local_source(path: str, *, named: bool) -> Source:
 
 
 def _list_remote_sources(path: str) -> list[Source]:
-    """Return the sources that an object, a glob or a folder in object storage refers to."""
+    """Return the sources that a path in object storage refers to.
+
+    The path is an object, a glob or a folder.
+    """
     objects = list_remote(path)
     if not objects:
         raise DataError(f"There is no object {path}, and none under it.")
@@ -183,7 +196,7 @@ def _list_remote_sources(path: str) -> list[Source]:
 def walk_files(folder: str | os.PathLike[str]) -> list[str]:
     """List all files in a folder and its subfolders, except hidden files, in sorted order.
 
-    Links to folders are followed. A folder that contains itself through a link is read once.
+    Links to folders are followed, but no folder is listed twice.
 
     Raises DataError if the target of a link is missing.
     """

@@ -1,8 +1,9 @@
-"""The split of every document (training or validation), and exact deduplication.
+"""Assignment of documents to the training or validation split, and exact deduplication.
 
-Both depend only on a hash of the document's text, so that adding or reordering data moves no
-document between training and validation. If validation has separate paths, the paths determine the
-split, and the hash only finds duplicates, including documents in both splits.
+Both depend only on a hash of the document's text. Adding or reordering data therefore moves no
+document from one split to the other. If the user gives separate paths for validation, the paths
+determine the split. The hash is then used only to find duplicates, including documents that occur
+in both splits.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _SEARCH_LENGTH = 200  # characters that are searched for a line feed or space
 class CorpusOptions(ReadOptions):
     """Options for reading and splitting a corpus.
 
-    `validation` is the fraction of documents, in [0, 1), that a hash of their text assigns to
-    validation, or the paths of separate validation text. `control_tokens` are special tokens that
-    are always encoded as such when their names occur in a text.
+    `validation` is either the fraction of documents for validation, in [0, 1), or the paths of
+    separate validation texts. With a fraction, a hash of each document's text decides whether the
+    document belongs to validation. `control_tokens` are special tokens whose names in a text are
+    always encoded as special tokens.
     """
 
     validation: float | Paths = 0.1
@@ -53,11 +55,11 @@ class SplitSources:
     Args:
         sources: the sources, each with its split.
         skipped: the files in folders that are not read.
-        fraction: the fraction of documents that the hash assigns to validation; 0 if validation has
-            separate paths or is not wanted.
-        cut: if the corpus is a single document, the number of characters at its beginning that
-            belong to training; the rest is validation. Otherwise 0.
-        head: the hash of these first `cut` characters.
+        fraction: the fraction of documents that the hash assigns to validation. It is 0 if there
+            are separate validation paths, or no validation.
+        cut: if the corpus is a single document, its first `cut` characters are for training, and
+            the rest is for validation. Otherwise 0.
+        head: the hash of the first `cut` characters.
     """
 
     sources: tuple[Source, ...]
@@ -73,15 +75,15 @@ class SplitSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the splits that the corpus will have."""
+        """The names of the splits of the corpus."""
         has_paths = any(source.split == VALIDATION for source in self.sources)
         return (TRAIN, VALIDATION) if has_paths or self.fraction else (TRAIN,)
 
     def assign_split(self, source: Source, digest: int) -> str:
         """Return the split of a document, "train" or "validation".
 
-        It is the split of its source if set. Otherwise it depends on `digest`, the hash of the
-        document.
+        All documents of a source with a split are in this split. Otherwise, the split depends on
+        `digest`, the hash of the document.
         """
         validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if validation else TRAIN)
@@ -89,7 +91,8 @@ class SplitSources:
     def read_parts(self, source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
         """Yield the documents of a source in parts, as pairs (part, is_last).
 
-        If the corpus is a single document, it is divided into two documents after `cut` characters.
+        `is_last` is True for the last part of each document. A corpus of a single document is
+        divided into two documents after `cut` characters.
         """
         start = 0
         for part, is_last in read_parts(source, options):
@@ -103,11 +106,13 @@ class SplitSources:
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
-    """List the sources of a corpus, and assign a split to each source.
+    """List the sources of a corpus, and set the split of each source.
 
-    Sources of separate validation paths come first.
+    If `validation` is a fraction above 0, the split is None: a hash will decide for each document.
+    If `validation` contains paths, their sources come first.
 
-    Raises DataError if the validation fraction is out of range or a path cannot be read.
+    Raises DataError if the validation fraction is out of range, if a path cannot be read, or if all
+    training files are validation files, too.
     """
     train = list_text_sources(paths)
     if isinstance(validation, int | float):
@@ -128,10 +133,10 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
 
 
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
-    """List the sources as in `split_sources`, and choose where to divide a corpus of one document.
+    """List the sources of a corpus, and choose where to divide a corpus of a single document.
 
-    The single document is divided shortly after the training fraction of its text: after a line
-    feed, or else before a space.
+    The sources are those of `split_sources`. A single document is divided after the first line feed
+    that follows the training fraction of its text, or else before the first space.
     """
     plan = split_sources(paths, options.validation)
     if not plan.fraction or not all(source.modified for source in plan.sources):
@@ -156,15 +161,18 @@ def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
 
 
 def _read_all_parts(plan: SplitSources, options: CorpusOptions) -> Iterator[tuple[str, bool]]:
-    """Yield the documents of all sources in parts, as pairs (part, is_last)."""
+    """Yield the documents of all sources in parts, as pairs (part, is_last).
+
+    `is_last` is True for the last part of each document.
+    """
     for source in plan.sources:
         yield from read_parts(source, options)
 
 
 def _set_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
-    """Return copies of the sources with their split set.
+    """Return copies of the sources with the given split.
 
-    If the split is None, the split of each document depends on its hash.
+    None means that the split of each document depends on the hash of its text.
     """
     return tuple(dataclasses.replace(source, split=split) for source in sources)
 
@@ -173,7 +181,7 @@ def hash_text(text: str) -> int:
     """Return the 64-bit hash that identifies a document and determines its split.
 
     Documents that differ only in line ends, in trailing spaces of lines or in their Unicode form
-    (NFC, NFD) have the same hash. Labelled examples use the same function to hash their groups.
+    (NFC, NFD) have the same hash. The function also hashes the grouping keys of labelled examples.
     """
     digest = TextDigest()
     digest.update(text)
@@ -181,7 +189,7 @@ def hash_text(text: str) -> int:
 
 
 def _is_boundary(text: str, index: int) -> bool:
-    """Return whether the text before and after `index` can be Unicode-normalized separately."""
+    """Return whether the texts before and after `index` can be Unicode-normalized separately."""
     before, after = text[index - 1], text[index]
     if before.isspace() or after.isspace():
         return before == "\n"
@@ -211,7 +219,7 @@ class TextDigest:
         self._hash_section(text[:boundary])
 
     def _hash_section(self, text: str) -> None:
-        """Normalize a section of the text and add it to the hash. It ends at a boundary."""
+        """Normalize a section of the text, which ends at a boundary, and add it to the hash."""
         text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
         lines = self._pending_line_ends + "\n".join(map(str.rstrip, text.split("\n")))
         visible = lines.rstrip("\n")
@@ -230,19 +238,21 @@ def read_splits(
 ) -> Iterator[tuple[str, str]]:
     """Yield the deduplicated documents of a corpus as pairs (split, text).
 
-    These are the documents that `prepare` stores, in the same order. Exact duplicates within a
-    split are skipped unless `keep_duplicates` is set. A training document is always skipped if the
-    same document occurred in validation before it. The function needs about 80 bytes of memory per
-    document, for a set of 64-bit hashes. A hash collision between two texts is expected once in
-    about six billion documents.
+    The documents are those that `prepare` stores, in the same order. Exact duplicates within a
+    split are skipped unless `options.keep_duplicates` is set. A training document is always skipped
+    if it occurred earlier in validation.
+
+    Duplicates are found with a set of 64-bit hashes, which needs about 80 bytes of memory per
+    document. In about six billion documents, one hash collision between different texts is
+    expected.
     """
     return ((split, "".join(parts)) for split, parts in _read_split_parts(paths, options))
 
 
 def _read_split_parts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the deduplicated documents of a corpus as pairs (split, parts).
+    """Yield the deduplicated documents of a corpus as pairs (split, parts of the text).
 
-    Read the parts of a document before requesting the next document.
+    The caller must read all parts of a document before it requests the next document.
     """
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
     for split, parts, digest in _hash_texts(paths, options):
@@ -253,7 +263,10 @@ def _read_split_parts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[st
 
 
 def _hash_texts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str], int]]:
-    """Read and hash every document of a corpus. Yields (split, parts, hash), with duplicates."""
+    """Read and hash every document of a corpus. Yields tuples (split, parts, hash).
+
+    Duplicate documents are not dropped.
+    """
     plan = plan_corpus(paths, options)
     for source in plan.sources:
         for parts, digest in _hash_documents(plan.read_parts(source, options)):
@@ -263,8 +276,8 @@ def _hash_texts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Ite
 def _hash_documents(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
     """Group parts into documents and hash them. Yields pairs (parts of the document, hash).
 
-    `parts` are pairs (part, is_last). The parts of a long document are kept in a temporary file
-    until its hash is known.
+    `parts` are pairs (part, is_last); `is_last` is True for the last part of each document. The
+    parts of a long document are kept in a temporary file until its hash is known.
     """
     for part, is_last in parts:
         if is_last:
@@ -287,7 +300,10 @@ def hash_validation_texts(paths: Paths, options: CorpusOptions) -> set[int]:
 
 
 def read_training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
-    """Yield the training texts of a corpus, to train a tokenizer. Long texts come in parts."""
+    """Yield the training texts of a corpus, for training a tokenizer.
+
+    A long text is yielded in several parts.
+    """
     for split, parts in _read_split_parts(paths, options):
         if split == TRAIN:
             yield from parts
@@ -298,10 +314,11 @@ def write_split_texts(
 ) -> dict[str, Path]:
     """Write the splits of a corpus to `train.txt` and `validation.txt` in the folder `out`.
 
-    The files can be read with the same separator ("file" becomes "blank"). If a document contains
-    the separator, its blank lines (for "line", its line feeds) are removed.
+    The documents in these files have the separator `options.separator`, or "blank" instead of
+    "file". With the separator "blank", blank lines within documents are removed. With the separator
+    "line", line feeds within documents become spaces.
 
-    Returns the path of the file of each split.
+    Returns the path of each file, by the name of the split.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -314,7 +331,11 @@ def write_split_texts(
 
 
 def _append_separator(text: str, separator: str) -> str:
-    """Return a document followed by the separator; blank lines in the document may be removed."""
+    """Return a document followed by the separator.
+
+    Line feeds within the document that would separate documents are removed or replaced with
+    spaces.
+    """
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if separator == "line":
         return " ".join(lines) + "\n"

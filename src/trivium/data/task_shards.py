@@ -1,9 +1,10 @@
-"""The finished shards of an interrupted or running preparation, and how they are merged.
+"""Writing, loading and merging of the shards that the encoding tasks of a preparation write.
 
-A task writes a shard for about every 64 MB of its text. A finished shard is a folder with the token
-and offset files of every split, a table of its documents and a completion marker. Tasks do not
-depend on each other, so that processes and machines can run tasks in any order. Duplicate documents
-are dropped when the shards are merged: only shards that contain duplicates are rewritten.
+A task (`encode_tasks.Task`) writes a shard for about every 64 MB of text. A finished shard is a
+folder with the token and offset files of every split, a table of its documents and a completion
+marker. Tasks do not depend on each other, so that processes and machines can run tasks in any
+order. Duplicate documents are dropped when the shards are merged. Only shards that contain
+duplicates are then rewritten.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ _DOCUMENT = [("digest", "<u8"), ("text_bytes", "<i8"), ("tokens", "<i8"), ("in_v
 _BLOCK_TOKENS = 1 << 20
 
 Report = Callable[[int, int], None]
-"""A progress callback (num_documents, num_tokens) with the counts so far."""
+"""A progress callback. Its arguments are the numbers of documents and tokens so far."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """The completion marker of a task's shard: metadata that is written last.
+    """The completion marker of a shard. It contains metadata, and is written after all other files.
 
     Args:
-        sources: all sources of the task.
-        is_last: whether the shard is the last one of its task.
-        documents: the number of documents.
-        tokens: the number of tokens.
-        excerpts: the beginnings of the first documents of each split.
-        sha256: the SHA-256 of every other file in the folder, by file name.
+        sources: all sources of the encoding task that wrote the shard.
+        is_last: whether the shard is the last shard of its task.
+        documents: the number of documents in the shard.
+        tokens: the number of tokens in the shard.
+        excerpts: for each split, the beginnings of the first documents.
+        sha256: the SHA-256 hash of every other file in the folder, by file name.
     """
 
     sources: tuple[Source, ...]
@@ -76,7 +77,7 @@ class TaskShards:
         vocab_size: the size of the vocabulary.
 
     Attributes:
-        finished: the completion markers of the finished shards, by shard folder.
+        finished: the completion marker of each finished shard, by shard folder.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
@@ -90,11 +91,13 @@ class TaskShards:
         return sum(shard.tokens for shard in self.finished.values())
 
     def shard_folder(self, task: Task, index: int) -> Path:
-        """Return the folder for shard `index` of a task."""
+        """Return the folder for shard `index` of an encoding task."""
         return self.folder / f"shard-{task.index:05}-{index:04}"
 
     def load(self, tasks: Iterable[Task]) -> None:
-        """Load the markers of the finished shards of tasks, if the sources are unchanged.
+        """Add the finished shards of encoding tasks to `finished`.
+
+        Shards whose sources have changed are ignored.
 
         Raises DataError if a shard is corrupt.
         """
@@ -119,10 +122,10 @@ class TaskShards:
 
         Args:
             path: the folder of the shard.
-            reader: the reader of the task, which is a few batches ahead of the encoded documents.
+            reader: the reader of the encoding task. It is a few batches ahead of `batches`.
             batches: the encoded documents.
-            report: a function that is called after every batch with the number of documents and
-                tokens.
+            report: a function that is called after every batch with the numbers of documents and
+                tokens so far.
         """
         with replace_folder(path) as folder:
             num_tokens = _write_tokens(folder, reader, batches, report)
@@ -146,13 +149,13 @@ class TaskShards:
     def merge(
         self, out: Path, splits: Sequence[str], options: CorpusOptions, excluded: Collection[int]
     ) -> dict[str, SplitInfo]:
-        """Merge the shards of all tasks into the folder `out`, without duplicate documents.
+        """Merge the finished shards into the folder `out`, without duplicate documents.
 
-        Duplicates of earlier documents are dropped, unless the options keep them. Training
-        documents are dropped if they are in validation or if their hash is in `excluded`. A shard
-        without dropped documents is linked instead of rewritten.
+        Duplicates of earlier documents are dropped, unless `options.keep_duplicates` is set.
+        Training documents are dropped if they also occur in validation, or if their hash is in
+        `excluded`. If no document of a shard is dropped, its files are hard-linked, not rewritten.
 
-        Returns the manifest entry of every split.
+        Returns the manifest entry of each split, by the name of the split.
         """
         self.finished = dict(sorted(self.finished.items()))
         digests = {
@@ -172,7 +175,8 @@ class TaskShards:
     def _merge_split(self, out: Path, split: str, repeats: Bools, overlap: Bools) -> SplitInfo:
         """Write the shards and token counts of one split to `out`. Returns its manifest entry.
 
-        `repeats` and `overlap` mark the documents to drop: duplicates, and documents in validation.
+        `repeats` and `overlap` mark the documents of the split to drop: duplicates, and training
+        documents that are in validation.
         """
         files: list[ShardFile] = []
         excerpts: list[str] = []
@@ -203,16 +207,16 @@ class TaskShards:
     def _merge_file(
         self, folder: Path, split: str, documents: NDArray, mask: Bools, paths: tuple[Path, Path]
     ) -> tuple[ShardFile, Ints]:
-        """Write a shard of a split to the final folder. Returns its manifest entry and counts.
+        """Write a shard of a split to the final folder. Returns (manifest entry, token counts).
 
-        If no document is dropped, the finished shard is linked. The counts are those of every
-        token, int64 [V].
+        If no document is dropped, the files of the finished shard are hard-linked. The token counts
+        are the number of occurrences of every token in the shard, int64 [V].
 
         Args:
             folder: the folder of the finished shard.
             split: the name of the split.
             documents: the document table of the shard.
-            mask: whether to keep each document.
+            mask: for each document, whether to keep it.
             paths: the final paths of the token file and the offset file.
         """
         finished, lengths = _shard_file_paths(folder, split), documents["tokens"][mask]
@@ -228,9 +232,9 @@ class TaskShards:
         return ShardFile(int(lengths.sum()), int((lengths > 0).sum()), *digests), counts
 
     def _copy_tokens(self, source: Path, target: Path, lengths: Ints, mask: Bools) -> None:
-        """Copy the tokens of some documents from one token file to another.
+        """Copy the tokens of the documents selected by `mask` to another token file.
 
-        `lengths` are the token counts of all documents in `source`; `mask` selects the documents.
+        `lengths` are the token counts of all documents in `source`.
         """
         offsets, start = np.concatenate(([0], np.cumsum(lengths))), 0
         with target.open("wb") as file:
@@ -240,7 +244,7 @@ class TaskShards:
                 file.write(block[np.repeat(mask, np.diff(bounds))].tobytes())
 
     def _write_offsets(self, token_path: Path, offset_path: Path, lengths: Ints) -> Ints:
-        """Write the document offsets of a token file; documents without tokens are left out.
+        """Write the document offsets of a token file. Documents without tokens are left out.
 
         Returns the number of occurrences of every token in the file, int64 [V].
         """
@@ -253,7 +257,7 @@ class TaskShards:
     def _read_token_blocks(self, path: Path) -> Iterator[NDArray]:
         """Yield the token ids in a file in blocks.
 
-        A memory map is not used, because it would count as memory of the process.
+        The file is not memory-mapped, since mapped pages would count as memory of the process.
         """
         with path.open("rb") as file:
             while len(block := np.fromfile(file, self.dtype, _BLOCK_TOKENS)):
@@ -261,10 +265,11 @@ class TaskShards:
 
 
 def _load_finished_shard(folder: Path, sources: tuple[Source, ...]) -> FinishedShard | None:
-    """Return the completion marker of the shard in `folder`.
+    """Read and verify the finished shard in `folder`. Returns its completion marker.
 
-    Returns None if there is no finished shard, or if it was made from other sources. Raises
-    ValueError if the files of the shard do not match the marker.
+    Returns None if there is no finished shard, or if it was made from other sources.
+
+    Raises ValueError if the files of the shard do not match the marker.
     """
     if not (folder / MARKER).is_file():
         return None
@@ -284,10 +289,12 @@ def _load_finished_shard(folder: Path, sources: tuple[Source, ...]) -> FinishedS
 def _write_tokens(
     folder: Path, reader: TaskReader, batches: Iterable[EncodedBatch], report: Report
 ) -> array[int]:
-    """Write the tokens of documents to one file per split. Returns the length of each document.
+    """Write the tokens of documents to one file per split.
 
-    The split of a document is known only at its end. Until then, its tokens are in the training
-    file.
+    The split of a document is known only when all of it has been read. Until then, its tokens are
+    in the training file.
+
+    Returns the number of tokens of each document.
     """
     lengths = array("q")
     num_tokens = length = 0
@@ -320,7 +327,7 @@ def _shard_file_paths(folder: Path, split: str, index: int = 0) -> tuple[Path, P
 
 
 def _load_document_table(folder: Path, split: str) -> NDArray:
-    """Load the per-document table of a finished shard, reduced to the documents of one split."""
+    """Return the rows of a finished shard's document table that belong to one split."""
     documents = np.load(folder / _DOCUMENTS)
     return documents[documents["in_validation"] == (split == VALIDATION)]
 

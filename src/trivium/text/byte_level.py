@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers from existing vocabularies, such as OpenAI's `.tiktoken` files."""
+"""Builds byte-level BPE tokenizers from existing vocabularies, such as `.tiktoken` files."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ def build_byte_level(
     Args:
         vocabulary: the bytes of each token, by id.
         merges: the pairs of tokens to merge, in order of priority.
-        special_tokens: the special tokens. Those that are not in the vocabulary get the next ids.
-        pattern: the pre-tokenizer: a name in `PATTERNS` or a regular expression.
-        ignore_merges: whether a word that is in the vocabulary becomes one token without merges.
+        special_tokens: the special tokens. Tokens that are not in the vocabulary get the next ids.
+        pattern: the pre-tokenizer, given as a name in `PATTERNS` or a regular expression.
+        ignore_merges: whether a word that is in the vocabulary becomes a single token, even if the
+            merges would not produce this token.
 
     Raises TokenizerError if the vocabulary or the merges are invalid.
     """
@@ -130,10 +131,10 @@ def _check_vocabulary(vocabulary: Mapping[int, bytes], special_tokens: Sequence[
 
 
 def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
-    """Load a `.tiktoken` rank file, which contains one base64 token and its rank per line.
+    """Load a `.tiktoken` rank file. Each line contains a base64-encoded token and its rank.
 
-    `pattern` is a name in `PATTERNS` or a regular expression. If None, it depends on the file name
-    or the number of ranks; the default is cl100k.
+    `pattern` is the pre-tokenizer, given as a name in `PATTERNS` or a regular expression. If None,
+    it is guessed from the file name or from the number of ranks, or else "cl100k" is used.
     """
     ranks = _read_ranks(file)
     family = _guess_pattern(file, len(ranks)) if pattern is None else pattern
@@ -152,7 +153,7 @@ def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:
-    """Read a `.tiktoken` file. Returns the rank of every token."""
+    """Read a `.tiktoken` file. Returns a dictionary from tokens to ranks."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -171,7 +172,7 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 def check_ids(vocabulary: Mapping[Any, int]) -> None:
     """Raise TokenizerError if there are large gaps between the ids in a vocabulary.
 
-    The `tokenizers` library would need gigabytes of memory for the missing ids.
+    The `tokenizers` library needs gigabytes of memory for the ids in such gaps.
     """
     largest = max(vocabulary.values(), default=0)
     if largest > 2 * len(vocabulary) + 1000:
@@ -179,11 +180,11 @@ def check_ids(vocabulary: Mapping[Any, int]) -> None:
 
 
 def derive_merges(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
-    """Derive the BPE merges from token ranks, for formats without merges. Yields pairs.
+    """Derive BPE merges from token ranks. Yields the merges as pairs of tokens, by priority.
 
-    tiktoken and sentencepiece files contain only ranks. The encoder merges the neighbours whose
-    union has the lowest rank. Therefore every split of a token into two tokens is a merge with the
-    rank of that token.
+    tiktoken and sentencepiece files contain ranks but no merges. Their encoders always merge the
+    two neighbours that form the token with the lowest rank. Every split of a token into two tokens
+    is therefore a merge, and its rank is that of the whole token.
     """
     for token in sorted(ranks, key=lambda token: ranks[token]):
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
@@ -192,7 +193,10 @@ def derive_merges(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]
 
 
 def _guess_pattern(file: Path, num_ranks: int) -> str:
-    """Guess the pre-tokenizer of a `.tiktoken` file from its name, or from its number of ranks."""
+    """Guess the pre-tokenizer of a `.tiktoken` file from its name, or from its number of ranks.
+
+    Returns a name in `PATTERNS`.
+    """
     names = {family: family for family in PATTERNS} | {"r50k": "gpt2", "p50k": "gpt2"}
     by_name = (family for name, family in names.items() if name in file.name.lower())
     return next(by_name, _PUBLISHED.get(num_ranks, "cl100k"))

@@ -46,9 +46,9 @@ class ChatTemplate:
 
     Args:
         source: the text of the template.
-        tokens: the special tokens that the template may use, by names such as `eos_token`.
-        literals: the encoders for which special-token names in messages are plain text. If None,
-            such names are encoded as special tokens.
+        tokens: the special tokens that the template may use, by variable names such as `eos_token`.
+        literals: an encoder that treats special-token names in messages as plain text, so that a
+            message cannot inject special tokens. If None, such names are encoded as special tokens.
 
     Raises TokenizerError if the template cannot be parsed.
     """
@@ -63,8 +63,8 @@ class ChatTemplate:
     def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
         """Create a chat template with the special tokens of a tokenizer.
 
-        Special-token names in messages are plain text if the tokenizer encodes them so (see
-        `Tokenizer.split_special_tokens`).
+        If `tokenizer.split_special_tokens` is True, special-token names in messages are encoded as
+        plain text.
         """
         tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
         literals = tokenizer.literal_encoders if tokenizer.split_special_tokens else None
@@ -85,8 +85,8 @@ class ChatTemplate:
     def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
         """Return the id of the token that ends the assistant's turn, or None if there is none.
 
-        It is found by rendering an example. In some templates, it is the token that starts the next
-        turn.
+        The token is found by rendering an example. In some templates, it is the first token of the
+        next turn.
         """
         answer = "3141592653"
         turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
@@ -103,7 +103,7 @@ class ChatTemplate:
         return None
 
     def _protect_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Replace special-token names in messages with marks. Returns copies of the messages."""
+        """Return copies of the messages, with marks in place of special-token names."""
         protect = self._literals.protect
         return [
             {k: protect(v) if isinstance(v, str) else v for k, v in one.items()} for one in messages
@@ -135,9 +135,9 @@ class ChatTemplate:
     def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
         """Render a conversation. Returns its text and the character offsets of assistant turns.
 
-        A turn is the text between {% generation %} and {% endgeneration %} in the template. If the
-        template has no such blocks, a turn starts after the generation prompt and ends at the next
-        turn.
+        An assistant turn is the text of a block from {% generation %} to {% endgeneration %} in the
+        template. If the template has no such blocks, an assistant turn starts after the generation
+        prompt and ends where the next turn starts.
 
         Raises TokenizerError if the template rejects the messages, or if a turn cannot be found in
         the text.
@@ -150,10 +150,10 @@ class ChatTemplate:
         return ChatText.from_protected(text, self._literals), restored
 
     def _find_responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-        """Render protected messages. Returns the text and the character offsets of assistant turns.
+        """Render protected messages. Returns the text, and the offsets of the assistant turns.
 
-        In protected messages, marks replace special-token names; the returned text contains them,
-        too.
+        In protected messages, marks replace special-token names. The returned text contains the
+        same marks. The offsets are pairs (start, stop) in characters.
         """
         marked = self._render_marked(messages, False)
         if _OPEN in marked:
@@ -170,7 +170,7 @@ class ChatTemplate:
         return marked, spans
 
     def _find_turn(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
-        """Return the character offsets of one assistant turn in the text of a conversation.
+        """Return the start and stop offset of one assistant turn in the text of a conversation.
 
         Args:
             text: the rendered text of all messages.
@@ -204,7 +204,10 @@ class ChatTemplate:
 
 @functools.lru_cache(maxsize=16)
 def _compile_template(source: str) -> jinja2.Template:
-    """Compile a Jinja chat template in a sandbox, with the helper functions of transformers."""
+    """Compile a Jinja chat template in a sandbox, with the helper functions of transformers.
+
+    Raises TokenizerError if the template cannot be parsed.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -221,12 +224,12 @@ def _compile_template(source: str) -> jinja2.Template:
 
 
 class _Generation(Extension):
-    """The Jinja block {% generation %} ... {% endgeneration %}, which encloses assistant turns."""
+    """Defines the Jinja block {% generation %}, which encloses an assistant turn."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Replace the block with a call that puts marks around its text."""
+        """Parse the block. Returns a call of `_mark_block` with the content of the block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_mark_block"), [], [], body).set_lineno(line)
@@ -239,7 +242,7 @@ class _Generation(Extension):
 def _extract_spans(marked: str) -> tuple[str, list[Span]]:
     """Remove the marks of {% generation %} blocks from a text.
 
-    Returns the text, and the character offsets of the blocks in it.
+    Returns the text without marks, and the character offsets (start, stop) of each block.
     """
     text, starts, spans = "", [], []
     for part in re.split(f"([{_OPEN}{_CLOSE}])", marked):
@@ -253,10 +256,10 @@ def _extract_spans(marked: str) -> tuple[str, list[Span]]:
 
 
 def _raise_template_error(message: str) -> NoReturn:
-    """Raise a TemplateError: the function `raise_exception` of chat templates."""
+    """Raise a TemplateError. Chat templates call this function as `raise_exception`."""
     raise jinja2.TemplateError(message)
 
 
 def _summarize(error: Exception) -> str:
-    """Return the message of an error, shortened to 300 characters."""
+    """Return the message of an error, or its type if it has none, in at most 300 characters."""
     return shorten(str(error) or type(error).__name__, 300)

@@ -1,4 +1,4 @@
-"""Splitting of long texts into chunks that can be tokenized separately, with the same result."""
+"""Splits long texts into chunks that can be tokenized separately without changing the ids."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 class Chunk(NamedTuple):
     """A chunk of a text.
 
-    `before` is the end of the previous chunk, as context; it is empty for the first chunk of a
-    text. The ids of the chunk are the ids of `before + text` after those of `before`. `is_last`
-    marks the last chunk of a text.
+    `before` is the end of the previous chunk, which serves as context; it is empty for the first
+    chunk of a text. To encode the chunk, encode `before + text`, and remove the ids of `before`.
+    `is_last` is True for the last chunk of a text.
     """
 
     before: str
@@ -28,12 +28,12 @@ class Chunk(NamedTuple):
 def split_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> Iterator[Chunk]:
     """Split texts into chunks of about `limit` characters. Yields the chunks.
 
-    A text is split only at a boundary: a position where splitting does not change the token ids. If
-    there is no boundary near the limit, the chunk becomes longer.
+    A text is split only at positions where splitting does not change the token ids. If there is no
+    such position near the limit, the chunk becomes longer.
 
     Args:
-        parts: the texts as pairs (part, is_last), where `is_last` marks the last part of a text.
-        encode: a function that returns the token ids of texts, without special tokens.
+        parts: the texts as pairs (part, is_last); `is_last` is True for the last part of each text.
+        encode: a function that returns the token ids of each text, without special tokens.
         limit: the number of characters per chunk.
     """
     before, text, target = "", "", limit
@@ -52,9 +52,10 @@ def split_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -
 
 
 def _find_boundary(text: str, target: int, encode: Encode) -> int | None:
-    """Return the last position at or before `target` where splitting does not change the token ids.
+    """Return a position near `target` where splitting does not change the token ids.
 
-    Positions at a space are preferred. Returns None if there is no such position.
+    Only positions up to `target` are tried: first before spaces, then at any character, from the
+    last to the first. Returns None if there is no such position.
     """
     near = range(target, max(target - 4 * _CONTEXT, _CONTEXT + max(_SHIFTS)), -1)
     spaces = [i for i in near if text[i].isspace() and not text[i - 1].isspace()]
@@ -65,9 +66,9 @@ def _find_boundary(text: str, target: int, encode: Encode) -> int | None:
 def _is_boundary(text: str, index: int, encode: Encode) -> bool:
     """Return whether splitting a text at `index` does not change its token ids.
 
-    This holds if the ids on each side do not change when the other side is added. The comparison is
-    repeated with several starting points, because the tokens of a run of digits or of a repeated
-    letter depend on where the run begins.
+    The ids on each side of `index` must stay the same when the text on the other side is added.
+    This is checked with several starting points, because the tokens of a run of digits, or of a
+    repeated letter, depend on where the run begins.
     """
     right = text[index : index + _CONTEXT]
     after = None

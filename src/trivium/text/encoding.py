@@ -11,13 +11,16 @@ class Encoding:
 
     Args:
         ids: the token ids.
-        tokens: the tokens in readable form. For byte-level tokenizers, this is the text of the
-            token, with U+2581 for a space and `\xe5` for a byte of an incomplete character.
-        symbols: the tokens as stored in the vocabulary. They differ from `tokens` only in
+        tokens: the tokens in readable form. A token of a byte-level tokenizer is shown as text, in
+            which U+2581 stands for a space, and an escape such as `\xe5` for a byte of an
+            incomplete character.
+        symbols: the raw tokens, as stored in the vocabulary. They differ from `tokens` only in
             byte-level tokenizers.
-        offsets: (start, end) in characters of the original text; (0, 0) for special tokens.
-        type_ids: 0 for the first text and 1 for the second.
-        word_ids: the index of the pre-tokenizer's word within each text; None for special tokens.
+        offsets: the character offsets (start, stop) in the original text; (0, 0) for special
+            tokens.
+        type_ids: the token type ids: 0 for the first text and 1 for the second text.
+        word_ids: the index of the word that the token belongs to, as split by the pre-tokenizer;
+            None for special tokens.
     """
 
     ids: tuple[int, ...]
@@ -33,7 +36,8 @@ class Encoding:
     def to_dict(self, *, symbols: bool = False) -> dict[str, object]:
         """Return the encoding as a dictionary for JSON.
 
-        With `symbols`, `tokens` contains the tokens as stored in the vocabulary.
+        If `symbols` is True, the entry "tokens" contains the raw tokens instead of the readable
+        tokens.
         """
         fields = dataclasses.asdict(self)
         entries = fields.pop("symbols")

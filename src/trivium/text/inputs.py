@@ -1,4 +1,7 @@
-"""Encoding of texts, pairs and words as model inputs, with special tokens and truncation."""
+"""Encodes texts, pairs of texts and lists of words as model inputs.
+
+Special tokens are added, and long inputs are truncated or split into windows.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ from trivium.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    """The encoded model input for a text or a pair. Every list has one entry per token.
+    """The model input for a text or a pair of texts. Every list has one entry per token.
 
     Args:
         ids: the token ids.
-        type_ids: the token type ids of the tokenizer (0 and 1, or only 0).
-        offsets: the character offsets of each token in its text; (0, 0) for special tokens.
-        texts: the index of the text that each token belongs to, 0 or 1; None for special tokens.
+        type_ids: the token type ids. Some tokenizers use 0 for both texts of a pair.
+        offsets: the character offsets (start, stop) of each token in its text; (0, 0) for special
+            tokens.
+        texts: the index of each token's text, 0 or 1; None for special tokens.
         cut: the number of tokens that truncation removed.
     """
 
@@ -34,7 +38,7 @@ class TextInput:
 
 
 class PlainTokens(NamedTuple):
-    """The token ids of a text, and the character offsets of each token; no special tokens."""
+    """The tokens of a text without special tokens: ids, and character offsets of each token."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -45,7 +49,7 @@ class PlainTokens(NamedTuple):
 
 
 def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[PlainTokens]:
-    """Tokenize texts without special tokens. Returns the token ids and offsets of each text."""
+    """Tokenize texts without special tokens. Returns a `PlainTokens` for each text."""
     batch = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [PlainTokens(list(one.ids), list(one.offsets)) for one in batch]
 
@@ -57,17 +61,17 @@ def encode_inputs(
     max_length: int | None = None,
     as_documents: bool = True,
 ) -> list[TextInput]:
-    """Encode texts and pairs as model inputs, with special tokens such as [CLS] A [SEP] B [SEP].
+    """Encode texts or pairs of texts as model inputs, such as [CLS] A [SEP] B [SEP].
 
-    Inputs longer than `max_length` are truncated at the end. In a pair, the longer text is
-    truncated first, and then both texts to about equal lengths.
+    A text is truncated at its end if the input is longer than `max_length`. In a pair, the longer
+    text is truncated first. If that is not enough, both texts are truncated to about equal lengths.
 
     Args:
         tokenizer: the tokenizer.
         texts: pairs (text, second text); the second text is None for single texts.
         max_length: the maximum number of tokens, including special tokens; None for no limit.
-        as_documents: whether to add the special tokens of documents in training shards if the
-            tokenizer has no template. A template is always applied.
+        as_documents: if the tokenizer has no template, whether to add the special tokens that
+            surround documents in token shards. A template is always applied.
 
     Raises:
         TokenizerError: a text is empty and the tokenizer has no special tokens, or its template
@@ -96,10 +100,10 @@ def encode_windows(
     max_length: int | None = None,
     as_documents: bool = True,
 ) -> list[list[TextInput]]:
-    """Encode texts like `encode_inputs`, but split long texts into windows without overlap.
+    """Encode texts as model inputs, and split long texts into windows without overlap.
 
-    Returns a list of windows for each text. It has as few windows as possible, all of about equal
-    length.
+    The arguments are those of `encode_inputs`. Returns a list of windows for each text. There are
+    as few windows as possible, all of about equal length.
     """
     template = SpecialTokenTemplate(tokenizer, as_documents=as_documents)
     windows = []
@@ -113,7 +117,7 @@ def encode_windows(
 
 
 def _truncate_lengths(length_a: int, length_b: int, max_total: int) -> tuple[int, int]:
-    """Return how many tokens of each text in a pair are kept after truncation.
+    """Return the lengths of the two texts of a pair after truncation.
 
     The longer text is truncated first (`longest_first` in the `tokenizers` library).
 
@@ -131,12 +135,12 @@ def _truncate_lengths(length_a: int, length_b: int, max_total: int) -> tuple[int
 
 
 class _Slot(NamedTuple):
-    """An element of a special-token template: a special token, or the place of a text.
+    """An element of a special-token template: a special token, or a placeholder for a text.
 
     Args:
-        special: the id of a special token; None if the element is a text.
+        special: the id of the special token; None for a placeholder.
         type_id: the token type id.
-        text: the index of a text; None if the element is a special token.
+        text: the index of the text; None for a special token.
     """
 
     special: int | None
@@ -147,12 +151,12 @@ class _Slot(NamedTuple):
 class SpecialTokenTemplate:
     """The special tokens that are added to a text or to a pair of texts.
 
-    They are taken from the tokenizer's post-processor. If the post-processor has no template, the
-    special tokens around documents in training shards are used (unless `as_documents` is False).
+    The tokenizer's post-processor defines them. If the post-processor has no template, the special
+    tokens are those that surround documents in token shards, or none if `as_documents` is False.
 
     Attributes:
-        before: the ids added before a single text.
-        after: the ids added after a single text.
+        before: the token ids that are added before a single text.
+        after: the token ids that are added after a single text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
@@ -169,18 +173,18 @@ class SpecialTokenTemplate:
         self.after = [slot.special or 0 for slot in single[place + 1 :]]
 
     def num_special(self, paired: bool) -> int:
-        """Return the number of special tokens added to a text, or to a pair if `paired`."""
+        """Return the number of special tokens added to a single text, or to a pair if `paired`."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
     def join(
         self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
     ) -> TextInput:
-        """Build the model input for one text or for a pair, by adding special tokens.
+        """Return the model input for a text or a pair of texts, with special tokens.
 
-        `cut`, the number of tokens that truncation removed, is stored in the result. If there are
-        no tokens at all, the input is the end-of-text token.
+        `cut`, the number of tokens that truncation removed, is only stored in the result. If there
+        are no tokens at all, the input is the end-of-text token.
 
-        Raises TokenizerError if the input would be empty.
+        Raises TokenizerError if there are no tokens, and the tokenizer has no end-of-text token.
         """
         joined = TextInput([], [], [], [], cut)
         for special, type_id, text in self._single if second is None else self._pair:
@@ -203,7 +207,7 @@ class SpecialTokenTemplate:
 def _derive_template(tokenizer: Tokenizer, count: int) -> list[_Slot]:
     """Derive the special-token template for `count` texts (1 or 2) by encoding an example.
 
-    Raises TokenizerError if the tokenizer repeats or omits a text.
+    Raises TokenizerError if the tokenizer's post-processor repeats or omits a text.
     """
     backend = tokenizer.backend
     example, size = next(
@@ -230,15 +234,15 @@ def _derive_template(tokenizer: Tokenizer, count: int) -> list[_Slot]:
 
 @dataclass(frozen=True, slots=True)
 class WordsInput:
-    """The encoded model input for a window of a sentence: words `start` to `stop` - 1.
+    """The model input for one window of a sentence, the words from `start` to `stop` - 1.
 
     Args:
         ids: the token ids.
         type_ids: the token type ids.
-        first_tokens: for each word of the window, the index in `ids` of its first token.
-        start: the index of the first word in the sentence.
-        stop: the index after the last word.
-        cut: the number of tokens removed from a word that is longer than a window.
+        first_tokens: for each word of the window, the index of its first token in `ids`.
+        start: the index of the window's first word in the sentence.
+        stop: the index of its last word in the sentence, plus 1.
+        cut: the number of tokens that were removed because a word is longer than a window.
     """
 
     ids: list[int]
@@ -252,12 +256,12 @@ class WordsInput:
 def encode_words(
     tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], *, max_length: int | None = None
 ) -> list[list[WordsInput]]:
-    """Encode sentences that are given as lists of words. Returns the windows of each sentence.
+    """Encode sentences that are given as lists of words. Returns a list of windows per sentence.
 
     A sentence longer than `max_length` tokens is split into windows without overlap. The words are
-    joined to running text, so that they are tokenized as in training. No token spans two words that
-    are joined without a space. A word without a token, such as a word of spaces, shares the token
-    of its neighbour.
+    joined into running text, so that they are tokenized as in training. If two words are joined
+    without a space, no token spans both of them. A word that has no token of its own, such as a
+    word of spaces, shares the token of its neighbour.
     """
     joined = [join_words(words) for words in sentences]
     encoded = _encode_joined_words(tokenizer, joined)
@@ -287,10 +291,10 @@ def encode_words(
 def _encode_joined_words(
     tokenizer: Tokenizer, joined_texts: Sequence[tuple[str, list[int]]]
 ) -> list[tuple[list[int], list[int]]]:
-    """Tokenize running texts made of words. Returns the token ids and end offsets of each text.
+    """Tokenize running texts made of words. Returns pairs (token ids, end offset of each token).
 
     Words that are joined without a space are encoded separately. `joined_texts` contains pairs
-    (text, character offset of each word), from `join_words`.
+    (text, character offset of each word) from `join_words`. The end offsets are in characters.
     """
     pieces: list[tuple[int, int, str]] = []
     for number, (text, starts) in enumerate(joined_texts):
@@ -310,9 +314,9 @@ def _encode_joined_words(
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
-    """Join words to running text. Returns the text and the character offset of each word.
+    """Join words into running text. Returns the text, and the character offset of each word.
 
-    Words are separated by a space, unless the characters on both sides are Chinese, Japanese, Thai,
+    Two words are separated by a space, unless both adjacent characters are Chinese, Japanese, Thai,
     Lao, Khmer or Burmese.
 
     >>> join_words(["to", "be", "\u4f60", "\u597d"])
@@ -332,13 +336,14 @@ def _split_into_windows(
 ) -> list[tuple[int, int, int, int]]:
     """Split a sentence of words into windows of at most `max_tokens` tokens.
 
-    Returns (first word, stop word, first token, stop token) for each window.
+    Returns a tuple (start word, stop word, start token, stop token) for each window. The stop
+    indices are exclusive.
 
     Args:
         first_tokens: the index of the first token of each word.
         num_tokens: the number of tokens in the sentence.
-        max_tokens: the maximum number of tokens per window. A longer word is truncated. None for no
-            limit.
+        max_tokens: the maximum number of tokens per window; None for no limit. A word with more
+            tokens is truncated.
     """
     if not first_tokens:
         return []

@@ -1,4 +1,4 @@
-"""Encoding of special-token names that occur in a text, such as `[SEP]`, as plain text."""
+"""Encodes special-token names in a text, such as `[SEP]`, as plain text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tokenizers
 
 SpecialTokens = Literal["text", "special"]
-"""How to encode special-token names in a text, such as `[SEP]`."""
+"""How to encode special-token names in a text, such as `[SEP]`: as text or as special tokens."""
 
 # Unicode reserves these code points for internal use by programs.
 _RESERVED = re.compile("[\ufdd0-\ufddf]")
@@ -19,18 +19,18 @@ _OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # a mark: the token id between these two cha
 
 
 class ChatText(str):
-    """The rendered text of a conversation, which remembers where special-token names came from.
+    """The rendered text of a conversation, with the origin of its special-token names.
 
     A special-token name in a message is plain text. A name that the chat template wrote is a
-    special token. The attribute `protected` is the same text with a mark in place of each name that
-    is part of a message.
+    special token. The attribute `protected` is the same text, in which a mark replaces each name
+    that comes from a message.
     """
 
     protected: str
 
     @classmethod
     def from_protected(cls, protected: str, literals: Literals) -> ChatText:
-        """Create a `ChatText` from text with marks, which `literals` converts back to names."""
+        """Create a `ChatText` from text with marks. `literals` converts the marks back to names."""
         text = cls(literals.restore(protected))
         text.protected = protected
         return text
@@ -42,11 +42,11 @@ class ChatText(str):
 
 
 class Literals:
-    """Encodes text in which some special-token names are plain text rather than special tokens.
+    """Encodes text in which some special-token names are plain text, not special tokens.
 
     In a conversation, names that the chat template writes are special tokens, and names in messages
-    are plain text. Before the template is rendered, messages are protected: each name is replaced
-    by a mark. Every name in the rendered text therefore comes from the template.
+    are plain text. Before the template is rendered, messages are protected: a mark replaces each
+    special-token name. Every name in the rendered text therefore comes from the template.
 
     Args:
         layout: the content of `tokenizer.json`.
@@ -65,13 +65,12 @@ class Literals:
     ) -> tokenizers.Tokenizer:
         """Build a copy of the tokenizer that encodes special-token names as plain text.
 
-        The ids stay the same. The special tokens are renamed in the copy, because some models
-        (whole words, Unigram) find the old names in their vocabulary even if special tokens are not
-        matched.
+        In the copy, special tokens have the same ids but new names. They must be renamed, because
+        some models (whole words, Unigram) would find the old names in their vocabulary.
 
         Args:
-            control: names that are still encoded as special tokens.
-            match_renamed: whether the new names are encoded as special tokens.
+            control: the names that are still encoded as special tokens.
+            match_renamed: whether the new names in a text are encoded as special tokens.
         """
         new = {
             name: _make_token_name(index)
@@ -112,7 +111,7 @@ class Literals:
     ) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
         """Encode a conversation, with special-token names in messages as plain text.
 
-        Returns the encoding, and the character offsets of its tokens in the unprotected text.
+        Returns the encoding, and the character offsets of its tokens in `text`.
         """
         parts, positions = [], [0]  # for each character of the encoded text, its offset in `text`
         # Groups of three: plain text, the id in a mark, the name of a control token (or None).
@@ -129,13 +128,14 @@ class Literals:
 
     @functools.cached_property
     def _renamed_copy(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer that matches special tokens by their new names."""
+        """A copy of the tokenizer that recognizes special tokens by their new names."""
         return self.build(match_renamed=True)
 
 
 def _make_token_name(token_id: int) -> str:
-    """Return the new name of a special token in a copy of the tokenizer. No text contains it.
+    """Return the new name of a special token in the copy of a tokenizer.
 
-    The name contains a space, so that it cannot be an ordinary word of a vocabulary.
+    The name contains reserved characters, so that it occurs in no text. It also contains a space,
+    so that it cannot be an ordinary word of a vocabulary.
     """
     return f"\ufdd2{token_id} \ufdd3"

@@ -1,4 +1,4 @@
-"""Loading of tokenizers that other libraries saved."""
+"""Loads tokenizers in the file formats of other libraries."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def load_backend(
 ) -> tokenizers.Tokenizer:
     """Load a tokenizer of the `tokenizers` library from a file or folder.
 
-    `Tokenizer.load` describes the formats and the arguments. Raises TokenizerError if loading
-    fails.
+    The formats and the arguments are those of `Tokenizer.load`.
+
+    Raises TokenizerError if there is no tokenizer, or if it cannot be read.
     """
     if not path.exists():
         raise TokenizerError(f"There is no tokenizer at {path}. It can be a folder or {FORMATS}.")
@@ -60,7 +61,7 @@ def load_backend(
 
 @contextlib.contextmanager
 def convert_library_errors() -> Iterator[None]:
-    """Context manager that converts encoding errors of `tokenizers` to TokenizerError."""
+    """Context manager that converts errors of the `tokenizers` library to TokenizerError."""
     try:
         yield
     except BaseException as error:  # also raised for a missing unknown token
@@ -72,22 +73,22 @@ def convert_library_errors() -> Iterator[None]:
 def _is_library_error(error: BaseException) -> bool:
     """Return whether an exception may come from the `tokenizers` library.
 
-    Panics of its Rust code are not subclasses of Exception.
+    Exceptions from panics in its Rust code are not subclasses of `Exception`.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _check_template(backend: tokenizers.Tokenizer) -> None:
-    """Raise TokenizerError if the post-processor adds an id that has no token."""
+    """Raise TokenizerError if the post-processor adds an id that is not in the vocabulary."""
     for index in (*backend.encode("").ids, *backend.encode("", "").ids):
         if backend.id_to_token(index) is None:
             raise TokenizerError(f"it adds the id {index} around a text, but no token has this id.")
 
 
 def find_tokenizer_file(folder: Path) -> Path | None:
-    """Return the file in a folder that contains its tokenizer, or None if there is none.
+    """Return the tokenizer file in a folder, or None if there is none.
 
-    Raises TokenizerError if several files contain a tokenizer.
+    Raises TokenizerError if there are several `.model` or `.tiktoken` files.
     """
     for name in ("tokenizer.json", "vocab.txt", "merges.txt"):
         if (folder / name).is_file():
@@ -124,7 +125,10 @@ def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> to
 
 
 def _load_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Load a tokenizer from the content of a `tokenizer.json`, with rounded Unigram scores."""
+    """Load a tokenizer from the content of a `tokenizer.json`.
+
+    The scores of a Unigram model are rounded, so that saving does not change them.
+    """
     if content["model"].get("type") == "Unigram":
         for piece in content["model"]["vocab"]:
             piece[1] = round(piece[1], SCORE_DIGITS)
@@ -137,8 +141,9 @@ def _load_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
 def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
     """Load a BERT `vocab.txt`, which contains one token per line.
 
-    If `lowercase` is None, it is read from `tokenizer_config.json` in the same folder. Without this
-    file, a vocabulary with a capital letter outside of special tokens is cased.
+    If `lowercase` is None, the setting is read from `tokenizer_config.json` in the same folder. If
+    it is not set there, the text is lower-cased unless the vocabulary contains capital letters
+    outside of special tokens.
     """
     tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     tokens = [token.rstrip("\r") for token in tokens]
@@ -166,7 +171,8 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
 def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """Load GPT-2's byte-level BPE from `vocab.json` and `merges.txt`.
 
-    If the tokens `<s>`, `</s>` and `<mask>` exist, special tokens are added to texts as in RoBERTa.
+    If the vocabulary has the tokens `<s>`, `</s>` and `<mask>`, special tokens are added to texts
+    as in RoBERTa.
     """
     for file in (vocab, merges):
         if not file.is_file():

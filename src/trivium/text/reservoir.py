@@ -1,4 +1,4 @@
-"""Texts for training a tokenizer: reading files in blocks, and reservoir sampling."""
+"""Reads text files in blocks, and samples texts for training a tokenizer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BLOCK = 1 << 16  # characters read from a file at a time
 def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> list[str]:
     """Return a uniform random sample of the texts, with at most `max_bytes` bytes of UTF-8.
 
-    The texts are iterated once, and only the sample is in memory. Each text gets a random number,
-    and the texts with the smallest numbers are kept, in their original order. Long texts are split
-    into chunks, so that each part of the corpus has the same chance.
+    The texts are iterated once, and only the sample is in memory. Long texts are split into chunks,
+    so that every part of the corpus has the same chance. Each chunk gets a random number, and the
+    chunks with the smallest numbers are kept. They are returned in their original order.
 
     >>> reservoir_sample(["one", "two", "three"], 100)
     ['one', 'two', 'three']
@@ -46,7 +46,8 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
 def split_text(text: str, limit: int) -> Iterator[str]:
     """Split a text into chunks of at most `limit` characters.
 
-    A chunk ends after a line feed if possible, otherwise before a space.
+    If possible, a chunk ends after a line feed, otherwise before a space. A chunk without either is
+    split at the limit.
     """
     start = 0
     while len(text) - start > limit:

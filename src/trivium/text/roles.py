@@ -1,4 +1,4 @@
-"""Roles of special tokens (pad, unk, cls, ...), inferred from their usual names."""
+"""Roles of special tokens, such as "pad" and "unk", inferred from their usual names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 def sentinel(index: int) -> str:
-    """Return the name of T5's sentinel `index`, from 0. A sentinel replaces a masked span."""
+    """Return the name of T5's sentinel token with the given index, from 0.
+
+    A sentinel token replaces a masked span.
+    """
     return f"<extra_id_{index}>"
 
 
 SENTINELS = tuple(map(sentinel, range(100)))
-"""The names of the sentinels of T5, in order."""
+"""The names of T5's sentinel tokens, in order."""
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
@@ -41,7 +44,7 @@ TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 class RoleId:
     """Descriptor for the id of the special token with a given role, such as `Tokenizer.pad_id`.
 
-    The value is None if the tokenizer has no such token.
+    The value is None if the tokenizer has no special token with this role.
     """
 
     def __init__(self, role: str) -> None:
@@ -54,9 +57,10 @@ class RoleId:
 
 
 def infer_roles(special_tokens: Container[str]) -> dict[str, str]:
-    """Assign roles to special tokens by their usual names. Returns the token for each role.
+    """Assign roles to special tokens by their usual names. Returns the token of each role.
 
-    `<|endoftext|>` ends a text. It also begins a text if no other token does (GPT-2).
+    Roles without a token are left out. As in GPT-2, `<|endoftext|>` is also the token for "bos" if
+    there is no other.
     """
     tokens = {role: token for role in ROLES if (token := find_token_for_role(role, special_tokens))}
     if END_OF_TEXT in special_tokens:
@@ -65,22 +69,28 @@ def infer_roles(special_tokens: Container[str]) -> dict[str, str]:
 
 
 def find_token_for_role(role: str, tokens: Container[str]) -> str | None:
-    """Return the token with a usual name for a role, such as `[MASK]` for "mask", or None."""
+    """Return the token that has a usual name for a role, such as `[MASK]` for "mask".
+
+    Returns None if no token has such a name.
+    """
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
 def role_of(token: str) -> str | None:
-    """Return the usual role of a special token, such as "mask" for `[MASK]`, or None."""
+    """Return the usual role of a special-token name, such as "mask" for `[MASK]`.
+
+    Returns None if the name has no usual role.
+    """
     return next((role for role in ROLES if token in NAMES[role]), None)
 
 
 def read_roles(
     options: Mapping[str, Any], token_to_id: Callable[[str], int | None]
 ) -> dict[str, str]:
-    """Read the role of each special token from options such as "cls_token".
+    """Read the special tokens of all roles from options such as "cls_token".
 
-    Returns the token for each role. The value of an option is a string, or an object whose
-    `content` is the string. Tokens that are not in the vocabulary are left out.
+    The value of an option is a token, or an object whose `content` is a token. Returns the token of
+    each role. Tokens that are not in the vocabulary are left out.
     """
     tokens = {role: options.get(f"{role}_token") for role in ROLES}
     texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
@@ -100,7 +110,10 @@ def read_options(file: Path) -> Mapping[str, Any]:
 
 
 def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:
-    """Create special tokens with the given names. `with_space` includes the space before it."""
+    """Create an `AddedToken` for each special-token name.
+
+    The token named `with_space`, if any, also matches the space before it (`lstrip`).
+    """
     return [
         AddedToken(name, normalized=False, special=True, lstrip=name == with_space)
         for name in names
@@ -114,7 +127,7 @@ def list_special_tokens(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
-    """Make the tokenizer add [CLS] and [SEP] to texts and pairs, if it has these tokens."""
+    """If a tokenizer has the tokens [CLS] and [SEP], make it add them to texts and pairs."""
     roles = infer_roles(list_special_tokens(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
@@ -127,11 +140,11 @@ def add_template(
     *,
     again: Sequence[str] = (),
 ) -> None:
-    """Set the post-processor of a tokenizer, so that it adds special tokens to texts and pairs.
+    """Make a tokenizer add special tokens to texts and pairs, by setting its post-processor.
 
     Args:
         backend: the tokenizer to change.
-        before: the tokens before a text.
+        before: the tokens before a single text, or before the first text of a pair.
         after: the tokens after each text.
         again: the tokens before the second text of a pair.
     """
@@ -149,10 +162,12 @@ def add_template(
 
 
 def build_hf_files(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Return the JSON files that define special tokens for `transformers`: content by file name.
+    """Return the JSON files from which `transformers` reads the special tokens.
+
+    The result is a dictionary from file names to contents.
 
     Args:
-        roles: the special token for each role.
+        roles: the special token of each role, by role.
         names: the names of all special tokens.
     """
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}

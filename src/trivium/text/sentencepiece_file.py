@@ -1,4 +1,4 @@
-"""Loading of sentencepiece `.model` files (protocol buffers, sentencepiece_model.proto)."""
+"""Loads sentencepiece `.model` files: protocol buffers, defined in sentencepiece_model.proto."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
 
 Piece = tuple[str, float, int]
-"""The text, the score (a log-probability, or minus the rank of a merge) and the type."""
+"""The text, score and type of a piece.
+
+The score is a log-probability (Unigram), or minus the rank of a merge (BPE).
+"""
 
 
 def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
     """Load a sentencepiece `.model` file as a tokenizer.
 
-    `config` is the content of `tokenizer_config.json`; only `add_bos_token` and `add_eos_token` are
-    used.
+    `config` is the content of `tokenizer_config.json`, of which only `add_bos_token` and
+    `add_eos_token` are used.
 
     Raises TokenizerError if the file is not a Unigram or BPE model.
     """
@@ -95,7 +98,7 @@ def _build_model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool)
 def _build_normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizers.Normalizer:
     """Build the normalizer from the fields of a NormalizerSpec message.
 
-    `defined` are the user-defined symbols, which the normalizer must not change.
+    `defined` contains the user-defined symbols; the normalizer does not change them.
     """
     steps: list[normalizers.Normalizer] = []
     if fields.get(_CHARSMAP):
@@ -119,7 +122,8 @@ def _build_normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> norm
 def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any]]:
     """Parse the bytes of a `.model` file. Returns its pieces, trainer fields and normalizer fields.
 
-    Raises an exception of any type if `data` is not a sentencepiece model.
+    The fields are dictionaries from field numbers to values. If `data` is not a sentencepiece
+    model, the exception may be of any type.
     """
     pieces: list[Piece] = []
     parts: dict[int, dict[int, Any]] = {_TRAINER: {}, _NORMALIZER: {}}
@@ -136,9 +140,11 @@ def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any
 
 
 def _read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Parse a protocol buffer message. Yields (field number, value) pairs.
+    """Parse a protocol buffer message. Yields pairs (field number, value).
 
-    Values are integers for varints, otherwise bytes.
+    The value of a varint field is an integer. The value of any other field is bytes.
+
+    Raises ValueError if the message is invalid.
     """
     offset = 0
     while offset < len(data):

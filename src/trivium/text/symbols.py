@@ -1,4 +1,4 @@
-"""Symbols that represent bytes, spaces and word continuations in vocabularies."""
+"""Characters that represent bytes, spaces and word continuations in vocabularies."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 WORDPIECE_PREFIX = "##"
 
 MASK_SPELLINGS = ("[MASK]", "<mask>")
-"""Spellings of the mask token that are accepted in user input, in any case, for all tokenizers."""
+"""Spellings of the mask token in user input, accepted for all tokenizers. Case is ignored."""
 MASK_PATTERN = re.compile("|".join(map(re.escape, MASK_SPELLINGS)), re.IGNORECASE)
 
 # `tokenizers` reads longer decimals inexactly, so that a score would change with every saving.
 SCORE_DIGITS = 8
 
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
-"""A Chinese or Japanese character. It counts as one word."""
+"""Matches one Chinese or Japanese character, which counts as one word."""
 
 WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\S)+")
-"""A word: a run of characters between spaces, or a single Chinese or Japanese character."""
+"""Matches one word: characters between spaces, or a single Chinese or Japanese character."""
 
 LETTERS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
-"""A word without punctuation: letters and digits, or a single Chinese or Japanese character."""
+"""Matches letters and digits, or a single Chinese or Japanese character. Skips punctuation."""
 
 _CJK = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -41,9 +41,9 @@ _CHINESE_DIGITS = "\u3007\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d"
 
 
 def list_base_characters(characters: Iterable[str]) -> set[str]:
-    """Return the characters that every alphabet contains, given the characters of a text.
+    """Return the characters that an alphabet always contains, given the characters of a text.
 
-    They are printable ASCII and the digits of every script to which `characters` belong.
+    They are printable ASCII, and the digits of all scripts that occur in `characters`.
 
     >>> sorted(list_base_characters("\u0e01") - list_base_characters("a"))[::9]
     ['\u0e50', '\u0e59']
@@ -56,14 +56,17 @@ def list_base_characters(characters: Iterable[str]) -> set[str]:
 
 @functools.cache
 def _list_digits() -> dict[str, set[str]]:
-    """Return all non-ASCII decimal digits, with the words before DIGIT in their Unicode names."""
+    """Return a dictionary from each non-ASCII decimal digit to the names of its script.
+
+    These are the words before DIGIT in its Unicode name: THAI DIGIT ONE gives {"THAI"}.
+    """
     digits = filter(str.isdecimal, map(chr, range(0x80, sys.maxunicode + 1)))
     names = {digit: unicodedata.name(digit).partition(" DIGIT ")[0] for digit in digits}
     return {digit: set(name.replace("-", " ").split()) for digit, name in names.items()}
 
 
 def _build_byte_symbols() -> dict[int, str]:
-    """Return the printable character that GPT-2's BPE uses for each byte (Radford et al. 2019)."""
+    """Return a dictionary from bytes to the printable characters of GPT-2 (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in symbols)
@@ -85,7 +88,10 @@ def bytes_to_symbols(data: bytes) -> str:
 
 
 def symbols_to_bytes(symbols: str) -> bytes | None:
-    """Convert a token of a byte-level vocabulary to bytes. Returns None if that is impossible."""
+    """Convert a token of a byte-level vocabulary to bytes.
+
+    Returns None if a character of the token does not represent a byte.
+    """
     if any(symbol not in SYMBOL_TO_BYTE for symbol in symbols):
         return None
     return bytes(SYMBOL_TO_BYTE[symbol] for symbol in symbols)
@@ -112,12 +118,12 @@ def is_unspaced(character: str) -> bool:
 
 
 def is_cjk(character: str) -> bool:
-    """Return whether BERT treats the character as a separate CJK word (Devlin et al. 2018)."""
+    """Return whether BERT treats a character as a separate CJK word (Devlin et al. 2018)."""
     return _CJK.match(character) is not None
 
 
 def is_single_word(character: str) -> bool:
-    """Return whether BERT's pre-tokenizer treats the character as a separate word.
+    """Return whether BERT's pre-tokenizer treats a character as a separate word.
 
     These are CJK characters, punctuation and ASCII symbols.
     """
@@ -128,8 +134,9 @@ def is_single_word(character: str) -> bool:
 def continues_text(data: bytes) -> bool:
     """Return whether a token, given as bytes, continues the word before it.
 
-    True if the bytes begin with a letter, a digit, a combining mark or the inside of a character.
-    False for spaces, punctuation, symbols and CJK characters, which are words by themselves.
+    A token continues a word if it begins with a letter, a digit, a combining mark or the inside of
+    a character. It does not if it begins with a space, punctuation, a symbol or a CJK character
+    (which is a word by itself).
     """
     if not data:
         return False

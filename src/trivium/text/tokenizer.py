@@ -32,14 +32,14 @@ _COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
 class Tokenizer:
     """A trained tokenizer of any kind, based on `tokenizers.Tokenizer` (the attribute `backend`).
 
-    Truncation and padding in a loaded file are disabled, so that texts are never truncated
-    silently. If a text contains the name of a special token, the name is encoded as that token, as
-    in other libraries. `reading("text")` returns a variant of the tokenizer that encodes the name
-    as plain text.
+    If a text contains the name of a special token, the name is encoded as that token, as in other
+    libraries. `reading("text")` returns a variant of the tokenizer that encodes such names as plain
+    text. If a loaded file has settings for truncation or padding, they are disabled, so that texts
+    are never truncated silently.
     """
 
     kinds: ClassVar[dict[str, Any]] = {}
-    """The `TokenizerConfig` of every kind of tokenizer."""
+    """For each kind of tokenizer, such as "wordpiece", its `TokenizerConfig` class."""
     pad_id = RoleId("pad")
     unk_id = RoleId("unk")
     cls_id = RoleId("cls")
@@ -58,10 +58,10 @@ class Tokenizer:
 
         Args:
             backend: the tokenizer.
-            roles: special tokens by role. All other roles are inferred from the usual names of
-                tokens.
-            control: the special tokens whose names in a text are encoded as the token; the names of
-                all others are plain text. None stands for all special tokens.
+            roles: the special tokens of some roles, by role. The tokens of all other roles are
+                inferred from their usual names.
+            control: the special tokens whose names in a text are encoded as special tokens. The
+                names of all others are encoded as plain text. None stands for all special tokens.
         """
         if control is None:
             backend.no_truncation()
@@ -74,9 +74,10 @@ class Tokenizer:
         """Return a variant of this tokenizer that encodes special-token names differently.
 
         Args:
-            special_tokens: how to encode special-token names in a text: "special" as special
-                tokens, "text" as plain text.
-            control: with "text", the names that are still encoded as special tokens.
+            special_tokens: how special-token names in a text are encoded: as special tokens
+                ("special") or as plain text ("text").
+            control: the names that are encoded as special tokens even if `special_tokens` is
+                "text".
         """
         all_control = special_tokens == "special" or not self.special_tokens
         key = None if all_control else frozenset(control).intersection(self.special_tokens)
@@ -96,18 +97,18 @@ class Tokenizer:
         progress: Progress = True,
         **keys: Any,
     ) -> Tokenizer:
-        """Train a tokenizer on text files or on an iterable of texts, which is iterated once.
+        """Train a tokenizer on text files or on an iterable of texts. Returns the tokenizer.
 
         Args:
             kind: one of `Tokenizer.kinds`, such as "wordpiece".
             files: the paths of text files.
-            texts: the texts. Give either `files` or `texts`.
-            progress: see `TokenizerConfig.train`.
-            keys: keys of the kind's `TokenizerConfig`, such as `vocab_size`. None stands for the
-                default.
+            texts: the texts, which are iterated once. Give either `files` or `texts`.
+            progress: where messages for the user go, as in `TokenizerConfig.train`.
+            keys: settings of the kind's `TokenizerConfig`, such as `vocab_size`. None stands for
+                the default.
 
         Raises:
-            RecipeError: a key is unknown, or its value is wrong.
+            RecipeError: a setting is unknown, or its value is invalid.
             TokenizerError: the vocabulary size is smaller than the alphabet.
             DataError: there is no text.
         """
@@ -137,19 +138,19 @@ class Tokenizer:
     def load(
         cls, path: str | Path, *, lowercase: bool | None = None, pattern: str | None = None
     ) -> Tokenizer:
-        """Load a tokenizer that this or another library saved.
+        """Load a tokenizer that was saved by this or another library.
 
-        Roles of special tokens are read from `special_tokens_map.json` and `tokenizer_config.json`
-        in the same folder, in the formats of transformers 4 and 5.
+        The roles of special tokens are read from `special_tokens_map.json` and
+        `tokenizer_config.json` in the same folder, in the formats of transformers 4 and 5.
 
         Args:
             path: a `tokenizer.json`, a BERT `vocab.txt`, a GPT-2 `vocab.json` or `merges.txt`, a
                 sentencepiece `.model`, a `.tiktoken` rank file, or a folder that contains one of
                 them.
-            lowercase: whether to lower-case the text, for a `vocab.txt`, which does not contain
-                this setting. If None, it depends on the configuration or the vocabulary.
-            pattern: the pre-tokenizer for a `.tiktoken` file: a name (cl100k, o200k, gpt2, llama3,
-                qwen) or a regular expression.
+            lowercase: whether to lower-case the text; only for a `vocab.txt`. If None, the setting
+                is read from `tokenizer_config.json`, or else inferred from the vocabulary.
+            pattern: the pre-tokenizer, only for a `.tiktoken` file: a name (cl100k, o200k, gpt2,
+                llama3, qwen) or a regular expression. If None, it is inferred from the file.
 
         Raises TokenizerError if there is no tokenizer, or if it cannot be read.
         """
@@ -170,10 +171,10 @@ class Tokenizer:
         *,
         pattern: str = "gpt2",
     ) -> Tokenizer:
-        """Create a byte-level BPE tokenizer from a vocabulary and merges in memory.
+        """Create a byte-level BPE tokenizer from a vocabulary and merges.
 
-        Special tokens that are not in the vocabulary get the next ids. `pattern` has the same
-        meaning as in `load`.
+        Special tokens that are not in the vocabulary get the next ids. `pattern` is the
+        pre-tokenizer, as in `load`.
 
         >>> vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
         >>> Tokenizer.from_merges(vocabulary, [(b"h", b"e")], ["<end>"]).encode("the<end>").ids
@@ -182,10 +183,10 @@ class Tokenizer:
         return cls(build_byte_level(vocabulary, merges, special_tokens, pattern=pattern))
 
     def save(self, path: str | Path) -> Path:
-        """Write a `tokenizer.json`, or a folder that `transformers` loads with the same roles.
+        """Write the tokenizer to a file or folder. Returns the path of the `tokenizer.json`.
 
-        A path that ends in `.json` is a file, any other path is a folder. Returns the path of the
-        JSON file.
+        If the path ends in `.json`, only this file is written. Any other path is a folder. It also
+        gets the files from which `transformers` reads the roles of special tokens.
         """
         path = Path(path)
         whole_folder = path.suffix != ".json" or path.is_dir()
@@ -209,6 +210,9 @@ class Tokenizer:
     ) -> Encoding:
         """Encode a text or a pair of texts.
 
+        If the text is a `ChatText`, special-token names that come from the chat template are always
+        encoded as special tokens.
+
         Raises TokenizerError if the text is not a string, or contains a lone surrogate.
         """
         with convert_library_errors():
@@ -224,7 +228,7 @@ class Tokenizer:
     ) -> Encoding:
         """Convert a result of the `tokenizers` library to an `Encoding`.
 
-        `offsets` replaces the character offsets of the tokens if given.
+        If `offsets` is given, it replaces the character offsets of the tokens.
         """
         ids = tuple(encoding.ids)
         return Encoding(
@@ -247,7 +251,7 @@ class Tokenizer:
         return [self._convert(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts without special tokens; faster than `encode_batch`."""
+        """Return the token ids of each text, without special tokens. Faster than `encode_batch`."""
         with convert_library_errors():
             batch = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
@@ -255,7 +259,8 @@ class Tokenizer:
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
         """Yield the token ids of many texts as one stream, without special tokens.
 
-        Each text, such as a line of a file, is encoded separately. Texts are read in small batches.
+        Each text, such as a line of a file, is encoded separately. Only a small batch of texts is
+        in memory at a time.
         """
         texts = iter(texts)
         while batch := list(itertools.islice(texts, _BATCH)):
@@ -269,7 +274,7 @@ class Tokenizer:
     def decode_batch(
         self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """Convert many lists of token ids to texts."""
+        """Convert many lists of token ids to texts. Ids outside the vocabulary are skipped."""
         try:
             return self.backend.decode_batch(
                 [list(ids) for ids in batch], skip_special_tokens=skip_special_tokens
@@ -278,7 +283,7 @@ class Tokenizer:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
     def split_words(self, text: str) -> list[str]:
-        """Normalize a text, and split it into the words that the model encodes one by one."""
+        """Normalize a text, and split it into words with the pre-tokenizer."""
         with convert_library_errors():
             if self.backend.normalizer is not None:
                 text = self.backend.normalizer.normalize_str(text)
@@ -288,12 +293,18 @@ class Tokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """The largest token id, added tokens included, plus 1: the rows of the embedding table."""
+        """The number of rows of the embedding matrix: the largest token id plus 1.
+
+        Added tokens are included.
+        """
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
     def tokens(self) -> list[str]:
-        """The vocabulary as stored in the file, indexed by id. A missing id has an empty string."""
+        """The tokens as stored in the vocabulary, indexed by id.
+
+        The token of an unused id is an empty string.
+        """
         tokens = [""] * self.vocab_size
         for token, index in self.backend.get_vocab(with_added_tokens=True).items():
             tokens[index] = token
@@ -315,9 +326,10 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
-        """The text of each token as UTF-8 bytes, indexed by id. Special tokens are spelled by name.
+        """The text of each token as UTF-8 bytes, indexed by id.
 
-        U+2581 is converted to a space, and the prefix ## is removed.
+        U+2581 is converted to a space, and the prefix ## is removed. The text of a special token is
+        its name.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         special = set(self.special_ids)
@@ -340,7 +352,7 @@ class Tokenizer:
 
     @functools.cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
-        """The merges of a BPE tokenizer in the order they were learned; empty for other kinds."""
+        """The merges of a BPE tokenizer, in the order of their priority; empty for other kinds."""
         return [(self._to_bytes(a), self._to_bytes(b)) for a, b in self.model.get("merges", [])]
 
     def token_to_id(self, token: str) -> int | None:
@@ -367,29 +379,29 @@ class Tokenizer:
 
     @property
     def other_files(self) -> dict[str, str]:
-        """The contents of the files that other programs read instead of `tokenizer.json`.
+        """The contents of files for programs that do not read `tokenizer.json`, by file name.
 
-        The dictionary is indexed by file name, such as BERT's `vocab.txt`.
+        An example is BERT's `vocab.txt`.
         """
         return self.get_config_class(self.kind).other_files(self)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 hash of all settings that affect the token ids.
+        """The SHA-256 hash of the content of `tokenizer.json`, which determines the token ids.
 
-        Saving and loading the tokenizer does not change it.
+        The hash stays the same when the tokenizer is saved and loaded.
         """
         canonical = json.dumps(self._layout, sort_keys=True)
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
     @functools.cached_property
     def roles(self) -> dict[str, str]:
-        """The special tokens by role (pad, unk, cls, sep, mask, bos, eos)."""
+        """The special token of each role (pad, unk, cls, sep, mask, bos, eos), by role."""
         return {**infer_roles(self.special_tokens), **self._explicit_roles}
 
     @functools.cached_property
     def special_tokens(self) -> dict[str, int]:
-        """The ids of the special tokens by their names."""
+        """The id of each special token, by its name."""
         added = sorted(self.backend.get_added_tokens_decoder().items())
         return {token.content: index for index, token in added if token.special}
 
@@ -397,20 +409,21 @@ class Tokenizer:
     def split_special_tokens(self) -> bool:
         """Whether special-token names in the input are encoded as plain text.
 
-        This is `split_special_tokens` in transformers.
+        The setting has the same name in transformers.
         """
         return self._control is not None
 
     @functools.cached_property
     def literal_encoders(self) -> Literals:
-        """The encoders that treat special-token names in the input as plain text."""
+        """The encoder that treats special-token names in the input as plain text."""
         return Literals(self._layout, self.special_tokens)
 
     @functools.cached_property
     def _encoder(self) -> tokenizers.Tokenizer:
         """The `tokenizers` object that encodes texts.
 
-        It encodes special-token names as plain text, except those in `control`.
+        It encodes special-token names as plain text, unless they are in `control`. If `control` is
+        None, it encodes all of them as special tokens.
         """
         return self.backend if self._control is None else self.literal_encoders.build(self._control)
 
@@ -426,13 +439,16 @@ class Tokenizer:
 
     @functools.cached_property
     def has_template(self) -> bool:
-        """Whether the post-processor defines the special tokens around a text, possibly none."""
+        """Whether the post-processor defines which special tokens are added to a text.
+
+        It may define that no special tokens are added.
+        """
         steps = _COMPONENT_TYPE.findall(json.dumps(self._layout["post_processor"]))
         return not {"ByteLevel", "Sequence"}.issuperset(steps)
 
     @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
-        """The special tokens before each document in a training shard, as ids.
+        """The ids of the special tokens before each document in a token shard.
 
         This is the cls token if the tokenizer has both cls and sep. Otherwise it is the bos token
         if the post-processor of the tokenizer adds one.
@@ -444,7 +460,7 @@ class Tokenizer:
 
     @functools.cached_property
     def suffix_ids(self) -> tuple[int, ...]:
-        """The special tokens after each document in a training shard, as ids.
+        """The ids of the special tokens after each document in a token shard.
 
         This is the sep token if the tokenizer has both cls and sep. Otherwise it is the eos token,
         if any.
@@ -470,10 +486,10 @@ class Tokenizer:
     def continues_word(self) -> list[bool]:
         """Return for each token id whether the token continues the word before it.
 
-        In WordPiece vocabularies, these are the tokens that begin with ##. In byte-level
-        vocabularies, and in vocabularies with the space symbol U+2581, they are the tokens without
-        a space at the beginning that begin with a letter, a digit, a combining mark or part of a
-        character. CJK characters, punctuation and special tokens never continue a word.
+        In a WordPiece vocabulary, these are the tokens that begin with ##. In a byte-level
+        vocabulary, or one with the space symbol U+2581, a token continues a word if it begins with
+        a letter, a digit, a combining mark or the inside of a character. CJK characters, spaces,
+        punctuation and special tokens never continue a word. In other vocabularies, no token does.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         if prefix:
@@ -488,7 +504,7 @@ class Tokenizer:
 
     @functools.cached_property
     def model(self) -> dict[str, Any]:
-        """The section `model` of `tokenizer.json`: its type, vocabulary, merges and options."""
+        """The section `model` of `tokenizer.json`: a type, a vocabulary, merges and options."""
         return self._layout["model"]
 
     @functools.cached_property
@@ -498,13 +514,13 @@ class Tokenizer:
 
     @functools.cached_property
     def _component_types(self) -> frozenset[str]:
-        """The type names of the model, the pre-tokenizers and the decoders in `tokenizer.json`."""
+        """The types of the model, the pre-tokenizers and the decoders in `tokenizer.json`."""
         splits = json.dumps([self._layout["pre_tokenizer"], self._layout["decoder"]])
         return frozenset([self.model["type"], *_COMPONENT_TYPE.findall(splits)])
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
-        """Whether the vocabulary is byte-level: its symbols stand for bytes, as in GPT-2."""
+        """Whether each character of a stored token represents one byte, as in GPT-2."""
         return "ByteLevel" in self._component_types
 
     @functools.cached_property

@@ -20,25 +20,25 @@ _SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The properties of a tokenizer's ids that training objectives use.
+    """The properties of token ids that training objectives use.
 
-    Arrays over all ids are computed when they are first needed.
+    The arrays [V] are computed when they are first needed.
 
     Args:
         size: V, the number of ids in the vocabulary.
         kind: the kind of the tokenizer, for messages.
         special_ids: the ids of the special tokens, sorted.
-        special_tokens: the ids of the special tokens by name.
+        special_tokens: the id of each special token, by name.
         pad_id, unk_id, cls_id, sep_id, mask_id, bos_id, eos_id: the id of the special token with
-            this role, or None if there is none.
-        sentinel_ids: the ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), in this order.
-        prefix_ids: the ids before each document in a training shard.
-        suffix_ids: the ids after each document in a training shard.
-        decoder_start_id: the first decoder input of an encoder-decoder. It belongs to the model, so
-            that a tokenizer does not set it.
-        word_continuations: a function that returns, for each id, whether the token continues a
-            word.
-        texts: a function that returns the text of each id.
+            this role, or None if no token has the role.
+        sentinel_ids: the ids of T5's sentinels `<extra_id_0>`, `<extra_id_1>`, ..., in this order.
+        prefix_ids: the token ids before each document in a token shard.
+        suffix_ids: the token ids after each document in a token shard.
+        decoder_start_id: the id of the first decoder input of an encoder-decoder. The model sets
+            it, not the tokenizer.
+        word_continuations: a function that returns for each id whether the token continues the word
+            before it.
+        texts: a function that returns the decoded text of each id.
     """
 
     size: int
@@ -66,9 +66,9 @@ class Vocabulary:
         """Create a vocabulary from its special tokens.
 
         Args:
-            special_tokens: the ids of the special tokens by name.
-            roles: the ids of the special tokens by role.
-            fields: the other fields of the class.
+            special_tokens: the id of each special token, by name.
+            roles: the id of the special token of each role, by role.
+            fields: the values of other fields.
         """
         sentinels = takewhile(special_tokens.__contains__, map(sentinel, count()))
         return cls(
@@ -80,11 +80,11 @@ class Vocabulary:
         )
 
     def find(self, token: str) -> int | None:
-        """Return the id of a special token, found by its name or by the role of that name.
+        """Return the id of a special token, found by its name or by the usual role of the name.
 
-        `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` both end it. For example,
-        `[CLS]` finds the token `<s>` if only that one exists. Returns None if the vocabulary has no
-        such token.
+        Roles that begin a sequence (`<s>`, `[CLS]`) count as equal, and so do roles that end it
+        (`</s>`, `[SEP]`). For example, `[CLS]` finds the token `<s>` if the vocabulary has no
+        `[CLS]`. Returns None if no token is found.
         """
         if token in self.special_tokens:
             return self.special_tokens[token]
@@ -98,7 +98,7 @@ class Vocabulary:
     def id_of(self, token: str) -> int:
         """Return the id of a special token, found by its name or role as in `find`.
 
-        Raises TokenizerError if the vocabulary has no such token.
+        Raises TokenizerError if no token is found.
         """
         index = self.find(token)
         if index is None:
@@ -107,12 +107,12 @@ class Vocabulary:
 
     @property
     def start_id(self) -> int | None:
-        """The id of the token that begins a sequence: cls, or else bos."""
+        """The id of the token that begins a sequence: `cls_id` if set, otherwise `bos_id`."""
         return self.bos_id if self.cls_id is None else self.cls_id
 
     @property
     def end_id(self) -> int | None:
-        """The id of the token that ends a sequence: sep, or else eos."""
+        """The id of the token that ends a sequence: `sep_id` if set, otherwise `eos_id`."""
         return self.eos_id if self.sep_id is None else self.sep_id
 
     @cached_property
@@ -124,14 +124,14 @@ class Vocabulary:
 
     @cached_property
     def regular_ids(self) -> NDArray[np.int64]:
-        """The ids of all tokens that are not special, sorted, int64."""
+        """The ids of all tokens that are not special tokens, sorted, int64."""
         return np.flatnonzero(~self.is_special)
 
     @cached_property
     def continues_word(self) -> NDArray[np.bool_]:
         """Whether each token continues the word before it, bool [V].
 
-        `Tokenizer.continues_word` defines this.
+        `Tokenizer.continues_word` defines which tokens do.
         """
         if self.word_continuations is None:
             return np.zeros(self.size, dtype=bool)
@@ -139,9 +139,10 @@ class Vocabulary:
 
     @cached_property
     def ends_sentence(self) -> NDArray[np.bool_]:
-        """Whether each token ends with a full stop, question mark or exclamation mark, bool [V].
+        """Whether each token ends a sentence, bool [V].
 
-        Closing quotes and brackets may follow the mark.
+        Such a token ends with a full stop, a question mark, an exclamation mark or an ellipsis.
+        Closing quotes and brackets may follow.
         """
         if self.texts is None:
             return np.zeros(self.size, dtype=bool)

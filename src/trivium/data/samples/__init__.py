@@ -19,10 +19,10 @@ LICENCES = "LICENSES.md"
 def sample(language: str) -> Path:
     """Return the path of the bundled text in a language: "en" (5.6 MB) or "zh" (3.1 MB).
 
-    Both texts are Wikipedia articles (CC BY-SA). `LICENSES.md` in the same folder lists sources and
-    changes.
+    Both texts consist of Wikipedia articles (CC BY-SA). `LICENSES.md` in the same folder lists the
+    sources and the changes.
 
-    Raises DataError for another language.
+    Raises DataError if there is no text in this language.
     """
     if language not in SAMPLES:
         known = ", ".join(SAMPLES)
@@ -34,9 +34,9 @@ def sample(language: str) -> Path:
 
 
 def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
-    """Unpack all bundled files into a folder. Returns their paths, the licences first.
+    """Unpack all bundled files into a folder. Returns the paths of the unpacked files.
 
-    Existing files with the same names are replaced atomically.
+    The first path is that of `LICENSES.md`. Existing files with the same names are replaced.
     """
     out = Path(folder)
     if out.is_file():
@@ -52,5 +52,5 @@ def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def _find_bundled_file(name: str) -> Path:
-    """Return the path of a file in this package."""
+    """Return the path of a file that is bundled with this package."""
     return Path(str(resources.files(__name__) / name))

@@ -1,4 +1,4 @@
-"""Training of tokenizers: `TokenizerConfig`, and code shared by the trainers of several kinds."""
+"""Training of tokenizers: `TokenizerConfig`, and code that several kinds of tokenizers share."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _DEFAULT_SIZE = 8192
 
 
 class TokenizerSource(Choice, Config):
-    """Base class of the recipe sections that provide a tokenizer: train one, or load a file."""
+    """Base class of the recipe section `[tokenizer]`, which trains or loads a tokenizer."""
 
 
 class TokenizerConfig(TokenizerSource, ABC):
-    """Base class of the settings for training a tokenizer: the keys of `[tokenizer]` in a recipe.
+    """Base class of the settings for training a tokenizer, the keys of `[tokenizer]` in a recipe.
 
     Each kind of tokenizer is a subclass that sets `kind` and `component_types` and implements
     `train_backend`.
@@ -58,7 +58,7 @@ class TokenizerConfig(TokenizerSource, ABC):
     seconds_per_mb: ClassVar[float] = 0.5  # training time on one core
     prunes: ClassVar[bool] = False  # whether training prunes, instead of growing a vocabulary
     component_types: ClassVar[tuple[str, ...]]
-    """The types of model, pre-tokenizers and decoders in `tokenizer.json` that define the kind."""
+    """The types of model, pre-tokenizer and decoder in `tokenizer.json` that define the kind."""
     vocab_size: int | None = Field(
         None,
         gt=0,
@@ -75,9 +75,10 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     @property
     def special_vocabulary(self) -> Vocabulary:
-        """A vocabulary with only the special tokens, which are known before training.
+        """A vocabulary of only the special tokens.
 
-        Objectives use it to check whether the special tokens that they need exist.
+        It is known before training. Objectives use it to check whether the special tokens that they
+        need exist.
         """
         ids = {token: index for index, token in enumerate(self.special_tokens)}
         roles = {role: ids[token] for role, token in infer_roles(ids).items()}
@@ -97,11 +98,11 @@ class TokenizerConfig(TokenizerSource, ABC):
         return tokens
 
     def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
-        """Train a tokenizer on texts, which are iterated once.
+        """Train a tokenizer on texts. Returns the tokenizer.
 
         Args:
-            texts: the texts.
-            progress: a function that receives messages for the user, for example that the
+            texts: the texts, which are iterated once.
+            progress: a function that is called with each message for the user, for example that the
                 vocabulary is smaller than `vocab_size` because there is little text. True prints
                 the messages to stderr, False discards them.
 
@@ -131,7 +132,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         return Tokenizer(backend)
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise TokenizerError if `num_tokens` required tokens exceed the vocabulary size."""
+        """Raise TokenizerError if the vocabulary size is less than `num_tokens` required tokens."""
         if num_tokens > self.size:
             raise TokenizerError(
                 f"A {self.kind} vocabulary of {self.size} is too small: at least {num_tokens} "
@@ -165,19 +166,20 @@ class TokenizerConfig(TokenizerSource, ABC):
     ) -> None:
         """Train `backend` with a trainer of the `tokenizers` library.
 
-        Special-token names are removed from the texts, so that no learned token has such a name.
+        Special-token names are removed from the texts, so that they are not learned as ordinary
+        tokens.
 
         Args:
             backend: the tokenizer to train.
             trainer_class: the class of the trainer.
             texts: the texts.
-            space_before_words: whether tokens include the space before a word; if so, the mask
-                token includes it, too.
-            extra_tokens: tokens that the trainer adds after the special tokens.
-            options: further arguments of the trainer.
+            space_before_words: whether a token includes the space before its word. If so, the mask
+                token also includes the space before it.
+            extra_tokens: tokens that are added to the vocabulary after the special tokens.
+            options: other arguments of the trainer class.
 
         Raises TokenizerError if the vocabulary size is smaller than the alphabet, or if the library
-        fails on the text.
+        cannot learn a vocabulary from the texts.
         """
         characters = [*extra_tokens, *options.get("initial_alphabet", ())]
         self.check_size(len(self.special_tokens) + len(characters))
@@ -202,13 +204,13 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     @abstractmethod
     def train_backend(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Train a tokenizer of the `tokenizers` library on a sample of texts, and return it."""
+        """Train and return a tokenizer of the `tokenizers` library on a sample of texts."""
 
     def estimate_seconds(self, texts: Sequence[str]) -> float:
-        """Estimate the training time on these texts on this machine, in seconds.
+        """Return the estimated training time on these texts on this machine, in seconds.
 
-        The estimate is extrapolated from training on parts of increasing size. Returns 0 if
-        training takes less than ten seconds.
+        The time is extrapolated from training on parts of the texts of increasing size. Returns 0
+        if training probably takes less than ten seconds.
         """
         pieces = [piece for text in texts for piece in split_text(text, _PIECE_LENGTH)]
         random.Random(0).shuffle(pieces)
@@ -219,9 +221,9 @@ class TokenizerConfig(TokenizerSource, ABC):
         return 0.0
 
     def _extrapolate_seconds(self, pieces: Sequence[str]) -> float:
-        """Estimate the training time on all pieces of text by training on parts of increasing size.
+        """Return the estimated training time on pieces of text, in seconds.
 
-        `pieces` are the shuffled pieces. Returns the estimate in seconds.
+        The time is extrapolated from training on parts of increasing size. `pieces` are shuffled.
         """
         size, seconds, ratio, power = sum(map(len, pieces)), 0.0, 1, 1.0
         for ratio in (2**k for k in range(20, 2, -1) if size >> k >= _FIRST_PROBE):
@@ -239,12 +241,18 @@ class TokenizerConfig(TokenizerSource, ABC):
         return seconds * ratio**power
 
     def make_hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return messages for the user if this kind of tokenizer does not suit the texts."""
+        """Return messages for the user if this kind of tokenizer does not suit the texts.
+
+        Returns () if it does.
+        """
         return ()
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """Return the contents of files for other programs, by file name, such as `vocab.txt`."""
+        """Return the contents of files that other programs read, by file name.
+
+        An example is BERT's `vocab.txt`.
+        """
         return {}
 
 
@@ -258,7 +266,7 @@ def _run_interruptibly(function: Callable[[], object]) -> None:
     errors: list[Exception] = []
 
     def run() -> None:
-        """Call the function in the thread, and keep an exception for the main thread."""
+        """Call the function in the thread, and store its exception for the main thread."""
         try:
             function()
         except Exception as error:
@@ -273,7 +281,7 @@ def _run_interruptibly(function: Callable[[], object]) -> None:
 
 
 class CharacterTokenizerConfig(TokenizerConfig):
-    """Base class of tokenizer kinds whose alphabet is the set of characters in the text."""
+    """Base class of tokenizer kinds with an alphabet of characters that occur in the text."""
 
     size_advice: ClassVar[str] = (
         ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, "
@@ -293,15 +301,17 @@ class CharacterTokenizerConfig(TokenizerConfig):
     def choose_alphabet(
         self, texts: Sequence[str], normalizer: normalizers.Normalizer
     ) -> tuple[list[str], list[str]]:
-        """Choose the alphabet, and replace all other characters in the texts by spaces.
+        """Choose the alphabet, and replace all other characters in the texts with spaces.
 
-        The texts are normalized first. The alphabet consists of the most frequent characters that
-        make up the fraction `character_coverage` of the text (sentencepiece's rule). As in BERT's
-        vocabulary, it also contains printable ASCII and the digits of the text's scripts, because
+        The texts are normalized first. The alphabet consists of the most frequent characters, which
+        together make up the fraction `character_coverage` of the text (sentencepiece's rule). As in
+        BERT's vocabulary, it also contains printable ASCII and the digits of the text's scripts:
         later texts may contain, for example, a question mark that the training text lacks.
 
         Returns:
-            The changed texts, and the sorted alphabet.
+            The normalized texts with the replacements, and the alphabet as a sorted list.
+
+        Raises DataError if the texts contain no visible character.
         """
         texts = [normalizer.normalize_str(text) for text in texts]
         counts: Counter[str] = Counter()

@@ -14,10 +14,10 @@ from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 
 class BPE(CharacterTokenizerConfig):
-    """BPE on characters: merges of characters, where U+2581 stands for the space before a word.
+    """Byte-pair encoding on characters. U+2581 stands for the space before a word.
 
-    Punctuation and line ends are separate from words. Spaces are kept, also at the start of a text:
-    " x" and "x" have different ids.
+    Punctuation and line ends are never merged with words. Spaces are kept, also at the start of a
+    text, so that " x" and "x" have different ids.
 
     Source: Sennrich et al. 2016; the space symbol is from sentencepiece.
     """

@@ -1,6 +1,6 @@
-"""Byte-level BPE (Radford et al. 2019, GPT-2), which has no unknown tokens.
+"""Byte-level BPE as in GPT-2 (Radford et al. 2019), which has no unknown tokens.
 
-Decoding restores a text exactly, unless the text contains the name of a special token.
+Decoding the ids of a text restores the text exactly, unless it contains a special-token name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class ByteBPE(TokenizerConfig):
-    """Byte-level BPE: merges of bytes, without an unknown token."""
+    """Byte-pair encoding on bytes. It needs no unknown token."""
 
     kind: Literal["byte-bpe"] = "byte-bpe"
     component_types: ClassVar[tuple[str, ...]] = ("BPE", "ByteLevel")

@@ -24,11 +24,11 @@ _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 
 
 class Unigram(CharacterTokenizerConfig):
-    """Unigram: pieces with probabilities, learned from normalized text.
+    """Unigram language model of subwords: pieces with probabilities, learned from text.
 
-    Text is normalized as in sentencepiece (nmt, NFKC, one space between words). As in
-    sentencepiece, a space at the start of a text is dropped. Unlike in sentencepiece, a space after
-    a special token is kept and starts a word.
+    Text is normalized as in sentencepiece: with the rule `nmt_nfkc`, and with repeated spaces
+    collapsed into one. As in sentencepiece, a space at the start of a text is dropped. Unlike in
+    sentencepiece, a space after a special token is kept and starts a word.
 
     Source: Kudo 2018, section 3.2.
     """
@@ -74,11 +74,11 @@ class Unigram(CharacterTokenizerConfig):
         return self._sort_pieces(backend)
 
     def _sort_pieces(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Sort the pieces by score, and reduce them to `vocab_size`, keeping all single characters.
+        """Sort the pieces by score, and keep as many as `vocab_size` allows. Returns the tokenizer.
 
-        The trainer gives each character that is not a piece the lowest score plus 1e-4 for every
-        such character before it, in random order. Here, all of these characters get the lowest
-        score.
+        Single characters are always kept. The trainer also adds all characters of the alphabet that
+        are not pieces. Their scores depend on a random order: the lowest score, plus 1e-4 for each
+        character added before. Here, all of them get the lowest score.
         """
         content = json.loads(backend.to_str())
         count = len(self.special_tokens)

@@ -17,7 +17,7 @@ from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class Whitespace(TokenizerConfig):
-    """Whole-word tokenizer: words are separated by spaces, and rare words are unknown."""
+    """Whole-word tokenizer. Words are separated by spaces, and rare words become unknown tokens."""
 
     kind: Literal["whitespace"] = "whitespace"
     component_types: ClassVar[tuple[str, ...]] = ("WordLevel",)
@@ -33,9 +33,10 @@ class Whitespace(TokenizerConfig):
         return backend
 
     def make_hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return a hint to use another kind of tokenizer if the text is mostly without spaces.
+        """Return a hint to use another kind of tokenizer if the text has few spaces, otherwise ().
 
-        This is the case if most characters are from scripts such as Chinese, Japanese or Thai.
+        This is the case if at least half of its first characters are from a script without spaces,
+        such as Chinese, Japanese or Thai.
         """
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
         if 2 * sum(map(is_unspaced, start)) < len(start):

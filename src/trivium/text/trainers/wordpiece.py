@@ -1,4 +1,4 @@
-"""WordPiece (Schuster and Nakajima 2012) as in BERT: greedy longest match first."""
+"""WordPiece (Schuster and Nakajima 2012) as in BERT, with greedy longest-match-first encoding."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 class WordPiece(CharacterTokenizerConfig):
     """WordPiece: subwords with BERT's normalizer and pre-tokenizer (Devlin et al. 2018).
 
-    The `tokenizers` library merges the most frequent pair. The original WordPiece merged the pair
-    that increases the likelihood most.
+    In each training step, the `tokenizers` library merges the most frequent pair. The original
+    WordPiece merged the pair that increases the likelihood of the text most.
     """
 
     kind: Literal["wordpiece"] = "wordpiece"
@@ -56,7 +56,10 @@ class WordPiece(CharacterTokenizerConfig):
         return self._reorder_ids(backend)
 
     def _reorder_ids(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Reorder the ids: special tokens, characters, characters with ##, then learned tokens."""
+        """Change the ids to the order special tokens, characters, ## characters, learned tokens.
+
+        Returns the new tokenizer.
+        """
         content = json.loads(backend.to_str())
         count = len(self.special_tokens)
         content["added_tokens"] = content["added_tokens"][:count]
@@ -69,14 +72,14 @@ class WordPiece(CharacterTokenizerConfig):
 
     @classmethod
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
-        """Return BERT's `vocab.txt`, which contains one token per line, by file name."""
+        """Return a dictionary with BERT's `vocab.txt`, which contains one token per line."""
         return {"vocab.txt": "".join(f"{token}\n" for token in tokenizer.tokens)}
 
 
 def _make_sort_key(token: str) -> tuple[bool, bool, str]:
-    """Return a sort key for tokens: characters first, then characters with ##, then other tokens.
+    """Return a sort key that puts characters first, then characters with ##, then other tokens.
 
-    All other tokens have equal keys, so that a stable sort keeps their order.
+    All other tokens have the same key, so that a stable sort keeps their order.
     """
     inner = token.startswith(WORDPIECE_PREFIX)
     if len(token.removeprefix(WORDPIECE_PREFIX)) != 1:
