@@ -419,7 +419,10 @@ def test_class_names_of_spans_are_used(tmp_path, is_list):
 def test_no_label_of_a_class_index(tmp_path):
     names = {"label": ("bad", "good"), "tags": ("O", "B-PER")}
     record = Record({"text": "a", "label": -1, "tags": [[0, -1]]}, "x", class_names=names)
-    assert (record.named("label"), record.named("tags")) == (None, [["O", None]])
+    assert (record.value_with_class_names("label"), record.value_with_class_names("tags")) == (
+        None,
+        [["O", None]],
+    )
     objective = TextClassification()
     with pytest.raises(DataError, match="the label of x is null"):
         [*objective.examples([record], RecordOptions())]

@@ -200,7 +200,7 @@ class Record(dict[str, Any]):
             value = value[part]
         return value
 
-    def named(self, column: str) -> Any:
+    def value_with_class_names(self, column: str) -> Any:
         """Return the value of a column, with class indices replaced with class names.
 
         An index without a name, such as -1 for a missing label, becomes None.

@@ -109,7 +109,7 @@ def _make_questions(
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
     for record, column in zip(rows, answers):
         if not label_words and "options" not in record.columns:
-            value = record.named(column)
+            value = record.value_with_class_names(column)
             is_label = column.lower() == "label" or json_type(value) in ("null", "NaN")
             record[column] = normalize_label(value, record.where) if is_label else value
     labels = sorted({str(record[column]) for record, column in zip(rows, answers)})

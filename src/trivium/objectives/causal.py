@@ -17,7 +17,7 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.excerpt import generate_continuation
 from trivium.objectives.objective import Objective
-from trivium.objectives.row_arrays import attention_inputs, padding_mask, positions_in_documents
+from trivium.objectives.row_arrays import attention_inputs, positions_in_documents, token_mask
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -185,7 +185,7 @@ def _split_into_windows(rows: RowBatch, window_size: int) -> RowBatch:
     Returns the rows with a new document id for each window, so that no token attends to another
     window.
     """
-    is_token = padding_mask(rows)
+    is_token = token_mask(rows)
     documents = is_token.astype(np.int64) if rows.document_ids is None else rows.document_ids
     starts = is_token & (positions_in_documents(documents) % window_size == 0)
     windows = np.cumsum(starts, axis=1)

@@ -22,7 +22,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.objectives.labelled import column_key
-from trivium.objectives.row_arrays import left_pack, padding_mask
+from trivium.objectives.row_arrays import left_pack, token_mask
 from trivium.objectives.task_heads import SingleStackTask
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, forward_hidden
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
@@ -144,7 +144,7 @@ class Contrastive(SingleStackTask, TextPairs):
         texts, text_ids = rows.sequence_labels, rows.document_ids
         assert texts is not None
         assert text_ids is not None
-        is_token = padding_mask(rows)
+        is_token = token_mask(rows)
         has_pair, has_negative = texts[:, _POSITIVE] != 0, texts[:, _NEGATIVE] != 0
         anchor, positive = self._sample_pairs(text_ids, is_token, rng)
         anchor = np.where(has_pair[:, None], text_ids == 1, anchor)

@@ -13,7 +13,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair
-from trivium.objectives.row_arrays import left_pack, padding_mask, poisson_probabilities
+from trivium.objectives.row_arrays import left_pack, poisson_probabilities, token_mask
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of random numbers.
@@ -84,7 +84,7 @@ class Denoising(EncoderDecoderObjective):
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return the corrupted rows as encoder inputs, and the original rows as targets."""
-        ids, lengths, is_token = rows.input_ids, rows.lengths, padding_mask(rows)
+        ids, lengths, is_token = rows.input_ids, rows.lengths, token_mask(rows)
         if self.permute_sentences:
             ids = _permute_sentences(ids, is_token, rng, vocabulary)
         if self.rotate_documents:

@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
 from trivium.objectives.objective import Objective
-from trivium.objectives.row_arrays import attention_inputs, padding_mask
+from trivium.objectives.row_arrays import attention_inputs, token_mask
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of random numbers: which tokens are selected, how each selected token is replaced, which
@@ -178,7 +178,7 @@ class TokenMasking(MaskSelection):
 
         Only the selected tokens have labels.
         """
-        input_ids, labels = self.mask_tokens(rows.input_ids, padding_mask(rows), rng, vocabulary)
+        input_ids, labels = self.mask_tokens(rows.input_ids, token_mask(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **attention_inputs(rows))
 
 

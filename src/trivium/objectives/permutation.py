@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.objectives.causal import StatefulObjective
 from trivium.objectives.masked import MaskSelection
-from trivium.objectives.row_arrays import attention_inputs, left_pack, padding_mask
+from trivium.objectives.row_arrays import attention_inputs, left_pack, token_mask
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of random numbers for orders. `MaskSelection` uses the channels before it.
@@ -73,7 +73,7 @@ class Permutation(StatefulObjective, MaskSelection):
             `PAD_TO_MULTIPLE_OF`.
         """
         ids, length = rows.input_ids, rows.input_ids.shape[1]
-        real = padding_mask(rows)
+        real = token_mask(rows)
         chosen = self.select_tokens(ids, real, rng, vocabulary)
         part = np.arange(length) // self.perm_size
         rank = (part + rng.uniform(length, _ORDER)).argsort(axis=1).argsort(axis=1)

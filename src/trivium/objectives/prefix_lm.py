@@ -13,7 +13,7 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.causal import LeftToRight, build_causal_batch, next_token_labels
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, pack_with_eos
 from trivium.objectives.excerpt import generate_continuation
-from trivium.objectives.row_arrays import padding_mask
+from trivium.objectives.row_arrays import token_mask
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of random numbers for prefix lengths.
@@ -86,7 +86,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         pairs (token ids, int64 [B, S]; lengths, int64 [B]).
         """
         in_prefix = np.arange(rows.input_ids.shape[1]) < _draw_prefix_lengths(rows, rng)[:, None]
-        rest = padding_mask(rows) & ~in_prefix
+        rest = token_mask(rows) & ~in_prefix
         targets, lengths = pack_with_eos(rows.input_ids, rest, vocabulary)
         lengths = np.where(rest.any(axis=1), lengths, 0)
         return pack_with_eos(rows.input_ids, in_prefix, vocabulary), (targets, lengths)

@@ -12,8 +12,8 @@ import numpy as np
 from trivium.data.batch import Bools, Floats, Ints, RowBatch
 
 
-def padding_mask(rows: RowBatch) -> np.ndarray:
-    """Return the padding mask of rows, bool [B, T], with False for padding."""
+def token_mask(rows: RowBatch) -> np.ndarray:
+    """Return which positions of rows are tokens, bool [B, T]; padding is False."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 

@@ -441,7 +441,7 @@ def _read_targets(record: Record, column: str) -> tuple[str, ...]:
 
     Raises DataError if there is no target.
     """
-    value: Any = record.named(column)
+    value: Any = record.value_with_class_names(column)
     values = value if isinstance(value, list) else [value]
     for target in values or [None]:
         if json_type(target) not in ("a string", "a number"):

@@ -20,7 +20,7 @@ from trivium.objectives.encoder_decoder import (
     pack_with_eos,
 )
 from trivium.objectives.excerpt import mask_middle
-from trivium.objectives.row_arrays import padding_mask
+from trivium.objectives.row_arrays import token_mask
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
@@ -92,7 +92,7 @@ class SpanCorruption(EncoderDecoderObjective):
         Raises:
             TriviumError: a row has more noise spans than the tokenizer has sentinels.
         """
-        real = padding_mask(rows)
+        real = token_mask(rows)
         noise = self._sample_noise_mask(rows.lengths, real.shape[1], rng, vocabulary)
         inputs = _insert_sentinels(rows.input_ids, noise, real, vocabulary)
         targets, sizes = _insert_sentinels(rows.input_ids, ~noise, real, vocabulary)

@@ -539,7 +539,7 @@ def _read_spans(record: Record) -> TaggedSentence:
     are reported.
     """
     text, name = record.text(record.columns["text"]), record.columns["spans"]
-    values = record.named(name) or []
+    values = record.value_with_class_names(name) or []
     if isinstance(values, dict) and all(isinstance(one, list) for one in values.values()):
         values = [
             dict(zip(values, row)) for row in itertools.zip_longest(*values.values())
@@ -601,7 +601,7 @@ def _read_strings(record: Record, column: str) -> tuple[str, ...]:
 
     Raises DataError for any other value.
     """
-    values = record.named(column)
+    values = record.value_with_class_names(column)
     if not isinstance(values, list):
         raise DataError(f'"{column}" of {record.where} is {json_type(values)}, not a list.')
     for number, value in enumerate(values, start=1):

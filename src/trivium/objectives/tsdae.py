@@ -22,7 +22,7 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import TransformerSpec
 from trivium.nn import EncoderOutput, SequenceInfo
 from trivium.objectives.labelled import next_token_labels
-from trivium.objectives.row_arrays import left_pack, padding_mask
+from trivium.objectives.row_arrays import left_pack, token_mask
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
@@ -105,7 +105,7 @@ class TSDAE(TextPairs):
             A batch with input_ids [B, S], decoder_input_ids [B, T - 1] and labels [B, T - 1]. S is
             the maximum number of remaining tokens per row.
         """
-        ids, is_token = rows.input_ids, padding_mask(rows)
+        ids, is_token = rows.input_ids, token_mask(rows)
         assert rows.labels is not None
         keep = rng.uniform(ids.shape[1], 0) >= self.deletion
         keep = is_token & (keep | vocabulary.is_special[ids])

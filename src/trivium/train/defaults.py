@@ -2,10 +2,10 @@
 
 Pretraining: the learning rates are for the default batch size. They were tuned on small models and
 follow the published values of large models. The peak is 2e-3 at width 256 and falls with
-width^-0.75, to 3e-4 at LLaMA-7B's width of 4096 and 1.5e-4 at LLaMA-65B's width of 8192. Post-norm
-stacks use half of this rate (Xiong et al. 2020). Recurrent and n-gram models use three times the
-rate at width 256. Elman networks use half the rate of other recurrent models, since they have no
-gates.
+width^-0.75, to 2.5e-4 at width 4096 (LLaMA-7B: 3e-4) and 1.5e-4 at width 8192 (LLaMA-65B: 1.5e-4).
+Post-norm stacks use half of this rate (Xiong et al. 2020). Recurrent and n-gram models use three
+times the rate at width 256. Elman networks use half the rate of other recurrent models, since they
+have no gates.
 
 Presets in sizes that no paper describes (`presets.is_own_size`) use the settings with which they
 learn fastest. Other presets use the settings of their papers. The recipe key `defaults` overrides

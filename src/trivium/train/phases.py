@@ -97,7 +97,7 @@ class PhaseConfig(Config):
 
 
 def phase_end_steps(
-    untils: Sequence[float],
+    phase_ends: Sequence[float],
     tokens_per_step: Sequence[float],
     *,
     steps: int | None = None,
@@ -111,12 +111,12 @@ def phase_end_steps(
     [8, 10]
 
     Args:
-        untils: for each phase except the last, the fraction of the budget at which it ends.
+        phase_ends: for each phase except the last, the fraction of the budget at which it ends.
         tokens_per_step: the number of tokens per step in each phase, including the last.
         steps: the budget in steps.
         tokens: the budget in tokens, if the budget is not in steps.
     """
-    fractions = [*untils, 1.0]
+    fractions = [*phase_ends, 1.0]
     if steps is not None:
         return [max(1, round(fraction * steps)) for fraction in fractions]
     assert tokens is not None
