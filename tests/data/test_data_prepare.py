@@ -639,13 +639,13 @@ def test_memory_does_not_grow_with_a_document(tmp_path, separator):
     code = """if True:
         import sys
         from trivium.data import prepare
-        from trivium.data.splitting import CorpusOptions, training_texts
+        from trivium.data.splitting import CorpusOptions, read_training_texts
         from trivium.text import Tokenizer
         path, separator = sys.argv[1:]
         texts = ["the weather was cloudy " * 9]
         tokenizer = Tokenizer.train("byte-bpe", texts=texts, vocab_size=300, progress=False)
         options = CorpusOptions(separator=separator)
-        for _ in training_texts(path, options):
+        for _ in read_training_texts(path, options):
             pass
         prepare.prepare(path, tokenizer, path + ".shards", options=options)
         # Not `ru_maxrss`, which counts the peak of the process that started this one, too.

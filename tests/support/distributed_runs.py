@@ -57,14 +57,14 @@ def kill_in_step(rank: str, step: int) -> None:
 
 def note_answers(folder: Path) -> None:
     """Let every process write how many texts it classifies for metrics, a line each time."""
-    original = TextClassification.answers
+    original = TextClassification.predict
 
     def noted(self: TextClassification, lm: Any, examples: Any) -> Any:
         with (folder / os.environ.get("RANK", "0")).open("a") as file:
             file.write(f"{len(examples)}\n")
         return original(self, lm, examples)
 
-    TextClassification.answers = noted
+    TextClassification.predict = noted
 
 
 def curve(folder: str | os.PathLike[str]) -> dict[tuple[int, str], float]:

@@ -177,7 +177,7 @@ class TextClassification(SingleStackTask):
         """
         columns = record.columns
         is_number = self.label_kind == "regression"
-        value = (record.value if is_number else record.named)(columns["label"])
+        value = (record.value if is_number else record.value_with_class_names)(columns["label"])
         has_no_label = self.label_kind == "multi-label" and value in (None, "")
         return LabelledText(
             record.text(columns["text"]),
