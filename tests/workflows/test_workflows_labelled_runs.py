@@ -108,11 +108,11 @@ def test_the_number_of_steps_is_printed_and_few_are_warned_of(tmp_path):
     count = done.read_metadata()["train_examples"]
     steps = -(-count // 4)
     assert f"steps {steps}; one epoch is {count / 4:.1f} steps" in printed(console)
-    assert f"{steps} steps in all are few to learn from" in printed(console)
+    assert f"{steps} steps in all, too few to learn much from" in printed(console)
     assert done.read_metrics()[-1]["step"] == steps
     console = quiet()
     run("chat", tmp_path, records, console=console, epochs=5, batch_examples=4, eval_every=99)
-    assert "are few to learn from" not in printed(console)
+    assert "too few to learn much from" not in printed(console)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "policy"])

@@ -91,4 +91,5 @@ def test_an_undefined_auc_leaves_the_choice_to_the_loss(label, text, tmp_path):
     assert state["best_step"] == min(losses, key=losses.__getitem__)
     printed = console.file.getvalue()
     assert "auc is undefined on these validation examples" in printed
+    assert "auc undefined" in " ".join(printed.split()), printed
     assert "nan" not in printed

@@ -211,8 +211,12 @@ class FinishedRun:
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = merge_metrics(metrics)
             write_evaluation(run.path, next(kinds), mixed)
-            known = {key: value for key, value in mixed.values.items() if math.isfinite(value)}
-            values = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
+            values = ", ".join(
+                f"{name} {value:.4f}"
+                if math.isfinite(value)
+                else translated("run.undefined_metric", name=name)
+                for name, value in mixed.values.items()
+            )
             print_message(
                 "metrics",
                 "run.metrics",

@@ -137,8 +137,9 @@ def print_num_steps(log: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     log.print_message("steps", "run.steps", steps=steps, epoch=epoch)
     if steps < _FEW_STEPS and not spec.counts:
         log.warn(
-            f"{format_count(steps, 'step')} in all are few to learn from: set a larger budget "
-            "(train.epochs) or smaller steps (train.batch_examples; for text train.batch_tokens)."
+            f"{format_count(steps, 'step')} in all, too few to learn much from: set a larger "
+            "budget (train.epochs) or smaller steps (train.batch_examples; "
+            "for text train.batch_tokens)."
         )
 
 
