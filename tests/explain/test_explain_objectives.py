@@ -132,10 +132,10 @@ def test_the_batch_shown_is_the_one_that_is_trained_on(tmp_path, monkeypatch, ca
     for ours, theirs in zip(one.micro_batches, trained[0].micro_batches, strict=True):
         for name, array in theirs.arrays().items():
             assert np.array_equal(ours.arrays()[name], array)
-    assert one.label_counts == trained[0].label_counts
+    assert one.loss_denominators == trained[0].loss_denominators
     page = (out / "report.html").read_text()
     assert "Inputs and labels of the first batch" in page
     assert page.count('<span class="token') == sum(map(len, shown_tokens(out)))
     printed = capsys.readouterr().err
     assert "first batch of masked" in printed
-    assert f"{one.label_counts['loss']}" in printed.splitlines()[-1]
+    assert f"{one.loss_denominators['loss']}" in printed.splitlines()[-1]

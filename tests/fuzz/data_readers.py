@@ -120,7 +120,7 @@ def _check(task: str, paths: Sequence[Path], **keys: Any) -> None:
     if examples and task in ("classification", "tagging"):
         objective.label_names(examples)
     for one in examples:
-        one.group.encode()
+        one.group_key.encode()
     for text in objective.source_texts(examples):
         text.encode()
 

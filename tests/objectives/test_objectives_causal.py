@@ -118,7 +118,7 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_tokens(name):
         F.cross_entropy(logits[row, : length - 1], ids[row, 1:length], reduction="sum")
         for row, length in enumerate((17, 11, 2))
     )
-    assert Causal().label_counts(batch)["loss"] == 16 + 10 + 1
+    assert Causal().loss_denominators(batch)["loss"] == 16 + 10 + 1
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
@@ -172,7 +172,7 @@ def test_the_bidirectional_loss_is_that_of_both_directions():
     ids = np.random.default_rng(0).integers(1, 43, (5, 11))
     batch = objective.prepare(rows_of(ids), NONE, VOCAB)
     loss = objective.loss(model, to_device(batch, CPU))
-    assert objective.label_counts(batch) == {"loss": 2 * 5 * 10}
+    assert objective.loss_denominators(batch) == {"loss": 2 * 5 * 10}
     tensor = torch.from_numpy(ids)
     forward, backward = model.logits(model.two_ways(tensor)).unbind(1)  # type: ignore
     expected = F.cross_entropy(forward[:, :-1].transpose(1, 2), tensor[:, 1:], reduction="sum")

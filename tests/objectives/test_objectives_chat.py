@@ -57,7 +57,7 @@ def test_reads_prompts_and_conversations(tmp_path):
     assert [m["content"] for m in first.messages] == ["add\n\n1 and 2", "3"]
     assert [m["role"] for m in second.messages] == ["user", "assistant"]
     assert third.messages[0] == {"role": "system", "content": "be kind"}
-    assert (first.group, third.group) == ("add\n\n1 and 2", "be kind\np")
+    assert (first.group_key, third.group_key) == ("add\n\n1 and 2", "be kind\np")
     named = read(tmp_path, {"a": "x", "b": "y"}, prompt_field="a", response_field="b")
     assert named[0].messages[1]["content"] == "y"
 

@@ -131,7 +131,7 @@ def test_kinds_and_order_of_labels():
         with pytest.raises(DataError, match=message):
             infer_label_kind(examples(labels))
     assert sort_naturally(["10", "9", "-1", "9"]) == ("-1", "9", "10")
-    names = TextClassification().settings(Settings(), examples([3, 10, 3.0])).labels
+    names = TextClassification().add_settings(Settings(), examples([3, 10, 3.0])).labels
     assert names == ("3", "10")
 
 
@@ -218,8 +218,8 @@ def test_a_rating_and_missing_labels_are_told(labels, notice):
     spec = presets["bert-tiny"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert TextClassification().resolve(spec, rows).label_kind == "classes"
-        TextClassification(label_kind="classes").resolve(spec, rows)
+        assert TextClassification().infer_keys(spec, rows).label_kind == "classes"
+        TextClassification(label_kind="classes").infer_keys(spec, rows)
     told = [str(one.message) for one in caught]
     assert len(told) == (notice is not None)
     assert notice is None or re.search(notice, told[0])
@@ -233,9 +233,11 @@ def test_settings_refuse_labels_that_cannot_be_learned():
         (swapped, "300 different labels, .*1 different texts.*columns of text and label swapped"),
     ):
         with pytest.raises(DataError, match=message):
-            objective.settings(Settings(), wrong)
+            objective.add_settings(Settings(), wrong)
     with pytest.raises(DataError, match="name each class that applies once"):
-        TextClassification(label_kind="multi-label").settings(Settings(), examples([["a", "a"]]))
+        TextClassification(label_kind="multi-label").add_settings(
+            Settings(), examples([["a", "a"]])
+        )
     with pytest.raises(RecipeError, match="3 numbers for 2 classes"):
         TextClassification(class_weights=(1, 2, 3)).with_labels("ab", examples(CLASSES))
     gold = examples(CLASSES)
@@ -259,15 +261,15 @@ def test_models_and_keys_that_do_not_fit_are_refused():
     with pytest.raises(
         RecipeError, match='generates the name of one class, not labels of kind "regression"'
     ):
-        TextClassification().resolve(both, examples([0.5, 1]))
+        TextClassification().infer_keys(both, examples([0.5, 1]))
     with pytest.raises(RecipeError, match="class_weights needs one class per text"):
-        TextClassification(class_weights="balanced").resolve(decoder, examples([0.5, 1]))
+        TextClassification(class_weights="balanced").infer_keys(decoder, examples([0.5, 1]))
     pooled = TextClassification(pooling="mean").heads(decoder, "ab")
     assert [head.kind for head in pooled] == ["classifier"]
     for pooling, expected in ((None, "mean"), ("last", "last")):
         heads = TextClassification(pooling=pooling).heads(presets["elmo-tiny"], "ab")
         assert [head.pooling for head in heads] == [expected]
-    balanced = TextClassification(class_weights="balanced").resolve(encoder, examples(CLASSES))
+    balanced = TextClassification(class_weights="balanced").infer_keys(encoder, examples(CLASSES))
     names = balanced.label_names(examples(CLASSES))
     balanced = balanced.with_labels(names, examples(CLASSES))
     assert balanced.class_weights == pytest.approx((7 / 8, 7 / 6))
@@ -275,7 +277,7 @@ def test_models_and_keys_that_do_not_fit_are_refused():
     names = np.array(TextClassification().label_names(gold))
     expected = compute_class_weight("balanced", classes=names, y=[one.label for one in gold])
     objective = TextClassification(class_weights="balanced", label_kind="classes")
-    balanced = objective.resolve(encoder, gold).with_labels(names.tolist(), gold)
+    balanced = objective.infer_keys(encoder, gold).with_labels(names.tolist(), gold)
     assert balanced.class_weights == pytest.approx(expected.tolist())
 
 
@@ -358,7 +360,7 @@ def test_losses_equal_the_definitions():
         batch = Batch(ids, sequence_labels=labels)
         terms = TextClassification().loss(Fixed(), to_device(batch, torch.device("cpu")))
         assert float(terms["loss"]) == pytest.approx(float(expected(torch.tensor(labels))))
-        assert TextClassification().label_counts(batch) == {"loss": 3}
+        assert TextClassification().loss_denominators(batch) == {"loss": 3}
 
 
 def test_metrics_are_those_of_the_libraries():

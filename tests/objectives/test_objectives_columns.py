@@ -425,7 +425,7 @@ def test_no_label_of_a_class_index(tmp_path):
     )
     objective = TextClassification()
     with pytest.raises(DataError, match="the label of x is null"):
-        [*objective.examples([record], RecordOptions())]
+        [*objective.build_examples([record], RecordOptions())]
 
 
 def test_class_names_of_the_hub_are_used(monkeypatch):
@@ -469,5 +469,5 @@ def test_commands_print_the_columns(tmp_path, monkeypatch, capfd, command):
 def test_records_in_memory_follow_the_same_way():
     """What `data=[{...}]` is: mappings with a place, which no reader has read."""
     rows = [Record({"review": "a", "stars": 5}, "item 1")]
-    [one] = TextClassification(label_field="stars").examples(rows, RecordOptions())
+    [one] = TextClassification(label_field="stars").build_examples(rows, RecordOptions())
     assert (one.text, one.label, one.where) == ("a", "5", "item 1")

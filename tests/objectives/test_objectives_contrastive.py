@@ -97,7 +97,7 @@ def texts_in(lm, batch):
 
 def test_rows_are_the_texts_of_a_step_as_embed_reads_them():
     objective, lm, batch = batch_of(PAIRS)
-    assert objective.label_counts(batch) == {"loss": 5}
+    assert objective.loss_denominators(batch) == {"loss": 5}
     found = texts_in(lm, batch)
     expected = {(n, part): t for n, one in enumerate(PAIRS) for part, t in enumerate(one.texts)}
     assert found == expected

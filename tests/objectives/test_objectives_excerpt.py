@@ -67,7 +67,7 @@ def test_no_sample_is_cut_within_a_character_or_goes_past_the_trained_length(kin
         lm = LanguageModel(spec, build(spec, seed=0), tokenizer, settings)
         generated = []
         lm.generate = lambda prompt, generated=generated, **options: generated.append(options)
-        sample = Objective.kinds[kind]().sample(lm, CHINESE)
+        sample = Objective.kinds[kind]().generate_sample(lm, CHINESE)
         if not room:
             assert sample is None
             continue

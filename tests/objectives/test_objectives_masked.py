@@ -144,7 +144,7 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens(name):
     logits = model.logits(model(ids, attention_mask=mask)).flatten(0, 1)
     labels = torch.from_numpy(batch.labels).flatten()
     expected = F.cross_entropy(logits, labels, reduction="sum")
-    assert int((labels >= 0).sum()) == objective.label_counts(batch)["loss"]
+    assert int((labels >= 0).sum()) == objective.loss_denominators(batch)["loss"]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
@@ -273,7 +273,7 @@ def test_the_pair_loss_is_that_of_both_heads(name):
     logits = model.logits(hidden, head="nsp")
     order = F.cross_entropy(logits, pairs, reduction="sum")
     correct = sum(int(b > a) == label for (a, b), label in zip(logits.tolist(), pairs.tolist()))
-    assert objective.label_counts(batch) == {
+    assert objective.loss_denominators(batch) == {
         "mlm": int((labels >= 0).sum()),
         "order": 5,
         "order_accuracy": 5,
@@ -320,14 +320,14 @@ def test_the_electra_losses_are_what_the_formula_says(kind):
         each = -(replaced * chance.log() + (1 - replaced) * (1 - chance).log())
         real = torch.from_numpy(np.arange(23) < lengths[:, None])
     counts = {"generator": int((labels >= 0).sum()), "discriminator": int(real.sum())}
-    assert objective.label_counts(batch) == counts
+    assert objective.loss_denominators(batch) == counts
     assert losses["generator"].item() == pytest.approx(expected.item(), rel=1e-9)
     assert losses["discriminator"].item() == pytest.approx(each[real].sum().item(), rel=1e-9)
     assert objective.term_weights() == {"discriminator": 50.0}
     losses["discriminator"].backward()
     generator_only = [p for n, p in model.named_parameters() if n.startswith("generator.")]
     assert all(p.grad is None or not p.grad.any() for p in generator_only)
-    saved = objective.models(model)
+    saved = objective.models_to_save(model)
     assert set(saved) == {"", "generator"}
     assert saved["generator"].spec.d_model == objective.specs(described)[1].d_model
 

@@ -59,7 +59,7 @@ def test_samples_follow_from_weights_and_seed():
         assert reward == ("b" in text)
     first = one.advantages[np.arange(18), (one.labels != IGNORE_INDEX).argmax(1)]
     assert first.reshape(3, 6).sum(1) == pytest.approx(0, abs=1e-5)
-    tensors, counts = to_device(one, CPU), objective.label_counts(one)
+    tensors, counts = to_device(one, CPU), objective.loss_denominators(one)
     terms = objective.loss(lm.module, tensors)
     assert terms.keys() == counts.keys()
     assert {name for name, w in objective.term_weights().items() if w} == {"policy", "k3", "value"}
@@ -173,7 +173,7 @@ def test_values_and_advantages_of_tokens():
     )
     plain = model(torch.float64)
     module = objective.build(plain.spec, seed=1, device=CPU).double()
-    policy = objective.models(module)[""]
+    policy = objective.models_to_save(module)[""]
     assert policy.state_dict().keys() == plain.module.state_dict().keys()
     assert {*module.state_dict()} - {*policy.state_dict()} == {
         "heads.tagger.classifier.weight", "heads.tagger.classifier.bias",
@@ -209,7 +209,7 @@ def test_values_and_advantages_of_tokens():
     wanted = {"advantages": expected, "values": np.where(real, values, 0), "returns": returns}
     for name, array in wanted.items():
         assert getattr(batch, name) == pytest.approx(array, abs=1e-5)
-    terms, counts = objective.loss(module, tensors), objective.label_counts(batch)
+    terms, counts = objective.loss(module, tensors), objective.loss_denominators(batch)
     assert terms.keys() == counts.keys()
     assert counts["policy"] == counts["value"] == real.sum()
     # The bound is on the same side of the return, or does not count.

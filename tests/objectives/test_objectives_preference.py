@@ -47,7 +47,13 @@ def message(role: str, content: str) -> dict[str, str]:
 
 def test_reads_texts_and_messages(tmp_path):
     one = read(tmp_path, {"question": "q", "chosen": "a", "rejected": "b", "margin": "2"})
-    assert (one.prompt, one.chosen, one.rejected, one.margin, one.group) == ("q", "a", "b", 2, "q")
+    assert (one.prompt, one.chosen, one.rejected, one.margin, one.group_key) == (
+        "q",
+        "a",
+        "b",
+        2,
+        "q",
+    )
     whole = "Human: why?\n\nAssistant: "
     one = read(tmp_path, {"chosen": whole + "because", "rejected": whole + "begone"})
     assert (one.prompt, one.chosen, one.rejected) == (whole[:-1], " because", " begone")
@@ -72,10 +78,10 @@ def test_reads_texts_and_messages(tmp_path):
     ):
         with pytest.raises(DataError, match=problem):
             read(tmp_path, record)
-    [finding] = Reward().findings([Preference("q", "longer", "long", "x")] * 9)
+    [finding] = Reward().find_problems([Preference("q", "longer", "long", "x")] * 9)
     assert (finding.count, finding.total, finding.wrong) == (9, 9, True)
     both = [Preference("q", "a", "bc", "x"), Preference("q", "abc", "d", "x")]
-    assert not Reward().findings(both)[0].wrong
+    assert not Reward().find_problems(both)[0].wrong
 
 
 def log_sigmoid(x: float) -> float:
@@ -121,7 +127,7 @@ def batch_of(objective, lm, examples):
 
 def terms_of(objective, lm, examples):
     batch = batch_of(objective, lm, examples)
-    counts = objective.label_counts(batch)
+    counts = objective.loss_denominators(batch)
     terms = objective.loss(lm.module, to_device(batch, CPU))
     assert terms.keys() == counts.keys()
     return {name: float(term.detach()) / counts[name] for name, term in terms.items()}
@@ -255,7 +261,7 @@ def test_preferences_need_a_model_that_generates_and_have_defaults():
 )
 def test_only_orpo_trains_on_the_chosen_response_by_default(loss_type, weight):
     """The loss of each paper, unless the recipe sets a weight."""
-    objective = PreferenceOptimization(loss_type=loss_type).resolve(presets["gpt2-tiny"], PAIRS)
+    objective = PreferenceOptimization(loss_type=loss_type).infer_keys(presets["gpt2-tiny"], PAIRS)
     assert objective.term_weights()["sft"] == weight
 
 
@@ -313,7 +319,7 @@ def test_judgements_one_by_one(tmp_path):
     with pytest.raises(DataError, match=r'is "5": give true or 1 .* false or 0'):
         read(tmp_path, {"prompt": "q", "completion": "a", "label": 5}, KTO())
     with pytest.raises(DataError, match=r"all 2 responses are desirable, .* compares both"):
-        KTO().resolve(presets["gpt2-tiny"], [one, one])
+        KTO().infer_keys(presets["gpt2-tiny"], [one, one])
     ratio = torch.tensor([1.3, -0.4, 0.2], dtype=torch.float64)
     for others, point in (([0.9, 0.5, 0.1], 0.5), ([-3.0, 1.0, 0.5], 0.0)):
         other, good = torch.tensor(others, dtype=torch.float64), torch.tensor([1, 0, 1]) > 0

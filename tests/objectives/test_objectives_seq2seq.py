@@ -230,7 +230,7 @@ def test_prefixes_of_mixed_tasks_are_each_their_own():
     # A summarizer whose targets had at least 56 tokens learns shorter ones.
     settings = Settings(generation={"min_length": 56, "max_length": 142, "eos_token_id": 2})
     for prefix in ("a: ", "b: "):
-        settings = TextToText(prefix=prefix, num_beams=3).settings(settings, [])
+        settings = TextToText(prefix=prefix, num_beams=3).add_settings(settings, [])
         assert settings.task_options("text-to-text") == {"prefix": prefix}
     assert settings.generation == {"eos_token_id": 2, "num_beams": 3, "length_penalty": 1.0}
     texts = TextToText(prefix="a: ").texts(examples(PAIRS[:1]))

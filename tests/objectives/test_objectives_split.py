@@ -29,13 +29,13 @@ fractions = st.sampled_from([0.05, 0.1, 0.3, 0.5, 0.9])
 
 
 def example(number: int, *labels: str) -> Any:
-    return SimpleNamespace(group=f"text {number}", labels=labels)
+    return SimpleNamespace(group_key=f"text {number}", labels=labels)
 
 
 def sides(examples, fraction):
     train, valid = split_examples(examples, fraction, [one.labels for one in examples])
     assert len(train) + len(valid) == len(examples)
-    return {one.group for one in train}, {one.group for one in valid}
+    return {one.group_key for one in train}, {one.group_key for one in valid}
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
@@ -52,7 +52,7 @@ def test_more_examples_move_at_most_as_many_others(before, more, fraction, has_l
     more = {n: name for n, name in more.items() if n not in before}
     _, valid = sides(examples(before), fraction)
     _, after = sides(examples({**more, **before}), fraction)
-    moved = valid ^ (after & {one.group for one in examples(before)})
+    moved = valid ^ (after & {one.group_key for one in examples(before)})
     assert len(moved) <= len(more)
 
 
@@ -71,7 +71,7 @@ def test_every_label_is_learned_and_no_text_is_on_both_sides(labels, fraction):
     with_label = defaultdict(set)
     for one in examples:
         for name in one.labels or ("",):
-            with_label[name].add(one.group)
+            with_label[name].add(one.group_key)
     for groups in with_label.values():
         assert groups & train
     if all(len(one.labels) < 2 for one in examples):

@@ -236,7 +236,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
 
 
 def test_names_of_tags_have_every_inside_tag():
-    names = Tagging().settings(Settings(), sentences()).labels
+    names = Tagging().add_settings(Settings(), sentences()).labels
     assert names == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
     objective, lm = untrained(Tagging(), sentences(), "bert")
     wrong = [TaggedSentence(("x",), ("B-LOK",), "y.conll, line 3", (3,))]

@@ -105,7 +105,10 @@ def batch_of(objective, lm, examples):
 
 def assert_equal_steps(objective, lm, batch, model, loss, *, value=True):
     """Our loss of a batch, weighted as the trainer does it, and its gradient are theirs."""
-    terms, counts = objective.loss(lm.module, to_device(batch, CPU)), objective.label_counts(batch)
+    terms, counts = (
+        objective.loss(lm.module, to_device(batch, CPU)),
+        objective.loss_denominators(batch),
+    )
     weights = objective.term_weights()
     ours = sum(weights.get(name, 1.0) * term / counts[name] for name, term in terms.items())
     assert not value or float(ours.detach()) == pytest.approx(float(loss.detach()), rel=KEPT)
@@ -168,7 +171,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
     assert (input_ids[mask > 0] == ids[mask > 0]).all()
     for kind in ("sigmoid", "hinge"):
         trainer.loss_types, trainer.loss_weights = [kind, "sft"], [1.0, 0.2]
-        objective = PreferenceOptimization(loss_type=kind, sft_weight=0.2).resolve(lm.spec, ())
+        objective = PreferenceOptimization(loss_type=kind, sft_weight=0.2).infer_keys(lm.spec, ())
         loss = trainer.compute_loss(model, inputs)
         assert_equal_steps(objective, lm, batch, model, loss)
     # Their ipo is ours with means over tokens in place of the paper's sums.

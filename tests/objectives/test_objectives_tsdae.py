@@ -57,7 +57,7 @@ def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
     _, batch = prepared(objective, lm)
     model, tensors = lm.module.eval(), to_device(batch, CPU)
     # Decoding with a cache that remembers this vector in place of an encoder's output.
-    [encoder] = objective.models(model).values()
+    [encoder] = objective.models_to_save(model).values()
     texts = [ids[: mask.sum()] for ids, mask in zip(batch.input_ids, batch.attention_mask)]
     hidden = [encoder(torch.from_numpy(ids)[None])[0] for ids in texts]
     pooled = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}
@@ -77,7 +77,7 @@ def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
 def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
     objective, trained, loss = overfit(TSDAE.from_tree({}), EXAMPLES, "bert", steps=20, lr=5e-3)
     assert loss < 1.0
-    [encoder] = objective.models(trained.module).values()
+    [encoder] = objective.models_to_save(trained.module).values()
     spec = trained.spec.replace(heads=())
     lm = LanguageModel(spec, encoder, trained.tokenizer, trained.settings)
     assert objective.metrics(lm, EXAMPLES).main == "mrr"

@@ -58,7 +58,7 @@ def test_every_pretraining_objective_overfits_one_batch(kind):
         ids, np.full(ROWS, LENGTH), documents if needs else None, firsts if needs else None
     )
     batch = objective.prepare(rows, RowRandom(0, np.arange(ROWS)), FACTS)
-    tensors, counts = to_device(batch, CPU), objective.label_counts(batch)
+    tensors, counts = to_device(batch, CPU), objective.loss_denominators(batch)
     optimizers = AdamW(lr=3e-3, weight_decay=0.0).build(model)
     first, means = {}, {}
     for _ in range(150):

@@ -59,7 +59,7 @@ def test_concurrent_requests_equal_sequential_ones(served, models):
 
 def test_one_wrong_item_fails_alone_in_a_shared_batch(paths):
     with running({"encoder": paths["encoder"]}, preload=True) as server:
-        lm = server.registry.find("encoder").lm
+        lm = server.registry.get_model("encoder").lm
         entered, release = threading.Event(), threading.Event()
         fill_mask = lm.fill_mask
 
@@ -82,7 +82,7 @@ def test_one_wrong_item_fails_alone_in_a_shared_batch(paths):
 
 def test_calls_with_other_options_share_no_batch(paths):
     with running({"encoder": paths["encoder"]}, preload=True) as server:
-        lm = server.registry.find("encoder").lm
+        lm = server.registry.get_model("encoder").lm
         entered, release = threading.Event(), threading.Event()
         fill_mask = lm.fill_mask
 
@@ -187,7 +187,7 @@ def test_short_requests_do_not_wait_for_the_end_of_long_ones(paths):
         running({"decoder": paths["decoder"]}, preload=True) as server,
         ThreadPoolExecutor(4) as pool,
     ):
-        forward = (lm := server.registry.find("decoder").lm).module.forward
+        forward = (lm := server.registry.get_model("decoder").lm).module.forward
 
         def slow(ids, **kwargs):
             passes.append(tuple(ids.shape))
@@ -345,7 +345,7 @@ def test_a_stream_whose_client_leaves_before_its_first_line_is_closed():
 def test_a_call_that_times_out_stops_before_its_next_forward_pass(paths):
     limits = Limits(timeout=0.5)
     with running({"translator": paths["translator"]}, limits=limits, preload=True) as server:
-        lm, passes = server.registry.find("translator").lm, 0
+        lm, passes = server.registry.get_model("translator").lm, 0
         forward = lm.module.forward
 
         def slow(*args, **kwargs):
@@ -372,7 +372,7 @@ def test_a_failed_step_ends_its_texts_and_not_the_server(paths, caplog):
             def fail(error=error):
                 raise error
 
-            server.registry.find("plain").thread._engine.step = fail
+            server.registry.get_model("plain").thread._engine.step = fail
             answer = server.post("completions", body)
             assert answer.status_code == 500
             assert "no memory" not in answer.text
@@ -388,7 +388,7 @@ def test_no_call_waits_for_a_thread_that_failed(paths):
         running({"encoder": paths["encoder"]}, preload=True) as server,
         ThreadPoolExecutor(3) as pool,
     ):
-        model = server.registry.find("encoder")
+        model = server.registry.get_model("encoder")
         entered, release = threading.Event(), threading.Event()
         fill_mask = model.lm.fill_mask
 
@@ -438,7 +438,7 @@ def test_log_and_metrics(paths, caplog):
         server.post("tag", {"model": "decoder", "text": "a"})
         server.get("/healthz")
         labels = {"model": "decoder"}
-        read = len(server.registry.find("decoder").lm.tokenizer.encode("The weather").ids)
+        read = len(server.registry.get_model("decoder").lm.tokenizer.encode("The weather").ids)
         assert server.metric("trivium_tokens_total", kind="prompt", **labels) == read
         assert server.metric("trivium_tokens_total", kind="generated", **labels) == 3
         assert server.metric("trivium_time_to_first_token_seconds_count", **labels) == 1
@@ -483,7 +483,7 @@ def test_a_stopped_server_waits_for_its_grace_alone(paths):
     limits = Limits(grace=1, timeout=20, max_tokens=10**6)
     body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, "stream": True, **ENDLESS}
     with running({"decoder": paths["decoder"]}, limits=limits, preload=True) as server:
-        module = server.registry.find("decoder").lm.module
+        module = server.registry.get_model("decoder").lm.module
         module.register_forward_pre_hook(lambda *_: time.sleep(0.2))
         url, lines = f"{server.url}/v1/completions", []
         with (

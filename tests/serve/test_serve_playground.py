@@ -264,7 +264,7 @@ def test_examples_are_in_the_language_of_the_model(paths, tmp_path):
     )
 
     def example(name):
-        return Examples(registry, {name: registry.find(name).load_outline()})("completions")
+        return Examples(registry, {name: registry.get_model(name).load_outline()})("completions")
 
     assert example("chinese") == "今天的天气"
     assert example("english") == "The weather was"

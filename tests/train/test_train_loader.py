@@ -66,7 +66,7 @@ def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
     for one, other in zip(loader.step(5).micro_batches, again.micro_batches, strict=True):
         assert (one.input_ids == other.input_ids).all()
     assert [part.num_rows for part in again.micro_batches] == [3, 3, 1]
-    assert again.label_counts == {"loss": 70}
+    assert again.loss_denominators == {"loss": 70}
     ahead = loader.steps_from(5)
     assert next(ahead).num_tokens == 77
     assert (
@@ -146,14 +146,16 @@ def test_held_out_data_is_bounded_and_prepared_piece_by_piece(objective, labelle
         assert sum(rows) == expected
         assert sum(objective.prepared) == expected
         for size_of in (2, 3):
-            alone = Counter(next(iter(stream.validation_batches(tokens, limit))).label_counts)
+            alone = Counter(next(iter(stream.validation_batches(tokens, limit))).loss_denominators)
             several = [
                 [*stream.validation_batches(tokens, limit, process(i, size_of))]
                 for i in range(size_of)
             ]
             assert len({sum(len(one.micro_batch_weights) for one in each) for each in several}) == 1
-            counts = [one.label_counts["loss"] for each in several for one in each]
-            whole = [one.label_counts["loss"] for one in stream.validation_batches(tokens, limit)]
+            counts = [one.loss_denominators["loss"] for each in several for one in each]
+            whole = [
+                one.loss_denominators["loss"] for one in stream.validation_batches(tokens, limit)
+            ]
             assert sum(counts) == sum(whole)
             assert alone
 
@@ -217,7 +219,7 @@ def test_processes_prepare_their_own_micro_batches_and_nothing_else():
                 expected = whole.micro_batches[number].arrays()
                 assert batch.arrays().keys() == expected.keys()
                 assert all((batch.arrays()[k] == expected[k]).all() for k in expected), objective
-        for name in ("num_tokens", "label_counts"):
+        for name in ("num_tokens", "loss_denominators"):
             counts = [Counter({"n": c} if isinstance(c, int) else c) for c in (
                 getattr(part, name) for part in (*parts, whole))]  # fmt: skip
             assert counts[0] + counts[1] == counts[2], (objective, name)

@@ -62,7 +62,7 @@ def trained_by_pytorch(scaler):
     [optimizer] = ADAMW.build(model)
     for number in range(STEPS):
         batch = loader().step(number)
-        [count] = batch.label_counts.values()
+        [count] = batch.loss_denominators.values()
         for micro_batch in batch.micro_batches:
             with torch.autocast("cpu", torch.float16):
                 losses = Causal().loss(model, to_device(micro_batch, CPU))

@@ -84,7 +84,7 @@ def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
     finetune("", out=run.path, resume=True, changes=["train.eval_examples=5"], console=quiet())
     assert run.read_metadata()["eval_limit"] == 5
     low = Metrics({"mse": 2.0, "pearson": 0.5})
-    assert (low.score, low.with_main("pearson").score) == (-2.0, 0.5)
+    assert (low.score, low.with_main_metric("pearson").score) == (-2.0, 0.5)
 
 
 def test_the_mean_of_checkpoints_is_written_where_it_is_best(reviews, tmp_path, monkeypatch):

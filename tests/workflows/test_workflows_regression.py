@@ -176,7 +176,7 @@ def test_the_mean_and_the_deviation_are_those_of_the_training_labels(scale, tmp_
     data.write_text("\n".join(map(json.dumps, rows(scale))))
     objective = TextClassification(label_kind="regression")
     examples = list(objective.read([str(data)], RecordOptions()))
-    settings = objective.settings(trivium.interop.settings.Settings(), examples)
+    settings = objective.add_settings(trivium.interop.settings.Settings(), examples)
     mean, deviation = objective.with_label_statistics(settings, examples).label_scale
     labels = np.array([row["label"] for row in rows(scale)])
     assert (mean, deviation) == pytest.approx((labels.mean(), labels.std()), rel=1e-9)

@@ -55,7 +55,7 @@ class EncodedExamples:
         truncations: ArrayLike | None = None,
         pad_id: int | None = None,
     ) -> None:
-        ragged = {name: Ragged.of(rows) for name, rows in sequences.items()}
+        ragged = {name: Ragged.from_lists(rows) for name, rows in sequences.items()}
         self.pad_id, self._ragged = pad_id or 0, ragged
         self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
@@ -86,7 +86,7 @@ class EncodedExamples:
         those of all E examples.
         """
         mask = has_target(truncations)
-        rows = {name: Ragged.of(each).filter(mask) for name, each in sequences.items()}
+        rows = {name: Ragged.from_lists(each).filter(mask) for name, each in sequences.items()}
         labels = None if sequence_labels is None else np.asarray(sequence_labels)[mask]
         return cls(rows, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
 
@@ -182,7 +182,7 @@ class Ragged:
         self.starts = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape).astype(np.int64)
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
+    def from_lists(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
         """Create a ragged array from lists of integers. A `Ragged` is returned unchanged.
 
         `per_example` is K, the number of consecutive lists that belong to one example.

@@ -228,7 +228,7 @@ class Record(dict[str, Any]):
             return None
         return self.text(self.columns[field])
 
-    def note(self, identifier: str) -> None:
+    def count_in_report(self, identifier: str) -> None:
         """Count a special case of this record in the report that the user sees.
 
         `identifier` names the catalog message that describes the special case.

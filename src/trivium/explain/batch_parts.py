@@ -130,7 +130,7 @@ def build_batch_parts(
     *,
     source_tokenizer: Tokenizer | None = None,
     label_names: Sequence[str] = (),
-    label_counts: Mapping[str, int] | None = None,
+    loss_denominators: Mapping[str, int] | None = None,
     max_rows: int | None = None,
     max_tokens: int | None = None,
     details: bool = False,
@@ -143,8 +143,8 @@ def build_batch_parts(
         tokenizer: the tokenizer of the token ids.
         source_tokenizer: the tokenizer of the encoder input, if it differs from `tokenizer`.
         label_names: the names of the labels, if labels are not tokens.
-        label_counts: loss term -> the number of labels in the whole step; None counts the labels of
-            `batch`.
+        loss_denominators: loss term -> the number of labels in the whole step; None counts the
+            labels of `batch`.
         max_rows: the maximum number of rows to show; None shows all rows.
         max_tokens: the maximum number of tokens per row to show; None shows all tokens.
         details: whether to add a table with all values at each position of the first row.
@@ -162,7 +162,7 @@ def build_batch_parts(
                 parts.append(view.make_position_table(batch))
     return [
         *parts,
-        _make_loss_weight_table(objective, label_counts or objective.label_counts(batch)),
+        _make_loss_weight_table(objective, loss_denominators or objective.loss_denominators(batch)),
     ]
 
 
@@ -307,12 +307,12 @@ def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -
     return Bilingual(*map("".join, zip(*parts)))
 
 
-def _make_loss_weight_table(objective: Objective, label_counts: Mapping[str, int]) -> Table:
+def _make_loss_weight_table(objective: Objective, loss_denominators: Mapping[str, int]) -> Table:
     """Build a table of the loss terms: label count, weight of the term, and weight per label."""
     weights = objective.term_weights()
     rows = [
         [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]
-        for term, count in label_counts.items()
+        for term, count in loss_denominators.items()
     ]
     columns = [
         get_text("page.term_loss"),

@@ -36,7 +36,7 @@ class ShowBatch(Callback):
             lm.text_tokenizer,
             source_tokenizer=lm.source_tokenizer,
             label_names=labels,
-            label_counts=batch.label_counts,
+            loss_denominators=batch.loss_denominators,
             max_rows=_ROWS,
             max_tokens=_TOKENS,
         )

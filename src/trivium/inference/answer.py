@@ -95,7 +95,7 @@ def context_windows(
         for start in range(0, max(1, total), step):
             part = tokens.part(start, start + size)
             cut = len(question.ids) - limit + total - len(part.ids)
-            joined = template.join(question.part(0, limit), part, cut=cut)
+            joined = template.build_input(question.part(0, limit), part, cut=cut)
             first = next((i for i, text in enumerate(joined.texts) if text == 1), len(joined.ids))
             windows.append(ContextWindow(index, joined, first, len(question.ids) - limit))
             if start + size >= total:

@@ -61,7 +61,7 @@ class Conversation:
     where: str
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The key for grouping conversations when splitting: the text before the first response.
 
         Conversations with the same key are in the same split (training or validation).
@@ -95,7 +95,7 @@ class Chat(LabelledObjective):
     response_field: str | None = Field(None, description="column of the response")
     responses_only: bool = Field(True, description="compute the loss only on assistant messages")
 
-    def example(self, record: Record) -> Conversation:
+    def read_example(self, record: Record) -> Conversation:
         """Read a conversation from a record: a list of messages, or a prompt and a response.
 
         An `input` column that is not blank is appended to the prompt. A `system` column becomes the
@@ -120,7 +120,7 @@ class Chat(LabelledObjective):
             )
         return Conversation(messages, record.where)
 
-    def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
         """Return the settings with the task "chat", and a plain chat template if they have none."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
@@ -173,10 +173,13 @@ class Chat(LabelledObjective):
         return sums
 
     def compute_metrics(
-        self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
+        self,
+        predictions: list[tuple[float, int]],
+        examples: Sequence[Conversation],
+        lm: LanguageModel,
     ) -> Metrics:
         """Return the perplexity of the responses: exp of the mean loss in nats per token."""
-        sums = [sum(column) for column in zip(*answers)] or [0.0, 0]
+        sums = [sum(column) for column in zip(*predictions)] or [0.0, 0]
         values = {"perplexity": compute_perplexity(*sums)}
         return Metrics(values).with_examples({"messages": list(x.messages)} for x in examples)
 

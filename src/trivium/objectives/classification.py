@@ -88,7 +88,7 @@ class LabelledText:
     where: str
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The key for grouping examples when splitting: the text, or the first text of a pair.
 
         Examples with the same key are in the same split (training or validation).
@@ -169,7 +169,7 @@ class TextClassification(SingleStackTask):
         if files:
             yield from read_records(files, options)
 
-    def example(self, record: Record) -> LabelledText:
+    def read_example(self, record: Record) -> LabelledText:
         """Read a text or text pair and its label from a record.
 
         Raises DataError if a text or the label is missing or blank. If `label_kind` is
@@ -211,22 +211,22 @@ class TextClassification(SingleStackTask):
             return ("prediction",)
         return "prediction", "score", "runner_up", "runner_up_score"
 
-    def predicted(self, answer: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
+    def to_columns(self, prediction: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
         """Return the values of the columns in `predicted_columns` for one prediction.
 
         The values are the predicted label or labels, their probability, the most probable other
         label and its probability. For regression, the only value is the predicted number. If
         `in_cell`, several labels are joined into one string for a table cell.
         """
-        if not answer.scores:
-            return (answer.score,)
-        labels = (answer.label,) if isinstance(answer.label, str) else answer.label
-        others = (pair for pair in answer.scores.items() if pair[0] not in labels)
+        if not prediction.scores:
+            return (prediction.score,)
+        labels = (prediction.label,) if isinstance(prediction.label, str) else prediction.label
+        others = (pair for pair in prediction.scores.items() if pair[0] not in labels)
         several = self.label_separator.join(labels) if in_cell else list(labels)
-        label = answer.label if isinstance(answer.label, str) else several
-        return label, answer.score, *next(others, (None, None))
+        label = prediction.label if isinstance(prediction.label, str) else several
+        return label, prediction.score, *next(others, (None, None))
 
-    def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
+    def infer_keys(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
         """Return the objective with default values for `label_kind` and `lm_weight` filled in.
 
         `label_kind` is inferred from the examples. `lm_weight` is set only if the model keeps its
@@ -324,7 +324,7 @@ class TextClassification(SingleStackTask):
         kind = self.label_kind or infer_label_kind(examples)
         return [() if kind == "regression" else self._split_labels(one, kind) for one in examples]
 
-    def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Add the label names, the label kind and the options of the task to the settings.
 
         Raises DataError if there is only one class, or if there are implausibly many classes for
@@ -400,7 +400,7 @@ class TextClassification(SingleStackTask):
             sequences, sequence_labels=labels, truncations=truncations, pad_id=pad_id
         )
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the number of labels per loss term.
 
         If there is a label loss and an LM loss, "task" is the number of texts and "lm" the number
@@ -408,7 +408,7 @@ class TextClassification(SingleStackTask):
         encoder-decoder, and the number of texts for other models.
         """
         if batch.sequence_labels is None or batch.labels is None:
-            return super().label_counts(batch)
+            return super().loss_denominators(batch)
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:
@@ -457,7 +457,7 @@ class TextClassification(SingleStackTask):
         return lm.classify([(one.text, one.pair) for one in examples])
 
     def compute_metrics(
-        self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
+        self, predictions: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
         """Compute metrics for the kind of labels, and collect the predictions and the mistakes.
 
@@ -467,13 +467,19 @@ class TextClassification(SingleStackTask):
         names, kind = lm.settings.labels, lm.settings.label_kind
         if kind == "regression":
             gold = self._encode_labels(examples, lm.settings)
-            return _compute_regression_metrics(examples, gold, [answer.score for answer in answers])
-        probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
+            return _compute_regression_metrics(
+                examples, gold, [answer.score for answer in predictions]
+            )
+        probabilities = np.array(
+            [[answer.scores[name] for name in names] for answer in predictions]
+        )
         more, notes = find_unknown_labels(
             [self._split_labels(one, kind) for one in examples], names
         )
         names = (*names, *more)
-        probabilities = np.pad(probabilities.reshape(len(answers), -1), ((0, 0), (0, len(more))))
+        probabilities = np.pad(
+            probabilities.reshape(len(predictions), -1), ((0, 0), (0, len(more)))
+        )
         gold = self._encode_labels(examples, lm.settings.with_labels(names, kind))
         if kind == "multi-label":
             chosen = probabilities > 0.5
@@ -485,18 +491,18 @@ class TextClassification(SingleStackTask):
         else:
             best = probabilities.argmax(-1)
             metrics = compute_class_metrics(gold, best, names)
-            scores = np.array([answer.score for answer in answers])
+            scores = np.array([answer.score for answer in predictions])
             if np.isfinite(scores).all():
                 calibration = compute_calibration(gold == best, scores)
                 metrics = dataclasses.replace(metrics, calibration=calibration)
             expected, predicted = ([names[i] for i in indices] for indices in (gold, best))
         rows = [
             {**one.texts, "label": right, "predicted": label, "score": answer.score}
-            for one, right, label, answer in zip(examples, expected, predicted, answers)
+            for one, right, label, answer in zip(examples, expected, predicted, predictions)
         ]
         mistakes = (
             Mistake(one.where, one.as_text, _join_labels(right), _join_labels(label), answer.score)
-            for one, right, label, answer in zip(examples, expected, predicted, answers)
+            for one, right, label, answer in zip(examples, expected, predicted, predictions)
             if right != label
         )
         return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)

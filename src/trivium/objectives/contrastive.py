@@ -187,7 +187,7 @@ class Contrastive(SingleStackTask, TextPairs):
         anchor = np.where(several, special | sentence, is_token)
         return anchor, np.where(several, is_token & (kept | ~sentence), is_token)
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the number of examples, by which the summed loss is divided."""
         assert batch.sequence_labels is not None
         return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}

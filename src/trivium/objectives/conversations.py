@@ -73,7 +73,7 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
             record.report.unused.update(extra)
         has_text = not (item.get(content) is None or str(item[content]).strip() == "")
         if not has_text and {"tool_calls", "function_call"} & {*extra}:
-            record.note(_ONLY_TOOL_CALLS)
+            record.count_in_report(_ONLY_TOOL_CALLS)
         elif has_text or known_role != "system":
             messages.append({"role": known_role, "content": message.text(content)})
             if isinstance(item.get("name"), str) and item["name"].strip():
@@ -147,7 +147,7 @@ def join_messages(record: Record, prompt: Turn | None, response: Turn = ()) -> t
     if system is None or not messages:
         return messages
     if messages[0]["role"] == "system":
-        record.note(_SYSTEM_TWICE)
+        record.count_in_report(_SYSTEM_TWICE)
         return messages
     return ({"role": "system", "content": system}, *messages)
 
@@ -187,4 +187,4 @@ def note_missing_space(record: Record, prompt: str, responses: Sequence[str]) ->
         ends = prompt[-1:].isalnum() or prompt[-1:] in {*".,:;?!"}
         lacks = ends and text[0].isalnum() and not any(map(is_unspaced, (prompt[-1], text[0])))
         if lacks and not text.startswith(prompt):
-            record.note(_NO_SPACE)
+            record.count_in_report(_NO_SPACE)

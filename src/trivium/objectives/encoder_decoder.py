@@ -32,7 +32,7 @@ class EncoderDecoderObjective(Objective):
     supported_family: ClassVar[str | None] = "encoder-decoder"
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
-    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+    def decoder_start_id(self, vocabulary: Vocabulary) -> int | None:
         """Return the decoder start token id, from the vocabulary or else `default_start_id`."""
         start = vocabulary.decoder_start_id
         return self.default_start_id(vocabulary) if start is None else start
@@ -51,7 +51,7 @@ class EncoderDecoderObjective(Objective):
         `input_ids` are [B, S] for S encoder positions. `decoder_input_ids` and `labels` are [B, U]
         for U decoder positions.
         """
-        start = self.decoder_start(vocabulary)
+        start = self.decoder_start_id(vocabulary)
         assert start is not None
         (input_ids, lengths), (targets, target_lengths) = self.corrupt(rows, rng, vocabulary)
         has_label = np.arange(targets.shape[1]) < target_lengths[:, None]

@@ -84,7 +84,7 @@ def check_examples(
         findings.append(
             _find_rare_labels(counts[TRAIN], objective.supports_class_weights(examples))
         )
-    findings += objective.findings(examples)
+    findings += objective.find_problems(examples)
     if validation:
         findings.append(inputs.overlap("texts_in_both", 0))
     return [*findings, *words.findings("short_examples")]

@@ -17,7 +17,7 @@ def hash_group(example: Any) -> int:
 
     Differences in white space or Unicode normalisation form do not change the hash.
     """
-    return hash_text(" ".join(example.group.split()))
+    return hash_text(" ".join(example.group_key.split()))
 
 
 def read_examples(
@@ -52,7 +52,7 @@ def split_examples(
 ) -> tuple[list[Any], list[Any]]:
     """Split examples into training and validation examples. Both keep the original order.
 
-    A group consists of the examples with the same grouping key (`group`). It is never split. A
+    A group consists of the examples with the same grouping key (`group_key`). It is never split. A
     group is used for validation if its hash is in the lowest fraction `validation` of all possible
     hashes. The split thus depends only on the examples, not on a seed.
 

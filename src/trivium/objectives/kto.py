@@ -56,7 +56,7 @@ class UnpairedPreference:
     where: str
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The key for grouping examples when splitting: the prompt as one text.
 
         If there is no prompt, the key is the response. Examples with the same key are in the same
@@ -104,7 +104,7 @@ class KTO(ReferenceObjective):
     desirable_weight: float = Field(1.0, ge=0, description="loss weight of desirable responses")
     undesirable_weight: float = Field(1.0, ge=0, description="loss weight of undesirable responses")
 
-    def example(self, record: Record) -> UnpairedPreference:
+    def read_example(self, record: Record) -> UnpairedPreference:
         """Read a prompt, a response and its label from a record. The prompt is optional.
 
         Raises DataError if the label is neither true nor false.
@@ -123,7 +123,7 @@ class KTO(ReferenceObjective):
         messages = join_messages(record, prompt, turn)
         return UnpairedPreference(messages[:-1], messages[-1:], value in _DESIRABLE, record.where)
 
-    def resolve(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
+    def infer_keys(self, spec: Spec, examples: Sequence[UnpairedPreference]) -> Self:
         """Check that both labels occur in the examples. Returns the objective unchanged.
 
         Raises DataError if all responses are desirable, or if all are undesirable.
@@ -136,7 +136,7 @@ class KTO(ReferenceObjective):
             )
         return self
 
-    def rows(
+    def encode_pairs(
         self, examples: Sequence[UnpairedPreference], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode two responses to each prompt: its own response and a mismatched response.
@@ -175,7 +175,7 @@ class KTO(ReferenceObjective):
         order = np.argsort(-rows.lengths.reshape(rows.num_rows, -1).sum(axis=1), kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the number of responses for each loss term and each logged metric."""
         assert batch.sequence_labels is not None
         is_desirable = int(batch.sequence_labels[:, 2].sum())
@@ -224,7 +224,7 @@ class KTO(ReferenceObjective):
 
     def compute_metrics(
         self,
-        answers: list[tuple[list[float], list[int]]],
+        predictions: list[tuple[list[float], list[int]]],
         examples: Sequence[UnpairedPreference],
         lm: LanguageModel,
     ) -> Metrics:
@@ -233,7 +233,7 @@ class KTO(ReferenceObjective):
         For the AUC, responses are ranked by their mean log-probability per token under the model.
         The reference model is not used.
         """
-        sums, counts = (np.array(column, dtype=float)[:, 0] for column in zip(*answers))
+        sums, counts = (np.array(column, dtype=float)[:, 0] for column in zip(*predictions))
         is_desirable = np.array([one.is_desirable for one in examples])
         means = sums / np.maximum(counts, 1)
         undesirable = np.sort(means[~is_desirable])

@@ -80,7 +80,7 @@ class LabelledObjective(Objective):
         """Return the names of the columns that `trivium predict` adds to the records."""
         return "prediction", "score"
 
-    def predicted(self, answer: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
+    def to_columns(self, prediction: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
         """Return the values of the columns in `predicted_columns` for one prediction.
 
         If `in_cell`, several labels are joined into one string for a table cell.
@@ -93,9 +93,9 @@ class LabelledObjective(Objective):
         A bad record raises DataError, unless `options` say to skip and count bad records.
         """
         options = options or RecordOptions()
-        return self.examples(self.records(paths, options), options)
+        return self.build_examples(self.records(paths, options), options)
 
-    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
+    def build_examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
         """Convert records to examples and yield them. `record_schema` defines the columns to read.
 
         Items that are already examples are yielded unchanged.
@@ -105,7 +105,7 @@ class LabelledObjective(Objective):
             with options.skip_invalid_records():
                 if isinstance(record, Record):
                     schema.resolve(record, options.report)
-                    record = self.example(record)
+                    record = self.read_example(record)
                 yield record
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class LabelledObjective(Objective):
         return read_records(paths, options)
 
     @abstractmethod
-    def example(self, record: Record) -> Any:
+    def read_example(self, record: Record) -> Any:
         """Read an example from a record. `record.columns` maps each field to its column.
 
         Raises DataError, with file and line, if the record is bad.
@@ -121,9 +121,9 @@ class LabelledObjective(Objective):
 
     def input_text(self, example: Any) -> str:
         """Return the input text of an example, by default its grouping key."""
-        return example.group
+        return example.group_key
 
-    def findings(self, examples: Sequence[Any]) -> list[Finding]:
+    def find_problems(self, examples: Sequence[Any]) -> list[Finding]:
         """Return the findings of task-specific checks, for `trivium check`. By default none."""
         return []
 
@@ -159,7 +159,7 @@ class LabelledObjective(Objective):
         """
         return settings
 
-    def resolve(self, spec: Spec, examples: Sequence[Any]) -> Self:
+    def infer_keys(self, spec: Spec, examples: Sequence[Any]) -> Self:
         """Set the keys that are inferred from the examples, such as the kind of labels.
 
         This method may also check the examples. Returns the new objective, by default unchanged.
@@ -173,7 +173,7 @@ class LabelledObjective(Objective):
         """
         return ()
 
-    def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
         """Add what the model needs for this task to its settings: label names, task options, ...
 
         By default only the name of the task is added. Returns the new settings, which are saved
@@ -218,9 +218,9 @@ class LabelledObjective(Objective):
 
     @abstractmethod
     def compute_metrics(
-        self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
+        self, predictions: list[Any], examples: Sequence[Any], lm: LanguageModel
     ) -> Metrics:
-        """Compute the metrics of the predictions `answers` for labelled examples."""
+        """Compute the metrics of `predictions` for labelled examples."""
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Generate texts for the report, and add them to the predictions of the metrics.

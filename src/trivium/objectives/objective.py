@@ -130,7 +130,9 @@ class Objective(Choice, Config, ABC):
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """Raise RecipeError if any of the `special_tokens` is missing from the vocabulary."""
-        missing = [name for name in self.special_tokens if vocabulary.find(name) is None]
+        missing = [
+            name for name in self.special_tokens if vocabulary.special_token_id(name) is None
+        ]
         if missing:
             raise RecipeError(
                 f'objective.kind = "{self.kind}" needs the special token{"s" * (len(missing) > 1)} '
@@ -170,7 +172,7 @@ class Objective(Choice, Config, ABC):
         """Return defaults of `[tokenizer]` keys for this objective, such as special tokens."""
         return {}
 
-    def specs(self, spec: Spec) -> tuple[Spec, ...]:
+    def model_specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of all models that are trained together with the model `spec`.
 
         They include `spec` itself, and are used to estimate memory and FLOPs.
@@ -181,7 +183,7 @@ class Objective(Choice, Config, ABC):
         """Build the module that is trained, with random weights."""
         return build(spec, seed=seed, device=device)
 
-    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+    def models_to_save(self, module: nn.Module) -> dict[str, LanguageModule]:
         """Return the models that a run saves. Each key is a subfolder of the run folder.
 
         The key "" is the run folder itself.
@@ -197,7 +199,7 @@ class Objective(Choice, Config, ABC):
     def tie_weights(self, module: nn.Module) -> None:
         """Tie the shared weights of the models in `module`; the inverse of `untie_weights`."""
 
-    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+    def decoder_start_id(self, vocabulary: Vocabulary) -> int | None:
         """Return the decoder start token id of an encoder-decoder, or None for other models."""
         return None
 
@@ -213,7 +215,7 @@ class Objective(Choice, Config, ABC):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Return the model inputs and labels for some rows of a step. This is a pure function."""
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the number of labels of each loss term, by name.
 
         The summed loss of each term is divided by this number.
@@ -227,13 +229,13 @@ class Objective(Choice, Config, ABC):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the loss terms in nats, each summed over the labels of the batch.
 
-        The trainer divides each sum by the number of labels in the step (`label_counts`). The
+        The trainer divides each sum by the number of labels in the step (`loss_denominators`). The
         auxiliary loss of the layers is a separate term, `AUX_LOSS`. In evaluation mode
         (`model.training` is False), label smoothing is not applied.
         """
         return token_losses(model, batch)
 
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+    def generate_sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Return a prompt and the output of the model, for the report. `text` is a validation text.
 
         By default the prompt is a sentence of the text with one word masked, and the output lists

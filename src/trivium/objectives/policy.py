@@ -236,7 +236,7 @@ class PolicyGradient(Alignment):
             nn.init.zeros_(weight)
         return module
 
-    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+    def models_to_save(self, module: nn.Module) -> dict[str, LanguageModule]:
         """Return the model to save, under the key "": `module` without its value head.
 
         The saved model shares its weights with `module`.
@@ -259,7 +259,7 @@ class PolicyGradient(Alignment):
         also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
         return dataclasses.replace(super().record_schema, also=also)
 
-    def example(self, record: Record) -> Prompt:
+    def read_example(self, record: Record) -> Prompt:
         """Read the prompt of a record. Responses at the end of a conversation are removed.
 
         Raises DataError if no message remains, or if a column is missing that a reward function
@@ -353,7 +353,7 @@ class PolicyGradient(Alignment):
         single: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
         return RolloutBatch(**batch.arrays(), indices=np.arange(len(rows)), **single)
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
 
         For terms that are averaged over tokens, the divisor is the number of sampled tokens. For
@@ -409,22 +409,22 @@ class PolicyGradient(Alignment):
         The random seed is a hash of the prompt. The response to a prompt therefore does not depend
         on the other prompts.
         """
-        prompts = [(one, zlib.crc32(one.group.encode())) for one in examples]
+        prompts = [(one, zlib.crc32(one.group_key.encode())) for one in examples]
         return sample_responses(lm, prompts, self._sampling_params, self.rewards)
 
     def compute_metrics(
-        self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
+        self, predictions: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
         """Return the mean rewards and the means of the other metrics over the sampled responses."""
-        metrics = self._compute_rollout_metrics(answers, 1)
+        metrics = self._compute_rollout_metrics(predictions, 1)
         values = {
             name: float(one.mean())
             for name, one in metrics.items()
             if name != "frac_reward_zero_std"
         }
         rows = [
-            {"prompt": one.group, "response": answer.text, "reward": float(reward)}
-            for one, answer, reward in zip(examples, answers, metrics["reward"])
+            {"prompt": one.group_key, "response": answer.text, "reward": float(reward)}
+            for one, answer, reward in zip(examples, predictions, metrics["reward"])
         ]
         return Metrics(values).with_examples(rows)
 

@@ -73,7 +73,7 @@ class ReferenceObjective(Alignment, GivenResponses):
     """
 
     @abstractmethod
-    def rows(
+    def encode_pairs(
         self, examples: Sequence[Any], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode both responses of every example as token ids.
@@ -99,7 +99,7 @@ class ReferenceObjective(Alignment, GivenResponses):
 
         The reference is the model with its current weights.
         """
-        sequences, truncations = self.rows(examples, lm)
+        sequences, truncations = self.encode_pairs(examples, lm)
         logq, _ = compute_all_log_probabilities(sequences, lm)
         labels = self.build_labels(examples, logq).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
@@ -123,7 +123,7 @@ class ReferenceObjective(Alignment, GivenResponses):
         Returns a pair of lists per example: the log-probabilities of its two responses, and their
         token counts.
         """
-        sums, counts = compute_all_log_probabilities(self.rows(examples, lm)[0], lm)
+        sums, counts = compute_all_log_probabilities(self.encode_pairs(examples, lm)[0], lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
 
@@ -190,7 +190,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
             raise ValueError(f'label_smoothing is not for loss_type = "{self.loss_type}"')
         return self
 
-    def resolve(self, spec: Spec, examples: Sequence[Preference]) -> Self:
+    def infer_keys(self, spec: Spec, examples: Sequence[Preference]) -> Self:
         """Fill in the defaults of `beta` and `sft_weight`, which depend on the loss type."""
         beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
         weight = self.sft_weight
@@ -198,7 +198,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
             weight = 1.0 if self.loss_type == "orpo" else 0.0
         return self.replace(beta=beta, sft_weight=weight)
 
-    def rows(
+    def encode_pairs(
         self, examples: Sequence[Preference], lm: LanguageModel
     ) -> tuple[Mapping[str, Ragged], Truncations]:
         """Encode the chosen and the rejected response of every pair as token ids.
@@ -218,7 +218,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         self._reference.update(zip((one.where for one in examples), logq))
         return logq
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
 
         The divisor of the SFT loss is the number of tokens in the chosen responses. The divisor of
@@ -256,7 +256,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
 
     def compute_metrics(
         self,
-        answers: list[tuple[list[float], list[int]]],
+        predictions: list[tuple[list[float], list[int]]],
         examples: Sequence[Preference],
         lm: LanguageModel,
     ) -> Metrics:
@@ -267,9 +267,9 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         run, the first metric is the DPO accuracy: the fraction of pairs with h > 0. Pairs in which
         truncation removed a whole response are left out.
         """
-        pairs = [(one, answer) for one, answer in zip(examples, answers) if all(answer[1])]
-        examples, answers = [one for one, _ in pairs], [answer for _, answer in pairs]
-        sums, counts = (np.array([answer[i] for answer in answers], float) for i in range(2))
+        pairs = [(one, answer) for one, answer in zip(examples, predictions) if all(answer[1])]
+        examples, predictions = [one for one, _ in pairs], [answer for _, answer in pairs]
+        sums, counts = (np.array([answer[i] for answer in predictions], float) for i in range(2))
         sums, counts = sums.reshape(-1, 2), counts.reshape(-1, 2)
         perplexity = compute_perplexity(-sums[:, 0].sum(), counts[:, 0].sum())
         means = sums / np.maximum(counts, 1)
@@ -283,7 +283,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         values["perplexity"] = perplexity
         rows = [
             {**self.to_texts(one), "log_probabilities": list(both)}
-            for one, (both, _) in zip(examples, answers)
+            for one, (both, _) in zip(examples, predictions)
         ]
         return Metrics(values, notes=notes).with_examples(rows)
 
@@ -294,7 +294,7 @@ def compute_preference_losses(
     """Return the loss of every preference pair, [B], without the SFT loss.
 
     Args:
-        objective: the loss type and its parameters, with defaults filled in (`resolve`).
+        objective: the loss type and its parameters, with defaults filled in (`infer_keys`).
         logps: the log-probabilities of both responses under the model, [B, 2].
         ref_logps: the log-probabilities of both responses under the reference model, [B, 2].
         num_tokens: the number of tokens of both responses, [B, 2].

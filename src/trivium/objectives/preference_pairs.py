@@ -67,7 +67,7 @@ class Preference:
     margin: float = 0.0
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The grouping key of the split: the prompt as text.
 
         If the prompt is blank, the key is the chosen response. Pairs with equal keys are put into
@@ -83,13 +83,13 @@ class GivenResponses(LabelledObjective):
     """The names of the fields of an example that contain responses to its prompt."""
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
-    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
+    def build_examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
         """Convert records to examples, and strip the prompt from responses that repeat it.
 
         The prompt is stripped only if more than half of the examples with a text prompt repeat the
         prompt in their responses.
         """
-        examples = list(super().examples(records, options))
+        examples = list(super().build_examples(records, options))
         texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
         stripped: dict[int, Any] = {}
         for one in texts:
@@ -129,7 +129,7 @@ class PreferencePairs(GivenResponses):
     chosen_field: str | None = column_key("column of the chosen (better) response", CHOSEN)
     rejected_field: str | None = column_key("column of the rejected (worse) response", REJECTED)
 
-    def example(self, record: Record) -> Preference:
+    def read_example(self, record: Record) -> Preference:
         """Read a preference pair from a record.
 
         If the record has no prompt, the common prefix of both responses becomes the prompt. If the
@@ -154,7 +154,7 @@ class PreferencePairs(GivenResponses):
         start = min(_count_common_prefix(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
 
-    def findings(self, examples: Sequence[Preference]) -> list[Finding]:
+    def find_problems(self, examples: Sequence[Preference]) -> list[Finding]:
         """Check whether most chosen responses are longer than the rejected responses.
 
         Returns a list with one finding.
@@ -260,9 +260,9 @@ def stack_pairs(rows: Sequences) -> dict[str, Ragged]:
     Returns:
         The token ids and labels of N examples with two rows each, by field of `RowBatch`.
     """
-    pairs = {name: Ragged.of(each, per_example=2) for name, each in rows.items()}
+    pairs = {name: Ragged.from_lists(each, per_example=2) for name, each in rows.items()}
     if "decoder_input_ids" in rows:
-        pairs["input_ids"] = Ragged.of(rows["input_ids"][::2])
+        pairs["input_ids"] = Ragged.from_lists(rows["input_ids"][::2])
     return pairs
 
 

@@ -91,7 +91,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         lengths = np.where(rest.any(axis=1), lengths, 0)
         return pack_with_eos(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
 
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+    def generate_sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Return the first words of a text, and the continuation that the model generates.
 
         Returns None if these words alone are too long for the model.

@@ -73,7 +73,7 @@ class Question:
     where: str
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The grouping key of the split: the context.
 
         All questions about the same context are put into the same split.
@@ -119,7 +119,7 @@ class QuestionAnswering(LabelledObjective):
                 records = _read_squad(source.name, options)
             yield from records or read_records(source.name, options)
 
-    def example(self, record: Record) -> Question:
+    def read_example(self, record: Record) -> Question:
         """Read a question with its context and answers from a record.
 
         Answers can be given as texts, as objects {"text", "answer_start"}, or as one object with
@@ -158,14 +158,14 @@ class QuestionAnswering(LabelledObjective):
         question, context = (record.text(record.columns[name]) for name in ("question", "context"))
         return Question(record.where, question, context, (), record.where)
 
-    def predicted(self, answer: AnswerSpan, *, in_cell: bool = False) -> tuple[Any, ...]:
+    def to_columns(self, prediction: AnswerSpan, *, in_cell: bool = False) -> tuple[Any, ...]:
         """Return the text and the probability of a predicted answer.
 
         The text is empty if the model predicts that there is no answer.
         """
-        return answer.text, answer.score
+        return prediction.text, prediction.score
 
-    def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
         """Return the model settings for question answering, including the overlap of windows.
 
         If some questions have no answer, the settings also include the threshold for predicting "no
@@ -241,10 +241,10 @@ class QuestionAnswering(LabelledObjective):
         return [best for best, *_ in spans]
 
     def compute_metrics(
-        self, answers: Sequence[AnswerSpan], examples: Sequence[Question], lm: LanguageModel
+        self, predictions: Sequence[AnswerSpan], examples: Sequence[Question], lm: LanguageModel
     ) -> Metrics:
         """Return exact match and F1 as in SQuAD, and the wrongly answered questions."""
-        predicted = [span.text for span in answers]
+        predicted = [span.text for span in predictions]
         references = [[text for text, _ in one.answers] for one in examples]
         metrics = compute_squad_metrics(predicted, references)
         rows = [
@@ -254,7 +254,7 @@ class QuestionAnswering(LabelledObjective):
         ]
         mistakes = (
             Mistake(one.where, one.question, (right or [""])[0], span.text, span.score)
-            for one, right, span in zip(examples, references, answers)
+            for one, right, span in zip(examples, references, predictions)
             if not compute_squad_scores(span.text, right)[0]
         )
         return metrics.with_examples(rows, mistakes)

@@ -107,7 +107,7 @@ class ReplacedToken(TokenMasking):
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)
 
-    def specs(self, spec: Spec) -> tuple[Spec, ...]:
+    def model_specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the discriminator and the generator."""
         return spec, self._build_generator_spec(spec)
 
@@ -118,7 +118,7 @@ class ReplacedToken(TokenMasking):
             spec, fraction=self.generator_size, sharing=self.sharing, seed=seed, device=device
         )
 
-    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+    def models_to_save(self, module: nn.Module) -> dict[str, LanguageModule]:
         """Return the models to save: the discriminator and the generator.
 
         The keys are subfolders of the run folder: "" for the discriminator, and "generator".
@@ -154,7 +154,7 @@ class ReplacedToken(TokenMasking):
         uniform = np.minimum(uniform, np.float32(1.0 - 2.0**-24))
         return Batch(input_ids, labels=labels, sequence_labels=uniform, **attention_inputs(rows))
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the label count of each model, by name.
 
         The generator predicts the masked tokens, and the discriminator all tokens except padding.

@@ -36,7 +36,7 @@ class Prompt:
     where: str
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The grouping key of the split: the prompt as one text.
 
         Equal prompts are put into the same split.
@@ -130,10 +130,10 @@ def _collect_response_ids(request: GenerationRequest) -> list[int]:
 def _build_reward_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
     """Build the input of the reward functions from a prompt and its finished request."""
     response, messages = request.text.strip(), ()
-    text = prompt.group + request.text.rstrip()
+    text = prompt.group_key + request.text.rstrip()
     if not isinstance(prompt.prompt, str):
         messages = (*prompt.prompt, {"role": "assistant", "content": response})
         text = as_text(messages).rstrip()
     ended = request.finish_reason == "stop"
     record = Record(prompt.columns, prompt.where)
-    return Sample(prompt.group, response, text, record, messages, ended)
+    return Sample(prompt.group_key, response, text, record, messages, ended)

@@ -77,12 +77,12 @@ class Reward(SingleStackTask, PreferencePairs):
         "for ELMo mean",
     )
 
-    def example(self, record: Record) -> Preference:
+    def read_example(self, record: Record) -> Preference:
         """Read a preference pair and its margin from a record.
 
         Raises DataError if the margin is not a finite number, or if the pair is invalid.
         """
-        one = super().example(record)
+        one = super().read_example(record)
         if "margin" not in record.columns:
             return one
         name = record.columns["margin"]
@@ -96,7 +96,7 @@ class Reward(SingleStackTask, PreferencePairs):
             raise DataError(f"{record.name(name)} is {kind}, not a finite number.")
         return dataclasses.replace(one, margin=margin)
 
-    def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
         """Return the model settings for a regression model with the single label "reward"."""
         settings = settings.with_labels(("reward",), "regression")
         return settings.with_task("classification", pairs=False).with_task("reward")
@@ -135,7 +135,7 @@ class Reward(SingleStackTask, PreferencePairs):
         """
         return build_pair_batch(rows)
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of both loss terms, by name: the number of pairs."""
         return dict.fromkeys(("pairs", "center"), batch.num_rows)
 
@@ -162,7 +162,7 @@ class Reward(SingleStackTask, PreferencePairs):
         return [one.score for one in lm.classify(self._format_texts(examples, lm))]
 
     def compute_metrics(
-        self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
+        self, predictions: list[float], examples: Sequence[Preference], lm: LanguageModel
     ) -> Metrics:
         """Return the accuracy, the mean margin and the mean reward.
 
@@ -170,7 +170,7 @@ class Reward(SingleStackTask, PreferencePairs):
         The margin of a pair is the reward of the chosen response minus that of the rejected
         response.
         """
-        rewards = np.array(answers).reshape(-1, 2)
+        rewards = np.array(predictions).reshape(-1, 2)
         gain = rewards[:, 0] - rewards[:, 1]
         texts = self._format_texts(examples, lm)
         rows = [

@@ -106,7 +106,7 @@ class SentencePairs(TokenMasking):
             others, second = np.where(other, others, texts), np.where(other, part, second)
         return self._build_pair_batch(texts, first, others, second, negative, rng, vocabulary)
 
-    def label_counts(self, batch: Batch) -> dict[str, int]:
+    def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
 
         The divisor of the MLM loss is the number of masked tokens. The divisor of the pair terms is

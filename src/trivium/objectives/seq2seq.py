@@ -74,7 +74,7 @@ class SourceTarget:
     reverse: bool = False
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The grouping key of the split: the source text in the file.
 
         Pairs with equal sources are put into the same split. If `reverse` is true, the source in
@@ -144,7 +144,7 @@ class SourceToTarget(LabelledObjective):
             header = self._choose_column_names(file, options.encoding)
             yield from read_records(file, dataclasses.replace(options, header=header))
 
-    def example(self, record: Record) -> SourceTarget:
+    def read_example(self, record: Record) -> SourceTarget:
         """Read a source and its targets from a record.
 
         If `reverse` is set, the source and the first target are swapped.
@@ -193,7 +193,7 @@ class SourceToTarget(LabelledObjective):
         """Return the source of an example."""
         return example.source
 
-    def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
         """Return the model settings with the prefix and the beam search options of this task.
 
         Length and n-gram limits that an earlier task has set are removed.
@@ -227,31 +227,31 @@ class SourceToTarget(LabelledObjective):
         """Generate a text for each source with beam search."""
         # In a mixture, the settings of `lm` may be those of another source.
         lm = copy.copy(lm)
-        lm.settings = self.settings(lm.settings, examples)
+        lm.settings = self.add_settings(lm.settings, examples)
         with warnings.catch_warnings():  # at first, outputs often reach the maximum length
             warnings.simplefilter("ignore")
             return lm.translate([one.source for one in examples])
 
     def compute_metrics(
-        self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
+        self, predictions: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
     ) -> Metrics:
         """Return the metrics of the task, and the fraction of exact matches.
 
         A generated text is an exact match if it equals one of its targets.
         """
-        metrics, scores = self.compute_text_metrics(answers, [one.targets for one in examples])
+        metrics, scores = self.compute_text_metrics(predictions, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
-            for text, one in zip(answers, examples)
+            for text, one in zip(predictions, examples)
         ]
         values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}
         rows = [
             {"source": one.source, "target": one.targets[0], "predicted": text}
-            for one, text in zip(examples, answers)
+            for one, text in zip(examples, predictions)
         ]
         wrong = sorted((i for i, right in enumerate(exact) if not right), key=scores.__getitem__)
         mistakes = [
-            Mistake(examples[i].where, examples[i].source, examples[i].targets[0], answers[i])
+            Mistake(examples[i].where, examples[i].source, examples[i].targets[0], predictions[i])
             for i in wrong
         ]
         return dataclasses.replace(metrics, values=values).with_examples(rows, mistakes)

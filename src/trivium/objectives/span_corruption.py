@@ -99,7 +99,7 @@ class SpanCorruption(EncoderDecoderObjective):
         # A row without noise spans has no labels.
         return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+    def generate_sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Hide two words of `text`, and let the model generate them.
 
         Returns the resulting prompt and the generated text. Returns None if `text` is too short, or

@@ -84,7 +84,7 @@ class TaggedSentence:
     lines: tuple[int, ...] = ()
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The grouping key of the split: the words joined into one text.
 
         Duplicate sentences are put into the same split.
@@ -161,7 +161,7 @@ class Tagging(SingleStackTask):
             else:
                 yield from read_records(source.name, options)
 
-    def example(self, record: Record) -> TaggedSentence:
+    def read_example(self, record: Record) -> TaggedSentence:
         """Read the words of a sentence and their tags from a record.
 
         IOB1 tags are not converted yet (see `repair_iob`). Raises DataError if the numbers of words
@@ -187,9 +187,11 @@ class Tagging(SingleStackTask):
             raise DataError(f"{record.where} has no words. Fill them in, or remove the record.")
         return TaggedSentence(words, (), record.where)
 
-    def predicted(self, answer: Sequence[TaggedWord], *, in_cell: bool = False) -> tuple[Any, ...]:
+    def to_columns(
+        self, prediction: Sequence[TaggedWord], *, in_cell: bool = False
+    ) -> tuple[Any, ...]:
         """Return the predicted tags of a sentence, and the lowest of their probabilities."""
-        return [word.tag for word in answer], min(word.score for word in answer)
+        return [word.tag for word in prediction], min(word.score for word in prediction)
 
     def _repair_tags(
         self, examples: Sequence[TaggedSentence], known_tags: Iterable[str]
@@ -312,7 +314,7 @@ class Tagging(SingleStackTask):
             names |= {inside + name[1:] for name in names if name.startswith("B")} | {"O"}
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
-    def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
         """Return the model settings with the tags and the option `longer_words`.
 
         The option is true if some Chinese or Japanese words in the examples have several
@@ -379,7 +381,10 @@ class Tagging(SingleStackTask):
         return lm.tag([list(one.words) for one in examples])
 
     def compute_metrics(
-        self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
+        self,
+        predictions: list[list[TaggedWord]],
+        examples: Sequence[TaggedSentence],
+        lm: LanguageModel,
     ) -> Metrics:
         """Return the F1 of chunks (seqeval), or the accuracy and F1 of tags.
 
@@ -391,7 +396,7 @@ class Tagging(SingleStackTask):
         more, notes = find_unknown_labels([one.tags for one in examples], names)
         names = (*names, *more)
         gold = [list(one.tags) for one in examples]
-        predicted = [[word.tag for word in sentence] for sentence in answers]
+        predicted = [[word.tag for word in sentence] for sentence in predictions]
         if chunks:
             metrics = score_chunks(gold, predicted)
         else:
@@ -401,15 +406,15 @@ class Tagging(SingleStackTask):
             metrics = compute_class_metrics(right, answered, names)
         mistakes = (
             Mistake(one.locate_word(i), word, tag, answer.tag, answer.score)
-            for one, sentence in zip(examples, answers)
+            for one, sentence in zip(examples, predictions)
             for i, (word, tag, answer) in enumerate(zip(one.words, one.tags, sentence))
             if tag != answer.tag
         )
-        predictions = (
+        rows = (
             {"words": list(one.words), "tags": right, "predicted": tags}
             for one, right, tags in zip(examples, gold, predicted)
         )
-        return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
+        return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return a `tag` command with the words of a validation sentence."""
@@ -552,13 +557,13 @@ def _read_spans(record: Record) -> TaggedSentence:
     for start, end, label in spans:
         inside = [i for i, word in enumerate(words) if word.start < end and word.end > start]
         if not 0 <= start < end <= len(text) or not inside:
-            record.note("data.spans_outside")
+            record.count_in_report("data.spans_outside")
             continue
         if any(tags[i] != "O" for i in inside):
-            record.note("data.spans_overlap")
+            record.count_in_report("data.spans_overlap")
             continue
         if text[start:end].strip() != text[words[inside[0]].start : words[inside[-1]].end]:
-            record.note("data.spans_inside_words")
+            record.count_in_report("data.spans_inside_words")
         for i in inside:
             tags[i] = f"{'B' if i == inside[0] else 'I'}-{label}"
     return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)

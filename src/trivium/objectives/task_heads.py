@@ -50,7 +50,7 @@ def build_classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPoolin
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
         return _choose_head(spec, [last, summary])
     # Mean pooling needs no dense layer. The first position was trained for another purpose.
-    dense = [None] if pooling == "mean" else [*_list_dense_layers(spec), None]
+    dense = [None] if pooling == "mean" else [*_candidate_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
     return _choose_head(spec, forms)
 
@@ -63,13 +63,15 @@ def build_tagger_head(spec: Spec, num_labels: int) -> Head:
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
-    dense = [None, *_list_dense_layers(spec)]
+    dense = [None, *_candidate_dense_layers(spec)]
     return _choose_head(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
 def build_span_head(spec: Spec) -> Head:
     """Build a question answering head, which predicts the first and last token of an answer."""
-    return _choose_head(spec, [SpanHead(dense=one) for one in (None, *_list_dense_layers(spec))])
+    return _choose_head(
+        spec, [SpanHead(dense=one) for one in (None, *_candidate_dense_layers(spec))]
+    )
 
 
 def _choose_head(spec: Spec, candidates: Sequence[Head]) -> Head:
@@ -81,7 +83,7 @@ def _choose_head(spec: Spec, candidates: Sequence[Head]) -> Head:
     return next(published, candidates[0])
 
 
-def _list_dense_layers(spec: Spec) -> list[Dense]:
+def _candidate_dense_layers(spec: Spec) -> list[Dense]:
     """Return candidates for the dense layer of a head, which comes before the output layer.
 
     They are the dense layers that published heads use.

@@ -107,7 +107,7 @@ class Metrics:
         value = self.values[self.main]
         return value if self.higher_is_better else -value
 
-    def with_main(self, name: str | None) -> Metrics:
+    def with_main_metric(self, name: str | None) -> Metrics:
         """Return a copy that has `name` as its main metric.
 
         If `name` is None, the metrics are returned unchanged. Raises RecipeError if there is no
@@ -260,7 +260,7 @@ def compute_regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
         "mae": float(sk.mean_absolute_error(gold, predicted)),
     }
     # R2 compares with the mean. It is undefined if all numbers are equal.
-    return Metrics(values).with_main("r2" if np.ptp(gold) > 0 else "mse")
+    return Metrics(values).with_main_metric("r2" if np.ptp(gold) > 0 else "mse")
 
 
 def _compute_label_scores(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:

@@ -52,7 +52,7 @@ class TextPair:
     where: str
 
     @property
-    def group(self) -> str:
+    def group_key(self) -> str:
         """The grouping key of the split: the positive, or the anchor if there is no positive.
 
         Queries for the same passage are put into the same split.
@@ -97,7 +97,7 @@ class TextPairs(LabelledObjective):
                 squad = QuestionAnswering.from_tree({})
                 yield from squad.records([source.name], options)
 
-    def example(self, record: Record) -> TextPair:
+    def read_example(self, record: Record) -> TextPair:
         """Read an anchor text from a record, with the positive and the hard negative, if any.
 
         Raises DataError if there is a hard negative but no positive.
@@ -117,7 +117,7 @@ class TextPairs(LabelledObjective):
         """Return all texts of an example as one text, separated by spaces."""
         return " ".join(example.texts)
 
-    def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
+    def infer_keys(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
         """Return the objective with the default of `pooling` filled in.
 
         The default is "last" for decoders and "mean" for other models.
@@ -125,7 +125,7 @@ class TextPairs(LabelledObjective):
         default = "last" if is_causal(spec) else "mean"
         return self.replace(pooling=self.pooling or default)
 
-    def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
+    def add_settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
         """Return the model settings with the pooling used for embedding texts."""
         return settings.with_task("contrastive", pooling=self.pooling)
 
@@ -148,7 +148,7 @@ class TextPairs(LabelledObjective):
 
     def compute_metrics(
         self,
-        answers: list[tuple[Any, Any]],
+        predictions: list[tuple[Any, Any]],
         examples: Sequence[TextPair],
         lm: LanguageModel,
         *,
@@ -160,7 +160,7 @@ class TextPairs(LabelledObjective):
         `hybrid` adds the metrics of BM25, and of the hybrid of BM25 and embeddings.
         """
         pairs = [split_query_and_passage(one) for one in examples]
-        queries, passages = map(np.stack, zip(*answers))
+        queries, passages = map(np.stack, zip(*predictions))
         found = retrieve(pairs, queries, passages, hybrid=hybrid)
         rows = [
             {"text": query, "pair": passage, "predicted": best, "rank": rank}

@@ -61,10 +61,10 @@ class TSDAE(TextPairs):
 
         Raises RecipeError if the model is not a Transformer encoder.
         """
-        self.specs(spec)
+        self.model_specs(spec)
         return ()
 
-    def specs(self, spec: Spec) -> tuple[Spec, ...]:
+    def model_specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Return the specs of the encoder and of the decoder."""
         return spec, self._build_autoencoder_spec(spec).replace(encoder=None)
 
@@ -72,7 +72,7 @@ class TSDAE(TextPairs):
         """Build the encoder together with a decoder, both with random weights."""
         return build(self._build_autoencoder_spec(spec), seed=seed, device=device)
 
-    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+    def models_to_save(self, module: nn.Module) -> dict[str, LanguageModule]:
         """Return the model to save, under the key "": the encoder without the decoder.
 
         The encoder shares its weights with `module`.

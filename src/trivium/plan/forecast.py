@@ -330,7 +330,7 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     def build_module(device: torch.device) -> Any:
         """Build the module to train on a device."""
         module = objective.build(spec, seed=recipe.seed, device=device)
-        recipe.freeze_weights(objective.models(module)[""])
+        recipe.freeze_weights(objective.models_to_save(module)[""])
         return module
 
     planned = build_module(torch.device("meta"))

@@ -111,7 +111,7 @@ def _add_endpoint_route(app: FastAPI, endpoint: Endpoint, registry: ModelRegistr
 
         async def make_response() -> Response:
             """Get the reply of the endpoint and convert it to an HTTP response."""
-            request.state.model = registry.find(body.model).name
+            request.state.model = registry.get_model(body.model).name
             reply = await endpoint.respond(registry, body)
             request.state.usage = reply.usage
             if isinstance(reply.content, dict):
@@ -150,7 +150,7 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
 
     @app.get("/v1/models/{name:path}", summary="Describe a model")
     async def describe_model(name: str) -> JSONResponse:
-        return JSONResponse(await _make_model_card(registry.find(name)))
+        return JSONResponse(await _make_model_card(registry.get_model(name)))
 
     @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:

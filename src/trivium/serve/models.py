@@ -197,7 +197,7 @@ class ModelRegistry:
         """The loaded models that may be unloaded. Models without a folder always stay in memory."""
         return [model for model in self if model.is_loaded and model.path is not None]
 
-    def find(self, name: str) -> ServedModel:
+    def get_model(self, name: str) -> ServedModel:
         """Return the served model with an id. It may not be loaded yet.
 
         Raises ApiError (404) for an unknown id.
@@ -219,7 +219,7 @@ class ModelRegistry:
 
         Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
-        model = self.find(name)
+        model = self.get_model(name)
         while not model.is_loaded:
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))

@@ -89,7 +89,7 @@ def encode_inputs(
             capacity = max(0, max_length - template.num_special(second is not None))
             sizes = _truncate_lengths(*sizes, capacity)
         kept = None if second is None else second.part(0, sizes[1])
-        inputs.append(template.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
+        inputs.append(template.build_input(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
     return inputs
 
 
@@ -112,7 +112,7 @@ def encode_windows(
         most = total if max_length is None else max(1, max_length - template.num_special(False))
         size = math.ceil(total / math.ceil(total / most))
         starts = range(0, total, size)
-        windows.append([template.join(tokens.part(start, start + size)) for start in starts])
+        windows.append([template.build_input(tokens.part(start, start + size)) for start in starts])
     return windows
 
 
@@ -176,7 +176,7 @@ class SpecialTokenTemplate:
         """Return the number of special tokens added to a single text, or to a pair if `paired`."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
-    def join(
+    def build_input(
         self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
     ) -> TextInput:
         """Return the model input for a text or a pair of texts, with special tokens.
@@ -278,7 +278,7 @@ def encode_words(
             part = tokens[begin:end]
             if not part and not template.num_special(paired=False):
                 part = [tokenizer.unk_id or 0]
-            whole = template.join(PlainTokens(part, [(0, 0)] * len(part)))
+            whole = template.build_input(PlainTokens(part, [(0, 0)] * len(part)))
             before = len(template.before)
             last = max(before + end - begin - 1, 0)
             shifted = [min(before + token - begin, last) for token in first[start:stop]]

@@ -79,7 +79,7 @@ class Vocabulary:
             **fields,
         )
 
-    def find(self, token: str) -> int | None:
+    def special_token_id(self, token: str) -> int | None:
         """Return the id of a special token, found by its name or by the usual role of the name.
 
         Roles that begin a sequence (`<s>`, `[CLS]`) count as equal, and so do roles that end it
@@ -96,11 +96,11 @@ class Vocabulary:
         return None if role is None else getattr(self, f"{usual.get(role, role)}_id")
 
     def id_of(self, token: str) -> int:
-        """Return the id of a special token, found by its name or role as in `find`.
+        """Return the id of a special token, found by its name or role as in `special_token_id`.
 
         Raises TokenizerError if no token is found.
         """
-        index = self.find(token)
+        index = self.special_token_id(token)
         if index is None:
             raise TokenizerError(f"this {self.kind} tokenizer has no special token {token}.")
         return index

@@ -235,20 +235,20 @@ class BatchStream:
             micro_batch_tokens: the maximum number of tokens in a micro-batch.
         """
         batches, num_tokens = [], 0
-        label_counts: Counter[str] = Counter()
+        loss_denominators: Counter[str] = Counter()
         for part, (rows, batch) in zip(
             micro_batches, self._prepare_micro_batches(indices, keys, micro_batches), strict=True
         ):
             batches.append(batch)
             counted = int(part.weight)
             num_tokens += counted * rows.num_tokens
-            for term, count in self.objective.label_counts(batch).items():
-                label_counts[term] += counted * count
+            for term, count in self.objective.loss_denominators(batch).items():
+                loss_denominators[term] += counted * count
             if self.has_aux_loss:
-                label_counts[AUX_LOSS] += counted * batch.num_tokens
+                loss_denominators[AUX_LOSS] += counted * batch.num_tokens
         weights = tuple((part.number, part.weight) for part in micro_batches)
         return GlobalBatch(
-            self, tuple(batches), weights, micro_batch_tokens, dict(label_counts), num_tokens
+            self, tuple(batches), weights, micro_batch_tokens, dict(loss_denominators), num_tokens
         )
 
     def _prepare_micro_batches(
@@ -295,8 +295,8 @@ class GlobalBatch:
             is 1, or 0 if another process counts the losses of the micro-batch. All processes need
             the same number of micro-batches, so some are repeated with weight 0.
         micro_batch_tokens: the maximum number of tokens in a micro-batch.
-        label_counts: the number of labels per loss term. It counts these micro-batches or, after
-            `all_reduce_counts`, the whole step.
+        loss_denominators: the number of labels per loss term. It counts these micro-batches or,
+            after `all_reduce_counts`, the whole step.
         num_tokens: the number of tokens without padding. It counts these micro-batches or, after
             `all_reduce_counts`, the whole step.
         text_streams: for each micro-batch, the indices of the text streams that its rows continue;
@@ -309,7 +309,7 @@ class GlobalBatch:
     micro_batches: tuple[Batch, ...]
     micro_batch_weights: tuple[tuple[int, float], ...]
     micro_batch_tokens: int
-    label_counts: dict[str, int]
+    loss_denominators: dict[str, int]
     num_tokens: int
     text_streams: tuple[np.ndarray, ...] = ()
     is_prefill: bool = False
@@ -328,9 +328,11 @@ class GlobalBatch:
 
         Returns a batch with the summed counts.
         """
-        num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
-        label_counts = dict(zip(self.label_counts, counts, strict=True))
-        return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
+        num_tokens, *counts = parallel.all_reduce_sum(
+            self.num_tokens, *self.loss_denominators.values()
+        )
+        loss_denominators = dict(zip(self.loss_denominators, counts, strict=True))
+        return dataclasses.replace(self, loss_denominators=loss_denominators, num_tokens=num_tokens)
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,13 @@ class LossMeter:
             }
             self.steps.append((source, losses))
 
-    def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
+    def add(self, source: str, losses: LossTerms, loss_denominators: Mapping[str, int]) -> None:
         """Add the summed losses of a step, and the numbers of labels to divide the sums by.
 
         `source` is the name of the data source of the step.
         """
         terms = {
-            term: Loss(to_float64(total.detach()), label_counts[term])
+            term: Loss(to_float64(total.detach()), loss_denominators[term])
             for term, total in losses.items()
         }
         self.steps.append((source, terms))

@@ -136,13 +136,13 @@ def training_memory(
     if samples:  # generated, then scored: the memory beyond what is unused at that time
         free = sum(memory[name] for name in ("gradients", "logits", "activations"))
         read = 12.0 * min(most, labelled * samples * length * spec.vocab_size)
-        drawn = generation_memory(spec, samples, length)  # type: ignore[arg-type]
+        drawn = estimate_generation_memory(spec, samples, length)  # type: ignore[arg-type]
         memory["samples"] = max(0.0, drawn - free, read - free)
     return memory
 
 
 @cache
-def generation_memory(spec: Spec, num_texts: int, length: int) -> float:
+def estimate_generation_memory(spec: Spec, num_texts: int, length: int) -> float:
     """Estimate the memory in bytes for generating a batch of texts of `length` tokens.
 
     This is the memory of the KV caches and of the next-token distributions. A distribution needs
@@ -317,7 +317,7 @@ class _Estimate:
             most_rows *= objective.num_generations
             state["samples"] = min(state["samples"], most_rows)
             free += state["references"] * weights
-        specs = objective.specs(objective.models(module)[""].spec)
+        specs = objective.model_specs(objective.models_to_save(module)[""].spec)
         state |= {"labelled": labelled, "gpus": parallel.size // config.replicas}
         state |= {"precision": precision, "device": device.type}
         layout = Layout("ddp", config.tensor, config.activation_checkpointing)

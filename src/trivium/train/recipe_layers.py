@@ -324,6 +324,6 @@ def _choose_tokenizer(
     config = config(special_tokens=chosen["special_tokens"]) if len(chosen) > 1 else config()
     vocabulary = config.special_vocabulary
     needed = dict.fromkeys(name for each in objectives for name in each.special_tokens)
-    missing = [name for name in needed if vocabulary.find(name) is None]
+    missing = [name for name in needed if vocabulary.special_token_id(name) is None]
     if missing or len(chosen) > 1:
         tokenizer["special_tokens"] = [*config.special_tokens, *missing]

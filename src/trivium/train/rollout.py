@@ -74,14 +74,14 @@ class RolloutLoader(Loader):
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
         size = equal_part_size(-(-samples.num_rows // self.parallel.data_size), most)
         parts = [*self.parallel.shard(range(0, samples.num_rows, size))]
-        counts = objective.label_counts(samples)
+        counts = objective.loss_denominators(samples)
         if batch.stream.has_aux_loss:
             counts[AUX_LOSS] = samples.num_tokens
         return dataclasses.replace(
             batch,
             micro_batches=tuple(samples.rows(start, start + size) for _, start, _ in parts),
             micro_batch_weights=tuple((number, weight) for number, _, weight in parts),
-            label_counts=counts,
+            loss_denominators=counts,
             num_tokens=samples.num_tokens,
             num_iterations=objective.num_iterations,
         )

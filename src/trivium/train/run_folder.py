@@ -98,7 +98,7 @@ class RunFolder:
         return checkpoint is not None or self.weights.is_file()
 
     @contextmanager
-    def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+    def locked(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         """Context manager that locks the folder. Only the main process of a run uses it.
 
         Nothing is deleted or written before the folder is locked. With `overwrite`, the old run is

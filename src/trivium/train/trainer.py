@@ -427,7 +427,7 @@ class Trainer:
         if losses:
             total = sum(map(float, losses.values()))
             _check_finite(total, 0.0 if overflows else norm, step.record["step"], step.lr)
-            meter.add(step.batch.stream.name, losses, step.batch.label_counts)
+            meter.add(step.batch.stream.name, losses, step.batch.loss_denominators)
         if step.is_logged:
             record = step.record | meter.compute_means("train", self.loader.streams)
             record |= {"lr": step.lr, "grad_norm": norm}
@@ -558,7 +558,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
         trainer.carried.begin_step(step, is_prefill=batch.is_prefill)
     objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
     term_weights = objective.term_weights()
-    sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
+    sums = {term: torch.zeros((), device=trainer.device) for term in batch.loss_denominators}
     enabled = trainer.precision is not torch.float32
     factor = 1.0 if trainer.loss_scale is None else trainer.loss_scale.factor
     for place, (number, weight) in enumerate(batch.micro_batch_weights, start=1):
@@ -569,7 +569,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
                 losses: LossTerms = train_step(objective, tensors)
             mean = sum(
                 term_weights.get(term, 1.0) * losses[term] / max(count, 1)
-                for term, count in batch.label_counts.items()
+                for term, count in batch.loss_denominators.items()
                 if term in losses
             )
             assert isinstance(mean, Tensor)
@@ -610,7 +610,7 @@ def validation_losses(
         counts: Counter[str] = Counter()
         carried = trainer.carried and carried_state(trainer.carried.model, stream)
         for batch in stream.validation_batches(tokens, most, parallel):
-            counts.update(batch.label_counts)
+            counts.update(batch.loss_denominators)
             for place, (_, weight) in enumerate(batch.micro_batch_weights):
                 tensors = _copy_to_device(trainer, batch, place, carried)
                 with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):

@@ -124,7 +124,7 @@ class ValidationMetrics:
                 answers = parallel.map(partial(objective.predict, lm), examples)
                 if parallel.is_main:
                     one = objective.compute_metrics(answers, examples, lm)
-                    metrics[source.config.name] = one.with_main(
+                    metrics[source.config.name] = one.with_main_metric(
                         None if metrics else self.train.metric
                     )
                 count += len(examples)
@@ -172,7 +172,7 @@ class FinishedRun:
         self.log.update(translated("progress.writing_model"))
         objective = self.recipe.objectives[0]
         objective.untie_weights(self.model.whole)
-        for name, model in objective.models(self.model.whole).items():
+        for name, model in objective.models_to_save(self.model.whole).items():
             if name:
                 with new_model_folder(run.path / name, overwrite=True) as folder:
                     write_model(folder, model, self.corpus.tokenizer)
@@ -325,7 +325,7 @@ class FinishedRun:
         self.lm.module.eval()
         for objective, text in self.corpus.iter_excerpts():
             with warnings.catch_warnings(action="ignore"):  # rows may be shorter than a prompt
-                sample = objective.sample(self.lm, text)
+                sample = objective.generate_sample(self.lm, text)
             if sample is not None:
                 samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
         return samples

@@ -52,7 +52,7 @@ def make_metadata(
         validation: computes the validation metrics, and determines how many examples are evaluated.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
-    specs = recipe.objectives[0].specs(spec)
+    specs = recipe.objectives[0].model_specs(spec)
     length = defaults.row_length(recipe)
     metadata: dict[str, Any] = {
         "objectives": [objective.kind for objective in recipe.objectives],

@@ -102,7 +102,7 @@ def set_up_model(
     settings = base.settings if base is not None else Settings()
     for source in corpus.examples:
         examples = [*source.train, *source.valid]
-        source.objective = source.objective.adapt_to_model(settings, examples).resolve(
+        source.objective = source.objective.adapt_to_model(settings, examples).infer_keys(
             spec, examples
         )
     objectives = [source.objective for source in corpus.sources]
@@ -112,7 +112,7 @@ def set_up_model(
         vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     _check_same_labels(corpus)
     for source in corpus.examples:
-        settings = source.objective.settings(settings, [*source.train, *source.valid])
+        settings = source.objective.add_settings(settings, [*source.train, *source.valid])
         settings = source.objective.with_label_statistics(settings, source.train)
         _warn_of_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
@@ -131,7 +131,7 @@ def set_up_model(
     if corpus.examples and answers:
         settings = _with_end_of_turn(settings, corpus.tokenizer)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
-    models = objectives[0].models(module)
+    models = objectives[0].models_to_save(module)
     for model in models.values():
         model.set_character_ids(corpus.tokenizer)
     new_heads: tuple[str, ...] = ()
@@ -265,7 +265,7 @@ def _with_generation_ids(
 
     Raises RecipeError if the tokenizer lacks one of these tokens.
     """
-    starts = [objective.decoder_start(vocabulary) for objective in objectives]
+    starts = [objective.decoder_start_id(vocabulary) for objective in objectives]
     starts += [vocabulary.bos_id, vocabulary.pad_id]
     ids = {
         "decoder_start_token_id": next((start for start in starts if start is not None), None),
@@ -314,7 +314,7 @@ def _build_final_spec(
     heads: dict[str, Head] = {}
     for objective in recipe.objectives:
         heads |= {head.kind: head for head in objective.heads(spec, settings.labels)}
-    if len({len(objective.specs(spec)) for objective in recipe.objectives}) > 1:
+    if len({len(objective.model_specs(spec)) for objective in recipe.objectives}) > 1:
         raise RecipeError(
             "an objective that trains two models at once (replaced-token, tsdae) cannot be mixed "
             "with others: leave it out of [[mix]]."

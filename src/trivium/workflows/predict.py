@@ -136,7 +136,7 @@ def predict(
         while batch := list(islice(rest, _ROWS)):
             answers = objective.predict(lm, [objective.read_unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
-                values = objective.predicted(
+                values = objective.to_columns(
                     answer, in_cell=format_line in (_format_csv_line, _format_tsv_line)
                 )
                 if threshold is not None and values[1] < threshold:

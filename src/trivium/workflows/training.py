@@ -134,7 +134,7 @@ def pretrain(
     parallel = join_processes(recipe.parallel, device)
     opened = contextlib.nullcontext()
     if parallel.is_main:
-        opened = run.opened(resume=resume, overwrite=overwrite)
+        opened = run.locked(resume=resume, overwrite=overwrite)
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
         with handle_signals(signal.default_int_handler), log.running(), opened:

@@ -101,7 +101,9 @@ def train_run(
         _check_sharding_support(recipe)
     validation = ValidationMetrics(corpus, recipe, precision, parallel, is_sharded=is_sharded)
     validation.set_eval_limit(lm, before.get("eval_limit"))
-    model = WholeModel(module, lm, recipe.objectives[0].models, parallel, is_sharded=is_sharded)
+    model = WholeModel(
+        module, lm, recipe.objectives[0].models_to_save, parallel, is_sharded=is_sharded
+    )
     train_step = parallelize_step(
         TrainStep(module),
         parallel,

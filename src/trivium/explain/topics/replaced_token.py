@@ -64,7 +64,7 @@ def explain(
         caption = get_text("replaced_token.row_by_position", row=row + 1)
         columns = [get_text(f"replaced_token.{name}") for name in _COLUMNS]
         parts.append(Table(columns, [[i, *one] for i, one in lines], caption))
-    counts = objective.label_counts(host)
+    counts = objective.loss_denominators(host)
     g, d = (sums[name].item() / max(1, count) for name, count in counts.items())
     formula = f"L = L_generator + 50 L_discriminator = {g:.3f} + 50 * {d:.3f} = {g + 50 * d:.2f}"
     parts += [Formula(formula), _NOTE] if model else [Formula(formula), _STAND_IN, _NOTE]

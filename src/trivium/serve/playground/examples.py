@@ -36,7 +36,7 @@ class Examples:
             return sum(map(len, known)) / max(1, len(ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-        self._validation_texts = find_validation_texts(Path(registry.find(name).path or ""))
+        self._validation_texts = find_validation_texts(Path(registry.get_model(name).path or ""))
         for key in {"text", "completions"} & self._validation_texts.keys():
             self._validation_texts[key] = lm.settings.task_prefixes[0] + self._validation_texts[key]
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
