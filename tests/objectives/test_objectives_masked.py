@@ -329,7 +329,7 @@ def test_the_electra_losses_are_what_the_formula_says(kind):
     assert all(p.grad is None or not p.grad.any() for p in generator_only)
     saved = objective.models_to_save(model)
     assert set(saved) == {"", "generator"}
-    assert saved["generator"].spec.d_model == objective.specs(described)[1].d_model
+    assert saved["generator"].spec.d_model == objective.model_specs(described)[1].d_model
 
 
 def test_whole_words_need_tokens_that_continue_a_word():
