@@ -45,6 +45,7 @@ def record(kind: str, number: int, *, size: int = 6, response: int = 2) -> dict[
         "reward": {"prompt": text, "chosen": answer, "rejected": other},
         "kto": {"prompt": text, "completion": answer, "label": good},
         "policy": {"prompt": text, "answer": answer},
+        "reranking": {"query": f"who {number}", "document": text, "label": number % 2},
         "contrastive": {"text": f"who {number}", "pair": text},
         "tsdae": {"text": text},
     }[kind]

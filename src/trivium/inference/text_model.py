@@ -41,7 +41,12 @@ _FITTING = {
 }
 """The models that have a capability without fine-tuning, by capability."""
 
-TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
+TASK_OF_CAPABILITY = {
+    "classify": "classification",
+    "tag": "tagging",
+    "answer": "qa",
+    "rerank": "reranking",
+}
 """The task whose fine-tuning adds a capability, by capability."""
 
 
@@ -179,6 +184,7 @@ class TextModel:
             "next_sentence": "nsp" in heads,
             "tag": "tagger" in heads and not both,
             "answer": "span" in heads,
+            "rerank": self.scores_relevance,
             "embed": not both and self.spec.d_model > 0,
         }
         return tuple(name for name, able in supported.items() if able)
@@ -190,6 +196,17 @@ class TextModel:
         fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
         both = self.spec.family == "encoder-decoder"
         return fine_tuned and both and "lm" in heads and "classifier" not in heads
+
+    @property
+    def scores_relevance(self) -> bool:
+        """Whether the model is a cross-encoder, whose only label is the relevance of a document.
+
+        True for a model that was fine-tuned for reranking, and for an imported classifier with one
+        label, as in `CrossEncoder` of sentence-transformers.
+        """
+        counts = [getattr(head, "num_labels", 0) for head in self.spec.heads]
+        is_single = any(h.kind == "classifier" and n == 1 for h, n in zip(self.spec.heads, counts))
+        return is_single and self.settings.task in (None, "reranking")
 
     @property
     def uses_document_tokens(self) -> bool:

@@ -79,8 +79,8 @@ GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
 # Options of `config.json` for label names, tasks, and the row length and special tokens used in
 # training with Trivium.
 _MODEL_KEYS = """
-finetuning_task id2label label2id problem_type task_specific_params trained_length
-trained_special_tokens
+finetuning_task id2label label2id problem_type sbert_ce_default_activation_function
+sentence_transformers task_specific_params trained_length trained_special_tokens
 """
 # Options of `tokenizer_config.json` with the same meaning in every class for `tokenizer.json`.
 _TOKENIZER_KEYS = """

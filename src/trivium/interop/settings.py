@@ -30,7 +30,7 @@ FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _CONFIG_OPTIONS)
 MAX_TARGET = 256
 """The maximum number of tokens that an encoder-decoder generates, unless another limit is set."""
 
-TEXT_TASKS = ("classification", "contrastive", "reward")
+TEXT_TASKS = ("classification", "contrastive", "reward", "reranking")
 """Tasks on whole texts; decoders read these texts with BOS/EOS tokens, like documents."""
 
 LabelKind = Literal["classes", "multi-label", "regression"]

@@ -12,6 +12,7 @@ from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.classify import Classification, classify_texts, label_count
 from trivium.inference.embed import TokenVectors, embed_tokens, embed_windows
 from trivium.inference.hidden_states import HiddenStates, Layers, text_hidden_states
+from trivium.inference.rerank import RankedDocument, rank_documents
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import TextModel
 from trivium.models.heads.text import Pooling
@@ -121,6 +122,27 @@ class TaskMixin(TextModel):
             top_k=top_k,
             no_answer_threshold=options.get("no_answer_threshold"),
         )
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_k: int | None = None
+    ) -> list[RankedDocument]:
+        """Return documents with their relevance to a query, most relevant first.
+
+        The model is a cross-encoder: it reads the query and a document together. If both are longer
+        than the model reads, the end of the longer text is cut with a warning. The scores are
+        probabilities, or logits if the `config.json` of an imported model says so.
+
+        Args:
+            query: the query.
+            documents: the documents to rank.
+            top_k: the number of documents to return. By default all documents are returned.
+
+        Raises:
+            SpecError: the model does not rank documents.
+            TriviumError: the query or a document is empty.
+        """
+        self.require("rerank")
+        return rank_documents(self, query, documents, top_k=top_k)
 
     def embed(
         self,

@@ -112,6 +112,11 @@ ADVICE: Mapping[str, Advice] = {
     "qa": Advice(
         suggested='bert-mini; an encoder-decoder generates answers by "text-to-text"', longest=512
     ),
+    "reranking": Advice(
+        purpose="needs a classifier head, which this model cannot have",
+        suggested=_WITH_STATES,
+        longest=512,
+    ),
     "reward": Advice(purpose="needs one vector of a text", suggested=_WITH_STATES, lr_factor=0.2),
     "summarization": Advice(suggested=_SEQ2SEQ, batch_examples=16),
     "tagging": Advice(

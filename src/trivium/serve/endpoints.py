@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
 from trivium.inference.embed import embed_windows
+from trivium.inference.rerank import score_pairs, sort_documents
 from trivium.inference.score import score_text
 from trivium.inference.tag import merge_entities
 from trivium.language_model import LanguageModel
@@ -323,6 +324,46 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
     return await _run_and_reply(model, num_tokens, LanguageModel.classify, items)
 
 
+class RerankDocument(BaseModel):
+    """A document of a request for reranking, given as an object."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Text = Field(description="The text of the document.")
+
+
+class RerankRequest(ModelRequest):
+    """The request body of `POST /v1/rerank`, in the format of Cohere, Jina and vLLM."""
+
+    query: Text = Field(description="The text that the documents are compared with.")
+    documents: Annotated[list[Text | RerankDocument], ITEMS] = Field(
+        description="The documents to rank: texts, or objects with a text."
+    )
+    top_n: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The maximum number of results; null: all documents."
+    )
+    return_documents: bool = Field(True, description="Whether results contain the documents.")
+    truncate: bool = Field(False, description=_TRUNCATE)
+
+
+async def rerank(model: ServedModel, request: RerankRequest) -> Reply:
+    """Rank documents by their relevance to a query, most relevant first."""
+    texts = [one if isinstance(one, str) else one.text for one in request.documents]
+    items = [(request.query, text) for text in texts]
+    inputs = await _encode_texts(model, items, truncate=request.truncate)
+    usage = Usage(sum(len(each.ids) for each in inputs))
+    scores = await model.thread.call(
+        score_pairs, items, usage.prompt_tokens, special_tokens=model.special_tokens
+    )
+    model.metrics.tokens.labels(model.name, "prompt").inc(usage.prompt_tokens)
+    results = [
+        {"index": one.index, "relevance_score": one.score}
+        | ({"document": {"text": one.document}} if request.return_documents else {})
+        for one in sort_documents(texts, scores)[: request.top_n]
+    ]
+    return Reply({"model": model.name, "results": results, "usage": usage.to_dict()}, usage)
+
+
 class TagRequest(ModelRequest):
     """The request body of `POST /v1/tag`."""
 
@@ -546,6 +587,7 @@ _COMPLETION = {"prompt": "The weather was", "max_tokens": 16, "temperature": 0}
 _CHAT = {"messages": [{"role": "user", "content": "How is the weather?"}], "max_tokens": 16}
 _MASKED = {"text": "The [MASK] was cloudy yesterday.", "top_k": 3}
 _QUESTION = {"question": "Where did she live?", "context": "Ada Lovelace lived in London."}
+_RANKED = {"query": "Who wrote it?", "documents": ["Ada wrote the first program.", _TEXT]}
 _CONTINUATION = {"context": "The weather", "text": " was cloudy."}
 
 ENDPOINTS = {
@@ -556,6 +598,7 @@ ENDPOINTS = {
         Endpoint("/v1/embeddings", EmbeddingRequest, embed, "embed", {"input": [_TEXT]}),
         Endpoint("/v1/fill-mask", FillMaskRequest, fill_mask, "fill_mask", _MASKED),
         Endpoint("/v1/classify", ClassifyRequest, classify, "classify", {"text": _TEXT}),
+        Endpoint("/v1/rerank", RerankRequest, rerank, "rerank", _RANKED),
         Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London."}),
         Endpoint("/v1/answer", AnswerRequest, answer, "answer", _QUESTION),
         Endpoint("/v1/translate", TranslateRequest, translate, "translate", {"text": _TEXT}),
