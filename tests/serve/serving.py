@@ -128,6 +128,12 @@ def classifier() -> LanguageModel:
     return with_text(lm, tokenizer, **labels("bad", "good", "so so"))
 
 
+def reranker() -> LanguageModel:
+    tokenizer = wordpiece_tokenizer()
+    heads = (ClassifierHead(num_labels=1, pooling="first"),)
+    return with_text(transformer(tokenizer.vocab_size, "encoder", heads, 61), tokenizer)
+
+
 def tagger() -> LanguageModel:
     tokenizer = wordpiece_tokenizer()
     lm = transformer(tokenizer.vocab_size, "encoder", (TaggerHead(num_labels=3),), 61)
@@ -155,6 +161,7 @@ KINDS: dict[str, Callable[[], LanguageModel]] = {
     "mamba": mamba,
     "encoder": encoder,
     "classifier": classifier,
+    "reranker": reranker,
     "tagger": tagger,
     "reader": reader,
     "translator": translator,

@@ -72,6 +72,29 @@ def test_the_number_of_a_reward_model(tmp_path):
     assert (pair.status_code, "single texts" in pair.text) == (400, True)
 
 
+def test_rerank(served, models):
+    """The format of Cohere, Jina and vLLM."""
+    documents = ["the weather", TEXT, "Ada Lovelace lived in London."]
+    body = {
+        "model": "reranker",
+        "query": "Where?",
+        "documents": [*documents[:2], {"text": documents[2]}],
+    }
+    answer = served.post("rerank", body).json()
+    expected = models["reranker"].rerank("Where?", documents)
+    assert [one["index"] for one in answer["results"]] == [one.index for one in expected]
+    for found, one in zip(answer["results"], expected, strict=True):
+        assert found["relevance_score"] == pytest.approx(one.score, abs=FLOAT32)
+        assert found["document"] == {"text": one.document}
+    assert answer["usage"]["prompt_tokens"] > 0
+    best = served.post("rerank", {**body, "top_n": 1, "return_documents": False}).json()
+    assert [one.keys() for one in best["results"]] == [{"index", "relevance_score"}]
+    for wrong in ({"documents": []}, {"query": " "}, {"documents": ["a", {"texts": "b"}]}):
+        assert served.post("rerank", {**body, **wrong}).status_code == 400
+    other = served.post("rerank", {**body, "model": "classifier"})
+    assert other.json()["error"]["code"] == "model_cannot"
+
+
 def test_tag(served, models):
     words = [word.text for word in find_words(TEXT)]
     body = {"model": "tagger", "text": [TEXT, words]}

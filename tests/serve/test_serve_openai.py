@@ -291,7 +291,7 @@ def test_a_text_ends_where_positions_end(client):
 
 def test_models_are_listed_with_their_endpoints(client):
     listed = {model.id: model for model in client.models.list()}
-    assert len(listed) == 8
+    assert len(listed) == 9
     assert "/v1/chat/completions" in listed["decoder"].endpoints
     assert "/v1/chat/completions" not in listed["plain"].endpoints
     lengths = {name: (model.max_length, model.max_prompt) for name, model in listed.items()}

@@ -196,7 +196,7 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
 
     figures, *shown = functions("compare", SENTENCE, ENGLISH)
     equal = [name for names in figures["Model"] for name in names.split(", ")]
-    assert len(equal) == 9 > len(figures) == len(shown)
+    assert len(equal) == 10 > len(figures) == len(shown)
     assert {"translator (source)", "translator (target)"} < {*equal}
     ids = models["decoder"].tokenizer.encode(SENTENCE).ids
     assert next(iter(figures["Tokens"])) == len(shown[0]) == len(ids)
