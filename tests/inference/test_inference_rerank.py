@@ -91,3 +91,14 @@ def test_what_cannot_be_ranked_is_refused():
     lm = as_ours(hf, "bert")
     with pytest.raises(TriviumError, match="a query or a document is empty"):
         lm.rerank(QUERY, ["a", " "])
+
+
+def test_the_activation_in_the_file_of_sentence_transformers_6(tmp_path):
+    lm = as_ours(theirs("BertForSequenceClassification", num_labels=1), "bert")
+    lm.save_hf(tmp_path / "out")
+    options = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
+    (tmp_path / "out" / "config_sentence_transformers.json").write_text(json.dumps(options))
+    logits = trivium.load(str(tmp_path / "out")).rerank(QUERY, DOCUMENTS)
+    expected = [one.score for one in lm.rerank(QUERY, DOCUMENTS)]
+    found = torch.tensor([one.score for one in logits]).sigmoid().tolist()
+    assert found == pytest.approx(expected, rel=1e-5)

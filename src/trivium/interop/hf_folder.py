@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,12 @@ from trivium.interop.convert import (
 )
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_json_object
 from trivium.interop.label_scale import fold_label_scale
-from trivium.interop.sentence_transformers import read_dense, read_embedding_options, write_modules
+from trivium.interop.sentence_transformers import (
+    read_dense,
+    read_embedding_options,
+    read_score_activation,
+    write_modules,
+)
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
@@ -89,6 +94,9 @@ def read_folder(
         family = family_of(options, tensors.keys())
         module = from_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
     settings = Settings.read_hf(folder, options, generates=_is_generative(module.spec))
+    if activation := read_score_activation(folder):
+        scores = {"sentence_transformers": {"activation_fn": activation}}
+        settings = replace(settings, config={**settings.config, **scores})
     vectors = read_embedding_options(folder)
     if vectors and settings.task is None:
         settings = settings.with_task("contrastive", **vectors, as_documents=False)

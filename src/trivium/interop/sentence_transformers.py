@@ -174,3 +174,13 @@ def read_embedding_options(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{file}: include_prompt = false is not supported.")
         options["prompt"] = str(texts[name])
     return options
+
+
+def read_score_activation(folder: Path) -> str | None:
+    """Return the activation of a `CrossEncoder`'s scores, or None if the folder names none.
+
+    Version 6 of sentence-transformers writes the activation to its own file. Earlier versions write
+    it to `config.json`.
+    """
+    activation = read_object_if_exists(folder / _PROMPTS).get("activation_fn")
+    return activation if isinstance(activation, str) else None
