@@ -32,6 +32,7 @@ from trivium.objectives.contrastive import Contrastive
 from trivium.objectives.kto import KTO
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.question_answering import QuestionAnswering
+from trivium.objectives.reranking import Reranking
 from trivium.objectives.reward_model import Reward
 from trivium.objectives.seq2seq import Translation
 from trivium.objectives.tagging import Tagging
@@ -252,6 +253,7 @@ def files_of(name: str) -> dict[str, str]:
 
 READERS: dict[str, type[Any]] = {
     "search.jsonl": Contrastive,
+    "relevance.jsonl": Reranking,
     "reviews.csv": TextClassification,
     "nli.jsonl": TextClassification,
     "names.conll": Tagging,
