@@ -45,24 +45,34 @@ def from_hugging_face(
     raise CheckpointError(str(errors[0])) from None
 
 
-def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_hugging_face(
+    model: Transformer, model_type: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Convert a model to the options of a `config.json` and tensors with Hugging Face names.
+
+    `model_type` names the family to prefer, as in `to_hf_config`.
 
     Raises:
         SpecError: no family can express the model; the message says why.
     """
-    config = to_hf_config(model.spec)
+    config = to_hf_config(model.spec, model_type)
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     weights = weight_map(config.family, config.architecture, model.spec, state.keys())
     return config.options, to_hf(config.family, weights, state)
 
 
-def to_hf_config(spec: TransformerSpec) -> HFConfig:
+def to_hf_config(spec: TransformerSpec, model_type: str | None = None) -> HFConfig:
     """Return the config of the first family that can express a spec.
+
+    `model_type` names the family that is tried first, such as the family of the imported model.
 
     Raises:
         SpecError: no family can express the spec; the message says why.
     """
+    if model_type in FAMILIES:
+        config = spec_to_config(FAMILIES[model_type], spec)
+        if not config.differences:
+            return config
     nearest = nearest_config(spec)
     if nearest.differences:
         if {head.kind for head in spec.heads} == {"replaced-token"}:
@@ -107,12 +117,13 @@ def exported_spec(spec: TransformerSpec) -> TransformerSpec:
     return spec.replace(heads=heads)
 
 
-def hf_weight_map(spec: TransformerSpec) -> list[HFWeight]:
+def hf_weight_map(spec: TransformerSpec, model_type: str | None = None) -> list[HFWeight]:
     """Return the Hugging Face names and layouts of the weights of a model with this spec.
 
-    Raises SpecError as `to_hugging_face` does.
+    `model_type` names the family to prefer, as in `to_hf_config`. Raises SpecError as
+    `to_hugging_face` does.
     """
-    config, names = to_hf_config(spec), build(spec, device="meta").state_dict().keys()
+    config, names = to_hf_config(spec, model_type), build(spec, device="meta").state_dict().keys()
     return weight_map(config.family, config.architecture, spec, names)
 
 

@@ -13,17 +13,23 @@ from typing import Any
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
+from trivium.nn.activations import Swish
 from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 
 ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "tanh": "tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python": "gelu",
+    "linear": "identity",
+    "quick_gelu": Swish(beta=1.702),
     "swish": "silu",
 }
 """Activation in Hugging Face -> in Trivium; others are refused. Export writes the first match."""
@@ -197,8 +203,9 @@ class Hook:
 
 NameMap = Mapping[str, str | tuple[str, ...]]
 """Mapping of weight names: Hugging Face -> module or tensor in Trivium. `{i}` is a layer's index (a
-layer group's if layers share weights), `{e}` an expert's, and `{norm}` the place of norms in
-residual connections. A tuple names the parts of a fused matrix, whose rows are concatenated."""
+layer group's if layers share weights), `{e}` an expert's, `{h}` a head's, and `{norm}` the place of
+norms in residual connections. A tuple names the parts of a fused matrix, whose rows are
+concatenated."""
 
 
 QKV = ("mixer.query", "mixer.key", "mixer.value")
@@ -328,8 +335,8 @@ class Family:
             not use as linear layers, so that PEFT cannot adapt these matrices.
         adapted_together: last parts of the names of matrices that `transformers` fuses, so that
             PEFT adapts all or none of them.
-        fused_per_head: whether the rows of fused matrices are grouped by head (Q, K, V of head 0,
-            then of head 1, ...).
+        fused_per_head: whether the rows of fused matrices are grouped by key-value head (Q, K, V
+            of head 0, then of head 1, ...).
         hf_shapes: a function of the spec that returns last parts of the names of tensors -> shapes
             in files, if these have other axes. For `transposed` matrices such a shape splits [in,
             out] (XLNet's [in, heads, head_dim]).

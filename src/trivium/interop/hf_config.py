@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -79,7 +80,7 @@ GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
 # Options of `config.json` for label names, tasks, and the row length and special tokens used in
 # training with Trivium.
 _MODEL_KEYS = """
-finetuning_task id2label label2id problem_type sbert_ce_default_activation_function
+finetuning_task id2label label2id model_type problem_type sbert_ce_default_activation_function
 sentence_transformers task_specific_params trained_length trained_special_tokens
 """
 # Options of `tokenizer_config.json` with the same meaning in every class for `tokenizer.json`.
@@ -178,6 +179,12 @@ class ConfigReader:
         """Return an option's value, or the default if it is missing. Records the option as read."""
         self._known_keys.add(name)
         return self._options.get(name, default)
+
+    def with_option(self, name: str, value: Any) -> ConfigReader:
+        """Return a copy in which an option has another value. Both record what is read."""
+        other = copy.copy(self)
+        other._options = {**self._options, name: value}
+        return other
 
     def require(self, name: str, default: Any = None) -> Any:
         """Return an option's value, or the default. Raises CheckpointError if there is neither."""

@@ -138,7 +138,7 @@ def write_folder(
         )
     whole, module = module, _drop_unknown_heads(module)
     module, settings = _fold_label_scale(module, settings)
-    options, tensors = to_hugging_face(module)
+    options, tensors = to_hugging_face(module, settings.config.get("model_type"))
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
     config = _make_config(options, tensors, tokenizer, settings)
     context = settings.config.get("max_position_embeddings")

@@ -30,7 +30,12 @@ _PREFIX = "base_model.model."
 
 
 def save_adapter(
-    folder: Path, model: LanguageModule, lora: LoRA, *, base: str | None = None
+    folder: Path,
+    model: LanguageModule,
+    lora: LoRA,
+    *,
+    base: str | None = None,
+    model_type: str | None = None,
 ) -> None:
     """Write a model's adapter, and the parameters that are fully trained alongside the adapter.
 
@@ -39,18 +44,23 @@ def save_adapter(
         model: a model to which `add_lora(model, lora)` has added an adapter.
         lora: the settings of this adapter.
         base: path or hub name of the base model.
+        model_type: the Hugging Face family of the base model, if it was imported.
 
     Raises:
         SpecError: an adapter that PEFT cannot represent; raised before anything is written.
     """
-    config, tensors = adapter_to_peft(model, lora)
+    config, tensors = adapter_to_peft(model, lora, model_type)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, {**config, "base_model_name_or_path": base})
     write_safetensors(folder / WEIGHTS, tensors, {"format": "pt"})
 
 
-def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def adapter_to_peft(
+    model: LanguageModule, lora: LoRA, model_type: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Convert an adapter to PEFT. Returns its configuration and its tensors by PEFT name.
+
+    `model_type` names the family whose names are preferred, as in `to_hf_config`.
 
     Heads that no Hugging Face class has (see `exported_spec`) have no PEFT name.
 
@@ -60,7 +70,8 @@ def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], 
     """
     spec = exported_spec(model.spec) if isinstance(model, Transformer) else None
     if spec is not None and is_expressible(spec):
-        weights, extra, family = hf_weight_map(spec), {}, to_hf_config(spec).family
+        weights, extra = hf_weight_map(spec, model_type), {}
+        family = to_hf_config(spec, model_type).family
         layers = {f"{name}.weight" for name in adapted_layers(model)}
         adapted = [weight for weight in weights if not layers.isdisjoint(weight.local)]
         ends = {weight.hf.removesuffix(".weight").split(".")[-1] for weight in adapted}

@@ -25,8 +25,9 @@ class HFWeight:
         hf: the name in the file.
         local: names in the module's `state_dict`; the rows of several tensors are concatenated in
             the file.
-        groups: the number of heads if the file groups the rows of several tensors by head: all
-            parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); otherwise 1.
+        groups: the number of key-value heads if the file groups the rows of several tensors by
+            head: all parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX, Falcon);
+            otherwise 1.
         transposed: whether the file stores a matrix as [in, out].
         experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
         hf_shape: the shape in the file, if the file's tensor has other axes.
@@ -101,7 +102,7 @@ def weight_map(
         HFWeight(
             hf=hf,
             local=local,
-            groups=attention_of(spec).num_heads if len(local) > 1 and family.fused_per_head else 1,
+            groups=attention_of(spec).kv_heads if len(local) > 1 and family.fused_per_head else 1,
             transposed=hf.removesuffix(".weight").split(".")[-1] in family.transposed,
             experts=experts,
             hf_shape=hf_shapes.get(hf.split(".")[-1]),
@@ -231,6 +232,7 @@ def _mapping_entries(
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
     count = max(getattr(layer.feed_forward, "num_experts", 1) for layer in every_layer)
+    num_heads = max(getattr(layer.mixer, "num_heads", 1) for layer in every_layer)
     base, norm = family.base_prefix_of(architecture), (*every_layer[0].norms, "pre_norm")[0]
     for hf, local in [*body.items(), *(family.aliases.items() if reading else ())]:
         parts = (local,) if isinstance(local, str) else local
@@ -238,10 +240,10 @@ def _mapping_entries(
         name = hf if in_head else base + hf.removeprefix(family.base)
         fused = count if "{e}" in parts[0] and "{e}" not in name else 0
         for layer in range(layers if "{i}" in name else 1):
-            for expert in range(count if "{e}" in name else 1):
+            for expert in range(count if "{e}" in name else num_heads if "{h}" in name else 1):
                 of = range(fused) if fused else [expert]
-                here = [part.format(i=layer, e=e, norm=norm) for e in of for part in parts]
-                yield from _entries_for_name(name.format(i=layer, e=expert), here, fused)
+                here = [part.format(i=layer, e=e, h=e, norm=norm) for e in of for part in parts]
+                yield from _entries_for_name(name.format(i=layer, e=expert, h=expert), here, fused)
     for head in spec.heads:
         for hf, local in family.head_weight_names(architecture, head.kind).items():
             yield from _entries_for_name(hf, [local])

@@ -28,6 +28,7 @@ def attend(
     scale: float | None = None,
     scores: Tensor | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     max_scores: int = MAX_EAGER_SCORES,
 ) -> Tensor:
@@ -45,6 +46,8 @@ def attend(
         scores: [1 or B, N, T, S], a term that is added to the scores; None: 0.
         soft_cap: c, with which s = Q K^T * scale becomes c tanh(s / c). No PyTorch kernel supports
             it, so all scores of a mask part are in memory at once.
+        sinks: [N], the score of the attention sink of each head: one more key, whose value is 0.
+            All scores of a mask part are in memory at once.
         dropout: the dropout rate of the attention probabilities.
         max_scores: training on a CPU uses eager attention if it keeps at most this number of scores
             for the backward pass.
@@ -66,8 +69,8 @@ def attend(
         # On a CPU, the backward pass of eager attention is 4 times faster than that of the kernel.
         small = q.shape[:3].numel() * k.shape[2] * len(mask.slices) <= max_scores
         faster = q.device.type == "cpu" and torch.is_grad_enabled() and small
-        if faster or soft_cap is not None:
-            weights = _eager_probabilities(q, k, part, scale, bias, soft_cap)
+        if faster or soft_cap is not None or sinks is not None:
+            weights = _eager_probabilities(q, k, part, scale, bias, soft_cap, sinks)
             y = F.dropout(weights, dropout) @ _repeat_kv(v, q.shape[1])
         else:
             y = _call_sdpa(q, k, v, part, scale, bias, dropout)
@@ -88,17 +91,19 @@ def attention_probabilities(
     scale: float,
     scores: Tensor | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the attention probabilities of `attend`, [B, N, T, S].
 
-    The probabilities are 0 for a query whose keys are all masked.
+    The probabilities are 0 for a query whose keys are all masked. With sinks, their sum is less
+    than 1.
     """
     whole = query.new_zeros(*query.shape[:3], key.shape[2])
     for part in mask:
         some, near = part.queries, part.keys
         bias = part.bias if scores is None else _add_bias_and_mask(part, scores[..., some, near])
         weights = _eager_probabilities(
-            query[:, :, some], key[:, :, near], part, scale, bias, soft_cap
+            query[:, :, some], key[:, :, near], part, scale, bias, soft_cap, sinks
         )
         if part.has_keys is not None:
             weights = weights.masked_fill(~part.has_keys, 0.0)
@@ -113,8 +118,11 @@ def _eager_probabilities(
     scale: float,
     bias: Tensor | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Return softmax(soft_cap(Q K^T * scale) + bias), [B, N, T, S], with masked keys at 0.
+
+    With sinks [N], the softmax also runs over the sink of the head, whose probability is left out.
 
     If all keys of a query are masked, each key gets the probability 1 / S, which the caller has to
     replace with 0.
@@ -126,8 +134,13 @@ def _eager_probabilities(
     if soft_cap is not None:
         scores = apply_soft_cap(scores, soft_cap)
     if bias is not None:
-        return (scores + _cast_bias(bias, scores.dtype)).softmax(-1)
-    return _apply_mask(scores, part).softmax(-1)
+        scores = scores + _cast_bias(bias, scores.dtype)
+    else:
+        scores = _apply_mask(scores, part)
+    if sinks is None:
+        return scores.softmax(-1)
+    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
 
 
 def _call_sdpa(

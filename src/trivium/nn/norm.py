@@ -33,22 +33,30 @@ class Norm(Choice, Part):
 
 
 class LayerNorm(Norm):
-    """LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016).
+    """LayerNorm: (x - mean) / sqrt(variance + eps) * (offset + weight) + bias (Ba et al. 2016).
 
-    With `weight=False` there is no weight (OLMo 1, which has no bias either).
+    With `offset=1` the weight is added to 1 and initialized to 0 (LayerNorm1P of Nemotron, Parmar
+    et al. 2024). With `weight=False` there is no weight (OLMo 1, which has no bias either).
     """
 
     kind: Literal["layer"] = "layer"
     eps: Positive = 1e-5
+    offset: Literal[0, 1] = 0
     weight: Literal[False] | None = None
     bias: bool = True
+
+    def check(self) -> None:
+        """Raise SpecError if `offset` is 1 but there is no weight (`weight=False`)."""
+        _check_offset(self)
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
         """Return the bytes per token kept for the backward pass: the input in float32."""
         return 4 * width
 
     def build(self, width: int) -> nn.Module:
-        """Return an `nn.LayerNorm`, without weight or bias if the spec says so."""
+        """Return an `nn.LayerNorm`, or a variant of it with an offset or without weight or bias."""
+        if self.offset:
+            return OffsetLayerNorm(width, self.eps, bias=self.bias)
         return _drop_weight(self, nn.LayerNorm(width, eps=self.eps, bias=self.bias))
 
 
@@ -81,8 +89,7 @@ class RMSNorm(Norm):
 
     def check(self) -> None:
         """Raise SpecError if `offset` is 1 but there is no weight (`weight=False`)."""
-        if self.weight is False and self.offset:
-            raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
+        _check_offset(self)
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
         """Return the bytes of activations per token kept for the backward pass.
@@ -102,6 +109,12 @@ class RMSNorm(Norm):
 def build_norm(norm: Norm | None, width: int) -> nn.Module:
     """Return the module of a norm, or `nn.Identity` if `norm` is None."""
     return nn.Identity() if norm is None else norm.build(width)
+
+
+def _check_offset(norm: LayerNorm | RMSNorm) -> None:
+    """Raise SpecError if the offset of a norm is 1 but the norm has no weight."""
+    if norm.weight is False and norm.offset:
+        raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
 
 def _drop_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
@@ -151,3 +164,19 @@ class OffsetRMSNorm(nn.Module):
         weight = 1.0 + self.weight.to(exact)
         y = F.rms_norm(x.to(exact), weight.shape, weight, self.eps)
         return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+class OffsetLayerNorm(nn.Module):
+    """LayerNorm1P: (x - mean) / sqrt(variance + eps) * (1 + weight) + bias, over the last axis.
+
+    Source: Parmar et al. 2024 (Nemotron-4), section 2.
+    """
+
+    def __init__(self, width: int, eps: float, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.zeros(width)), eps
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize over the last axis: [..., D] -> [..., D]."""
+        return F.layer_norm(x, self.weight.shape, 1.0 + self.weight, self.bias, self.eps)

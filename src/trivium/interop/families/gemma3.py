@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.gemma2 import GEMMA2, SCALES_HOOK
-from trivium.interop.families.llama import WIDTH_HOOK, read_rope, rope_options, write_rope
+from trivium.interop.families.llama import (
+    WIDTH_HOOK,
+    read_rope,
+    rope_options,
+    rope_parameters,
+    write_rope,
+)
 from trivium.interop.families.modernbert import read_layer_rotary, rotary_by_layer_type
 from trivium.interop.families.qwen2 import read_layer_types
 from trivium.interop.families.qwen3 import QK_NORMS, QWEN3
@@ -34,8 +40,8 @@ def _write_layer_rope(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the RoPE of full-attention layers and of sliding-window layers."""
     rotary = rotary_by_layer_type(spec, _ROPE_BASES)
     write_rope(rotary[FULL], config)
-    local = config["rope_local_base_freq"] = rotary[SLIDING].base
-    sliding = {"rope_type": "default", "rope_theta": local}
+    config["rope_local_base_freq"] = rotary[SLIDING].base
+    sliding = rope_parameters(rotary[SLIDING], config)
     config["rope_parameters"] = {FULL: config["rope_parameters"], SLIDING: sliding}
 
 

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from trivium.interop.families.llama import (
     CONFIG,
     FIXED,
     LLAMA,
-    ROPE_HOOK,
     WIDTH_HOOK,
-    read_rope,
-    rope_options,
+    partial_rope_hook,
     weight_names,
 )
-from trivium.interop.family import Hook, Option, SpecTree, attention_of, hf_classes, kv_heads_option
-from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import TransformerSpec
-from trivium.nn.positions.rotary import Rotary
+from trivium.interop.family import Option, hf_classes, kv_heads_option
 
-
-def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the options of RoPE, which rotates half of every head unless the file says otherwise."""
-    rope = rope_options(config)
-    factor = config.get("partial_rotary_factor", 0.5)
-    tree.set(
-        "decoder.layers.mixer.positions.partial_rotary_factor",
-        rope.pop("partial_rotary_factor", factor),
-    )
-    read_rope(config, tree, rope)
-
-
-def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the options of RoPE for transformers 5 and for earlier releases."""
-    ROPE_HOOK.write(spec, config)
-    rotary = attention_of(spec).positions
-    if isinstance(rotary, Rotary):
-        config["partial_rotary_factor"] = factor = rotary.partial_rotary_factor
-        config["rope_parameters"]["partial_rotary_factor"] = factor
-
+FUSED_GATE = {
+    "mlp.gate_up_proj": ("feed_forward.gate", "feed_forward.up"),
+    "mlp.down_proj": "feed_forward.down",
+}
+"""The weight names of a gated feed-forward network whose gate and up projection are fused."""
 
 GLM = replace(
     LLAMA,
@@ -65,14 +44,9 @@ GLM = replace(
         "decoder.layers.mixer.positions.layout": "interleaved",
         "decoder.layers.feed_forward.bias": False,
     },
-    weights=weight_names(
-        {
-            "mlp.gate_up_proj": ("feed_forward.gate", "feed_forward.up"),
-            "mlp.down_proj": "feed_forward.down",
-        }
-    ),
+    weights=weight_names(FUSED_GATE),
     expected={},
     ignored="",
-    hooks=(Hook(_read_rotary, _write_rotary), WIDTH_HOOK),
+    hooks=(partial_rope_hook(0.5), WIDTH_HOOK),
     tokenizer_class="",
 )

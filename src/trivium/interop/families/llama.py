@@ -54,11 +54,26 @@ def rope_options(config: ConfigReader, kind: str | None = None) -> dict[str, Any
     return {name: value for name, value in rope.items() if value is not None}
 
 
-def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
-    """Read the base and scaling of RoPE. Raises SpecError for an unknown type or parameter."""
+def read_rope(
+    config: ConfigReader, tree: SpecTree, rope: dict[str, Any], base: float = 1e4
+) -> None:
+    """Read the base and scaling of RoPE, from options without a part of the head.
+
+    `base` is the base if the file sets none. Raises SpecError for an unknown type or parameter.
+    """
+    base = config.get("rope_theta", base)
+    for name, value in rotary_fields(config, rope, base).items():
+        tree.set(f"decoder.layers.mixer.positions.{name}", value)
+
+
+def rotary_fields(config: ConfigReader, rope: dict[str, Any], base: float) -> dict[str, Any]:
+    """Return the fields `base` and, if there is one, `scaling` of a `Rotary` spec.
+
+    `rope` has the RoPE options of the file; `base` is the base if the file sets none. Raises
+    SpecError for an unknown type or parameter.
+    """
     config.ignore("max_position_embeddings")
-    base = config.get("rope_theta", 1e4)
-    tree.set("decoder.layers.mixer.positions.base", rope.pop("rope_theta", base))
+    rotary: dict[str, Any] = {"base": rope.pop("rope_theta", base)}
     kind = rope.pop("type", "default")
     kind = rope.pop("rope_type", kind)
     if kind not in _ROPE_TYPES:
@@ -76,8 +91,8 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
         problem = "not supported" if name in rope else "missing"
         raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
     if fields:
-        scaling = {numbers[name]: value for name, value in rope.items()}
-        tree.set("decoder.layers.mixer.positions.scaling", {"kind": kind, **scaling})
+        rotary["scaling"] = {"kind": kind, **{numbers[name]: value for name, value in rope.items()}}
+    return rotary
 
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
@@ -87,6 +102,19 @@ def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
     """Write the RoPE options twice: for transformers 5, and under the names of earlier releases."""
+    options = rope_parameters(rotary, config)
+    config["rope_theta"] = options["rope_theta"]
+    config["rope_parameters"] = options
+    scaling = {name: value for name, value in options.items() if name != "rope_theta"}
+    if len(scaling) > 1:
+        config["rope_scaling"] = scaling
+
+
+def rope_parameters(rotary: Positions | None, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the RoPE options for transformers 5. Writes the lengths that they depend on.
+
+    Raises SpecError for positions that are not RoPE, or whose scaling `transformers` does not have.
+    """
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
     fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
@@ -100,10 +128,34 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
         config["max_position_embeddings"] = int(scaling[_ORIGINAL_LENGTH] * scaling["factor"])
     if kind == "longrope":  # where releases of transformers before 5 read it
         config[_ORIGINAL_LENGTH] = scaling[_ORIGINAL_LENGTH]
-    config["rope_theta"] = rotary.base
-    config["rope_parameters"] = {"rope_type": kind, "rope_theta": rotary.base, **scaling}
-    if scaling:
-        config["rope_scaling"] = {"rope_type": kind, **scaling}
+    return {"rope_type": kind, "rope_theta": rotary.base, **scaling}
+
+
+def partial_rope_hook(default: float, base: float = 1e4) -> Hook:
+    """Return the hook for RoPE that rotates a part of every head, by default `default` of it.
+
+    `base` is the RoPE base if the file sets none.
+
+    Files have the part beside the other RoPE options or, before transformers 5, in `config.json`.
+    """
+
+    def read(config: ConfigReader, tree: SpecTree) -> None:
+        """Read the options of RoPE."""
+        rope = rope_options(config)
+        factor = config.get("partial_rotary_factor", default)
+        factor = rope.pop("partial_rotary_factor", factor)
+        tree.set("decoder.layers.mixer.positions.partial_rotary_factor", factor)
+        read_rope(config, tree, rope, base)
+
+    def write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+        """Write the options of RoPE for transformers 5 and for earlier releases."""
+        _write_rotary(spec, config)
+        rotary = attention_of(spec).positions
+        if isinstance(rotary, Rotary):
+            config["partial_rotary_factor"] = factor = rotary.partial_rotary_factor
+            config["rope_parameters"]["partial_rotary_factor"] = factor
+
+    return Hook(read, write)
 
 
 def _check_width(spec: TransformerSpec, config: dict[str, Any]) -> None:

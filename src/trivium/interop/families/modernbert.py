@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trivium.interop.families.llama import rope_parameters, rotary_fields
 from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
     QKV,
@@ -35,18 +36,28 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     read_layer_types(config, tree, window, lambda i: i % every > 0, option, positions=sliding)
 
 
-def read_layer_rotary(config: ConfigReader, kind: str, old_name: str, default: float) -> Rotary:
-    """Return the RoPE of the layers of one type. Raises CheckpointError for RoPE scaling.
+def read_layer_rotary(
+    config: ConfigReader, kind: str, old_name: str, default: float, *, older: str = ""
+) -> Rotary:
+    """Return the RoPE of the layers of one type.
 
-    `old_name` is the name of the option for the RoPE base before transformers 5. `default` is the
-    base if the file does not set any.
+    Args:
+        config: the options of the `config.json`.
+        kind: the layer type.
+        old_name: the option for the RoPE base before transformers 5, if there is one.
+        default: the base if the file does not set any.
+        older: the option for the RoPE scaling before transformers 5, if it is for this layer type.
+
+    Raises:
+        CheckpointError: "rope_parameters" has no separate options for each layer type.
     """
     kinds = config.get("rope_parameters", {})
-    options = dict(kinds.get(kind) or {})
-    base = options.pop("rope_theta", config.require(old_name, default))
-    if options.pop("rope_type", "default") != "default" or options or not {*kinds} <= {*_BASES}:
-        raise config.unsupported("rope_parameters", expected=f'"rope_theta" alone for "{kind}"')
-    return Rotary(base=base)
+    if not {*kinds} <= {*_BASES}:
+        expected = f'options for "{FULL}" and for "{SLIDING}"'
+        raise config.unsupported("rope_parameters", expected=expected)
+    base = config.require(old_name, default) if old_name else default
+    rope = {**(kinds.get(kind) or {}), **(config.get(older, {}) if older else {})}
+    return Rotary.model_validate(rotary_fields(config, rope, base))
 
 
 def rotary_by_layer_type(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
@@ -68,7 +79,7 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config |= {
         "local_attention": 2 * (window - 1),
         "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": of.base} for kind, of in rotary.items()
+            kind: rope_parameters(positions, config) for kind, positions in rotary.items()
         },
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import SerializeAsAny
 from torch import Tensor, nn
 
@@ -32,10 +33,15 @@ class Attention(Mixer):
 
     Scores are multiplied by `scale`. The default is head_dim^-0.5, or ((1 + n) head_dim)^-0.5 if
     the position encoding adds n dot products to Q K^T. With `qk_norm` the queries and keys of every
-    head are normalised (Henry et al. 2020; Qwen3). With `qk_norm_over` "all-heads" the norm is
-    applied to the concatenation of all heads instead (OLMo 2). RoPE is applied after the norm, or
-    before the norm with `qk_norm_place` "after-rotary". With `soft_cap` c, a score s becomes
-    c tanh(s / c) before the position bias is added (Gemma 2).
+    head are normalised (Henry et al. 2020; Qwen3), with weights that all heads share. With
+    `qk_norm_over` "each-head" every head has its own weights (StableLM). With "all-heads" the norm
+    is applied to the concatenation of all heads (OLMo 2). RoPE is applied after the norm, or before
+    the norm with `qk_norm_place` "after-rotary". With `soft_cap` c, a score s becomes c tanh(s / c)
+    before the position bias is added (Gemma 2).
+
+    With `qkv_clip` c, the elements of queries, keys and values are limited to [-c, c] before norm
+    and RoPE (OLMo 1). With `sinks`, every head has a learned score, the attention sink, which takes
+    part in the softmax as if there were one more key, whose value is 0 (gpt-oss).
     """
 
     kind: Literal["attention"] = "attention"
@@ -47,9 +53,11 @@ class Attention(Mixer):
     output_bias: bool | None = None
     scale: Positive | None = None
     qk_norm: SerializeAsAny[Norm] | None = None
-    qk_norm_over: Literal["all-heads"] | None = None
+    qk_norm_over: Literal["all-heads", "each-head"] | None = None
     qk_norm_place: Literal["after-rotary"] | None = None
     soft_cap: Positive | None = None
+    qkv_clip: Positive | None = None
+    sinks: bool = False
     pattern: SerializeAsAny[Pattern] | None = None
     positions: SerializeAsAny[Positions] | None = None
 
@@ -84,7 +92,7 @@ class Attention(Mixer):
 
         All other fields are the same as here.
         """
-        return self.replace(pattern=None, positions=None)
+        return self.replace(pattern=None, positions=None, sinks=False)
 
     def check(self) -> None:
         """Raise SpecError if the number of heads does not fit the other fields.
@@ -106,6 +114,11 @@ class Attention(Mixer):
             )
         if self.positions and (reason := self.positions.unsupported_reason(self.head_dim)):
             raise SpecError(f"head_dim={self.head_dim}: {reason}")
+        if self.kind != "attention" and (self.sinks or self.qkv_clip is not None):
+            raise SpecError(
+                f'a mixer of kind "{self.kind}" has no attention sinks and no qkv_clip: leave them '
+                "out."
+            )
         if self.carries_state and self.positions and not self.positions.has_scores:
             raise SpecError(
                 f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
@@ -116,10 +129,10 @@ class Attention(Mixer):
     def sharded_fields(self) -> dict[str, int]:
         """The numbers of heads, which tensor parallelism shards (see `Mixer.sharded_fields`).
 
-        Empty with `qk_norm`, with a pattern per head, and with a position encoding that does not
-        support tensor parallelism.
+        Empty with `qk_norm` or `sinks`, with a pattern per head, and with a position encoding that
+        does not support tensor parallelism.
         """
-        if self.qk_norm or (self.positions and not self.positions.supports_tp):
+        if self.qk_norm or self.sinks or (self.positions and not self.positions.supports_tp):
             return {}
         if self.pattern and len(self.pattern.head_patterns) > 1:
             return {}
@@ -139,12 +152,12 @@ class Attention(Mixer):
         """Return the number of activation elements per token kept for the backward pass.
 
         Queries, keys, values and outputs are always kept. Attention probabilities are kept only in
-        eager attention, which is used on a CPU and for a soft cap. They count three times with
-        dropout. A soft cap also keeps the scores, query and key norms keep their inputs, and the
-        position encoding may keep more. See `Mixer.activation_numel`.
+        eager attention, which is used on a CPU, for a soft cap and for sinks. They count three
+        times with dropout. A soft cap also keeps the scores, query and key norms keep their inputs,
+        and the position encoding may keep more. See `Mixer.activation_numel`.
         """
         heads = self.num_heads * self.head_dim
-        explicit = on_cpu or self.soft_cap is not None
+        explicit = on_cpu or self.soft_cap is not None or self.sinks
         keys = heads if explicit else self.kv_heads * self.head_dim
         for_score = (3 if dropout else 1) + (self.soft_cap is not None) if explicit else 0
         scores = self.num_heads * length * for_score
@@ -201,9 +214,9 @@ class AttentionModule(MixerModule):
         self.value = nn.Linear(width, keys, bias=part.bias)
         self.output = nn.Linear(queries, width, bias=part.has_output_bias)
         self.qkv: FusedLinear | None = None  # query, key and value, fused for decoding
-        whole = part.qk_norm_over == "all-heads"
-        self.query_norm = build_norm(part.qk_norm, queries if whole else part.head_dim)
-        self.key_norm = build_norm(part.qk_norm, keys if whole else part.head_dim)
+        self.query_norm = _build_qk_norm(part, part.num_heads)
+        self.key_norm = _build_qk_norm(part, part.kv_heads)
+        self.sinks = nn.Parameter(torch.zeros(part.num_heads)) if part.sinks else None
         self.positions: PositionsModule = (
             part.positions.build(part, width) if part.positions else PositionsModule(part, width)
         )
@@ -212,11 +225,12 @@ class AttentionModule(MixerModule):
     def supports_flex(self) -> bool:
         """Whether FlexAttention supports the layer.
 
-        It supports neither attention dropout, nor narrow heads, nor a position encoding that
-        computes scores from the queries and keys of the layer.
+        It supports neither attention dropout, nor narrow heads, nor attention sinks, nor a position
+        encoding that computes scores from the queries and keys of the layer.
         """
         has_scores = type(self.positions).scores is not PositionsModule.scores
-        return self.dropout == 0.0 and self.head_dim >= MIN_HEAD_DIM and not has_scores
+        is_plain = self.dropout == 0.0 and self.sinks is None and not has_scores
+        return is_plain and self.head_dim >= MIN_HEAD_DIM
 
     @property
     def table_key(self) -> Hashable:
@@ -269,7 +283,7 @@ class AttentionModule(MixerModule):
             self.get_pattern(sequence),
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
-            eager=self.soft_cap is not None,
+            eager=self.soft_cap is not None or self.sinks is not None,
             always=self.exempt_keys(sequence),
         )
         return Prepared(mask, ready)
@@ -333,6 +347,7 @@ class AttentionModule(MixerModule):
             scale=self.scale,
             soft_cap=self.soft_cap,
             scores=scores,
+            sinks=self.sinks,
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
         )
@@ -348,7 +363,7 @@ class AttentionModule(MixerModule):
         query, key, _ = self._compute_qkv(x, sequence, state, prepared)
         scores = self._position_scores(query, key, prepared)
         return attention_probabilities(
-            query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap
+            query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap, self.sinks
         )
 
     def _compute_qkv(
@@ -365,6 +380,8 @@ class AttentionModule(MixerModule):
             query, source = self.query(x), prepared.source
             key_value_states = x[:, : sequence.num_keys] if source is None else source
             key, value = self.key(key_value_states), self.value(key_value_states)
+        if (limit := self.part.qkv_clip) is not None:
+            query, key, value = (x.clamp(-limit, limit) for x in (query, key, value))
         query = self._split_and_rotate(self.query_norm, query, prepared.positions)
         key = self._split_and_rotate(self.key_norm, key, prepared.positions)
         value = self._split_heads(value)
@@ -388,9 +405,12 @@ class AttentionModule(MixerModule):
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values [B, K, S, H] of hidden states [B, S, D], split into heads.
 
-        The key norm has been applied, if there is one. RoPE has not been applied.
+        The key norm and `qkv_clip` have been applied, if there are any. RoPE has not been applied.
         """
-        return self.split_and_norm(self.key_norm, self.key(x)), self._split_heads(self.value(x))
+        key, value = self.key(x), self.value(x)
+        if (limit := self.part.qkv_clip) is not None:
+            key, value = key.clamp(-limit, limit), value.clamp(-limit, limit)
+        return self.split_and_norm(self.key_norm, key), self._split_heads(value)
 
     def _split_and_rotate(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
         """Split queries or keys into heads, apply QK norm and RoPE: [B, T, N H] -> [B, N, T, H].
@@ -415,6 +435,26 @@ class AttentionModule(MixerModule):
     def _split_heads(self, x: Tensor) -> Tensor:
         """Split a projection into heads: [B, T, N H] -> [B, N, T, H]."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class NormPerHead(nn.Module):
+    """A norm with its own weights for every head: [B, N, T, H] -> [B, N, T, H] (StableLM)."""
+
+    def __init__(self, norm: Norm, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norm.build(head_dim) for _ in range(num_heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize every head over its last axis."""
+        return torch.stack([norm(head) for norm, head in zip(self.norms, x.unbind(1))], 1)
+
+
+def _build_qk_norm(part: Attention, num_heads: int) -> nn.Module:
+    """Return the norm of queries or keys with `num_heads` heads, or `nn.Identity`."""
+    if part.qk_norm is not None and part.qk_norm_over == "each-head":
+        return NormPerHead(part.qk_norm, num_heads, part.head_dim)
+    whole = part.qk_norm_over == "all-heads"
+    return build_norm(part.qk_norm, num_heads * part.head_dim if whole else part.head_dim)
 
 
 class CrossAttention(AttentionModule):
@@ -460,5 +500,8 @@ class CrossAttention(AttentionModule):
             key, value = self.project_kv(encoder.hidden)
         else:
             key, value = state.read(sequence.cache_slice)
-        query = self.split_and_norm(self.query_norm, self.query(x))
+        query = self.query(x)
+        if (limit := self.part.qkv_clip) is not None:
+            query = query.clamp(-limit, limit)
+        query = self.split_and_norm(self.query_norm, query)
         return query.to(key.dtype), key, value

@@ -12,16 +12,24 @@ import torch
 from torch import Tensor
 
 from trivium.nn.mask import Bias
+from trivium.nn.part import Positive
 from trivium.nn.positions import Positions, PositionsModule, distances
 from trivium.nn.sequence_info import SequenceInfo
 
 
 class ALiBi(Positions):
-    """ALiBi: a score penalty proportional to distance, one slope per head (Press et al. 2022)."""
+    """ALiBi: a score penalty proportional to distance, one slope per head (Press et al. 2022).
+
+    The penalty is multiplied by `scale`. With `rounding` "bfloat16", the slopes and the products of
+    slope and key position are rounded to bfloat16, as in the released code of Falcon, which scales
+    the penalty like the scores, by head_dim^-0.5.
+    """
 
     has_scores: ClassVar[bool] = True
     supports_tp: ClassVar[bool] = True
     kind: Literal["alibi"] = "alibi"
+    scale: Positive = 1.0
+    rounding: Literal["bfloat16"] | None = None
 
     def build(self, attention: Any, d_model: int) -> LinearBias:
         """Return the module `LinearBias`. See `Positions.build`."""
@@ -36,9 +44,14 @@ class LinearBias(PositionsModule):
 
         def alibi_bias(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
             """Return -slope * |distance| of each head, query and key: float32 [1 or B, N, T, S]."""
-            distance = distances(queries, keys)
-            slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
-            return -slopes[None, :, None, None] * distance.abs_()[:, None]
+            alibi, device = self.attention.positions, keys.positions.device
+            slopes = alibi_slopes(self.attention.num_heads, device)[self.heads, None, None]
+            if alibi.rounding == "bfloat16":  # the softmax ignores what all keys have in common
+                products = slopes.bfloat16() * keys.positions[:, None, None]
+                rows = queries.positions.shape[1]
+                return alibi.scale * products.float().expand(-1, -1, rows, -1)
+            penalty = slopes * distances(queries, keys).abs_()[:, None]
+            return -penalty if alibi.scale == 1.0 else -alibi.scale * penalty
 
         return alibi_bias
 

@@ -1,0 +1,104 @@
+"""GPT-J (Wang and Komatsuzaki 2021): parallel blocks with one norm, and interleaved RoPE."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.family import (
+    Family,
+    Hook,
+    NameMap,
+    Option,
+    SpecTree,
+    activation,
+    attention_of,
+    first_mlp,
+    hf_classes,
+    per_layer,
+)
+from trivium.interop.hf_config import ConfigReader
+from trivium.models.transformer import TransformerSpec
+from trivium.nn.positions.rotary import Rotary
+
+_POSITIONS = "decoder.layers.mixer.positions"
+
+
+def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
+    """Read the number of rotary dimensions of a head, and the width of the feed-forward network."""
+    width, rotary = tree.get("d_model"), config.require("rotary_dim", 64)
+    head = width // tree.get("decoder.layers.mixer.num_heads")
+    factor = rotary / max(head, 1)
+    if int(head * factor) < rotary:  # the quotient was rounded down
+        factor = math.nextafter(factor, 2.0)
+    tree.set(f"{_POSITIONS}.partial_rotary_factor", factor)
+    tree.set("decoder.layers.feed_forward.d_ff", config.get("n_inner", 4 * width))
+
+
+def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the number of rotary dimensions of a head and the width of the feed-forward network."""
+    attention = attention_of(spec)
+    if attention.positions != Rotary(
+        layout="interleaved",
+        partial_rotary_factor=getattr(attention.positions, "partial_rotary_factor", 1.0),
+    ):
+        raise SpecError("decoder.layers.mixer.positions other than interleaved RoPE of base 10000")
+    config["rotary_dim"] = attention.positions.rotary_dim(attention.head_dim)
+    config["n_inner"] = first_mlp(spec).d_ff
+
+
+_LAYER: NameMap = {
+    "ln_1": "mixer_residual.pre_norm",
+    "attn.q_proj": "mixer.query",
+    "attn.k_proj": "mixer.key",
+    "attn.v_proj": "mixer.value",
+    "attn.out_proj": "mixer.output",
+    "mlp.fc_in": "feed_forward.up",
+    "mlp.fc_out": "feed_forward.down",
+}
+
+GPTJ = Family(
+    "gptj",
+    architectures=hf_classes(
+        "GPTJ", "ForCausalLM Model ForSequenceClassification ForQuestionAnswering"
+    ),
+    stacks=("decoder",),
+    config={
+        "vocab_size": Option("vocab_size", 50_400),
+        "n_embd": Option("d_model", 4096),
+        "n_layer": Option("decoder.num_layers", 28),
+        "n_head": Option("decoder.layers.mixer.num_heads", 16),
+        "activation_function": activation("gelu_new", "decoder.layers.feed_forward"),
+        "layer_norm_epsilon": Option("decoder.layers.norm.eps", 1e-5),
+        "resid_pdrop": Option("decoder.dropout", 0.0),
+        "embd_pdrop": Option("decoder.dropout", write_only=True),
+        "attn_pdrop": Option("decoder.dropout", write_only=True),
+        "tie_word_embeddings": Option("heads.lm.tied", False),
+    },
+    fixed={
+        "decoder.layers.mixer.bias": False,
+        f"{_POSITIONS}.kind": "rotary",
+        f"{_POSITIONS}.layout": "interleaved",
+        "decoder.layers.norm.kind": "layer",
+        "decoder.layers.norm_placement": "pre",
+        "decoder.layers.block.kind": "parallel",
+        "heads.lm.bias": True,
+        "heads.classifier.pooling": "last",
+        "heads.classifier.bias": False,
+        "initialization": {"kind": "normal", "residual_init": "scaled"},
+    },
+    weights={
+        "transformer.wte": "tokens",
+        **per_layer("transformer.h.{i}", "decoder", _LAYER),
+        "transformer.ln_f": "decoder.norm",
+    },
+    heads={"classifier": {"score": "classifier"}},
+    base="transformer.",
+    ignored="n_positions n_ctx rotary scale_attn_weights gradient_checkpointing "
+    "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj",
+    tied_aliases={"lm_head.weight": "transformer.wte.weight"},
+    buffers=(r".*\.attn\.(masked_bias|bias|embed_positions)",),
+    hooks=(Hook(_read_rotary, _write_rotary),),
+    tokenizer_class="GPT2Tokenizer",
+)
