@@ -61,6 +61,7 @@ from trivium.nn.mixers.global_attention import GlobalAttention as GlobalAttentio
 from trivium.nn.mixers.latent_attention import LatentAttention as LatentAttention
 from trivium.nn.mixers.linformer import Linformer as Linformer
 from trivium.nn.mixers.mamba import Mamba as Mamba
+from trivium.nn.mixers.mamba2 import Mamba2 as Mamba2
 from trivium.nn.mixers.performer import Performer as Performer
 from trivium.nn.mixers.time_mixing import TimeMixing as TimeMixing
 from trivium.nn.mixers.transformer_xl_attention import (

@@ -146,7 +146,7 @@ class MambaModule(RecurrentMixer):
         else:
             before, h = state.read(cache_slice)
         inputs = torch.cat((before.to(inputs.dtype), inputs), 1)
-        u = self.activation(self._convolve(inputs, sequence.documents))
+        u = self.activation(causal_conv(self.conv, inputs, sequence.documents))
         sizes = [part.dt_rank, part.d_state, part.d_state]
         dt, B, C = self.x_proj(u).split(sizes, -1)
         token_inputs = self.dt_proj(dt), u, B, C, self.gate(x), is_token.expand(*x.shape[:2])
@@ -154,23 +154,6 @@ class MambaModule(RecurrentMixer):
         if state is not None and cache_slice is not None:
             state.write(cache_slice, cache_slice.last(inputs, part.d_conv - 1), h)
         return self.output(y)
-
-    def _convolve(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
-        """Return the output of the causal depthwise convolution: [B, K - 1 + T, E] -> [B, T, E].
-
-        `inputs` begins with the K - 1 inputs before the T positions. For each position, inputs from
-        other documents of a packed row are replaced with 0.
-        """
-        length, total = inputs.shape[1] - self.part.d_conv + 1, self.conv.bias
-        for back, weight in enumerate(self.conv.weight[:, 0].to(inputs.dtype).unbind(1)[::-1]):
-            first = self.part.d_conv - 1 - back
-            product = inputs[:, first : first + length] * weight
-            if documents is not None and 0 < back < length:
-                own = documents[:, back:] == documents[:, :-back]
-                product = product * F.pad(own, (back, 0), value=True)[..., None]
-            total = product if total is None else total + product
-        assert total is not None
-        return total.to(inputs.dtype)
 
     def _selective_scan(
         self, token_inputs: tuple[Tensor, ...], document_starts: Tensor | None, h: Tensor | None
@@ -232,6 +215,28 @@ class MambaModule(RecurrentMixer):
             states, h = scan(decay, new, h)
             y = (C.to(dtype)[:, :, None] @ states)[:, :, 0] + D * u
             return (y * F.silu(gate.to(dtype))).to(u.dtype), h
+
+
+def causal_conv(conv: nn.Conv1d, inputs: Tensor, documents: Tensor | None) -> Tensor:
+    """Return the output of a causal depthwise convolution: [B, K - 1 + T, E] -> [B, T, E].
+
+    Args:
+        conv: the weights of the convolution over K positions.
+        inputs: the inputs, which begin with the K - 1 inputs before the T positions.
+        documents: the document of each position [B, T]; inputs from other documents of a packed
+            row are replaced with 0. None: no documents.
+    """
+    kernel, total = conv.kernel_size[0], conv.bias
+    length = inputs.shape[1] - kernel + 1
+    for back, weight in enumerate(conv.weight[:, 0].to(inputs.dtype).unbind(1)[::-1]):
+        first = kernel - 1 - back
+        product = inputs[:, first : first + length] * weight
+        if documents is not None and 0 < back < length:
+            own = documents[:, back:] == documents[:, :-back]
+            product = product * F.pad(own, (back, 0), value=True)[..., None]
+        total = product if total is None else total + product
+    assert total is not None
+    return total.to(inputs.dtype)
 
 
 def scan(decay: Tensor, new: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
