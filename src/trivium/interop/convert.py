@@ -36,6 +36,7 @@ def from_hugging_face(
             missing, unknown, not finite or not of the shape that the config describes.
     """
     family = family_of(options, tensors.keys())
+    tensors = family.prepare_tensors(tensors)
     errors: list[TriviumError] = []
     for architecture in _candidate_classes(family, options):
         try:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -337,6 +339,10 @@ class Family:
             PEFT adapts all or none of them.
         fused_per_head: whether the rows of fused matrices are grouped by key-value head (Q, K, V
             of head 0, then of head 1, ...).
+        interleaved: last parts of the names of fused tensors whose rows alternate between the parts
+            (gpt-oss).
+        prepare_tensors: a function that converts the tensors of a file before their names are
+            mapped, such as packed numbers of four bits.
         hf_shapes: a function of the spec that returns last parts of the names of tensors -> shapes
             in files, if these have other axes. For `transposed` matrices such a shape splits [in,
             out] (XLNet's [in, heads, head_dim]).
@@ -368,6 +374,10 @@ class Family:
     peft_unsupported: tuple[str, ...] = ()
     adapted_together: tuple[str, ...] = ()
     fused_per_head: bool = False
+    interleaved: tuple[str, ...] = ()
+    prepare_tensors: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda tensors: (
+        tensors
+    )
     hf_shapes: Callable[[TransformerSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}
     tied_aliases: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()

@@ -18,8 +18,8 @@ from trivium.models.transformer import TransformerSpec
 class HFWeight:
     """A tensor of a Hugging Face file and the tensors of the module that it contains.
 
-    `join` makes the file's tensor in four steps: fuse the rows of the module's tensors, transpose
-    the matrix, give the experts an axis, and reshape. `split` reverses these steps.
+    `join` makes the file's tensor in four steps: fuse the rows of the module's tensors (of each
+    expert), transpose the matrix, stack the experts, and reshape. `split` reverses these steps.
 
     Args:
         hf: the name in the file.
@@ -28,23 +28,32 @@ class HFWeight:
         groups: the number of key-value heads if the file groups the rows of several tensors by
             head: all parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX, Falcon);
             otherwise 1.
+        interleaved: whether the rows of several tensors alternate in the file (gpt-oss).
         transposed: whether the file stores a matrix as [in, out].
         experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
+            `local` then has the names of the first expert, those of the second expert, and so on.
         hf_shape: the shape in the file, if the file's tensor has other axes.
     """
 
     hf: str
     local: tuple[str, ...]
     groups: int = 1
+    interleaved: bool = False
     transposed: bool = False
     experts: int = 0
     hf_shape: tuple[int, ...] | None = None
 
+    @property
+    def names_by_expert(self) -> list[tuple[str, ...]]:
+        """The names in `local` of each expert; all of them together if there is no expert axis."""
+        size = len(self.local) // max(self.experts, 1)
+        return [self.local[i : i + size] for i in range(0, len(self.local), size)]
+
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Merge the module's tensors into the single tensor that the Hugging Face file stores."""
-        x = self.fuse([tensors[name] for name in self.local])
-        x = x.T.contiguous() if self.transposed else x
-        x = x.unflatten(0, (self.experts, -1)) if self.experts else x
+        parts = [self.fuse([tensors[name] for name in names]) for names in self.names_by_expert]
+        parts = [part.T.contiguous() for part in parts] if self.transposed else parts
+        x = torch.stack(parts) if self.experts else parts[0]
         return x if self.hf_shape is None else x.reshape(self.hf_shape)
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
@@ -61,24 +70,35 @@ class HFWeight:
                 f"{list(self.hf_shape or shape)}."
             )
         x = tensor.reshape(shape)
-        x = x.flatten(0, 1) if self.experts else x
-        x = x.T if self.transposed else x
-        sizes = [shapes[name][0] // self.groups for name in self.local]
-        parts = x.unflatten(0, (self.groups, -1)).split(sizes, 1)
-        return {
-            name: part.flatten(0, 1).contiguous()
-            for name, part in zip(self.local, parts, strict=True)
-        }
+        state: dict[str, Tensor] = {}
+        for names, part in zip(self.names_by_expert, x if self.experts else [x], strict=True):
+            state |= self._unfuse(part.T if self.transposed else part, names, shapes)
+        return state
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
         """Concatenate the rows of the parts of a fused tensor: [O_i, ...] -> [sum of O_i, ...].
 
-        If the file groups the rows by head, the result does, too.
+        If the file groups the rows by head, or alternates them, the result does, too.
         """
         if len(parts) == 1:
             return parts[0]
-        grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
-        return torch.cat(grouped, 1).flatten(0, 1)
+        groups = self._num_groups(len(parts[0]))
+        return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
+
+    def _unfuse(
+        self, x: Tensor, names: Sequence[str], shapes: Mapping[str, torch.Size]
+    ) -> dict[str, Tensor]:
+        """Split a fused tensor into its parts, by name: the inverse of `fuse`."""
+        groups = self._num_groups(shapes[names[0]][0])
+        sizes = [shapes[name][0] // groups for name in names]
+        parts = x.unflatten(0, (groups, -1)).split(sizes, 1)
+        return {
+            name: part.flatten(0, 1).contiguous() for name, part in zip(names, parts, strict=True)
+        }
+
+    def _num_groups(self, rows: int) -> int:
+        """Return the number of groups of rows, given the number of rows of the first part."""
+        return rows if self.interleaved else self.groups
 
 
 def weight_map(
@@ -103,6 +123,7 @@ def weight_map(
             hf=hf,
             local=local,
             groups=attention_of(spec).kv_heads if len(local) > 1 and family.fused_per_head else 1,
+            interleaved=hf.split(".")[-1] in family.interleaved,
             transposed=hf.removesuffix(".weight").split(".")[-1] in family.transposed,
             experts=experts,
             hf_shape=hf_shapes.get(hf.split(".")[-1]),

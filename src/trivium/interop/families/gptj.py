@@ -39,11 +39,8 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the number of rotary dimensions of a head and the width of the feed-forward network."""
     attention = attention_of(spec)
-    if attention.positions != Rotary(
-        layout="interleaved",
-        partial_rotary_factor=getattr(attention.positions, "partial_rotary_factor", 1.0),
-    ):
-        raise SpecError("decoder.layers.mixer.positions other than interleaved RoPE of base 10000")
+    if not isinstance(attention.positions, Rotary):
+        raise SpecError(f"{_POSITIONS} that are not rotary")
     config["rotary_dim"] = attention.positions.rotary_dim(attention.head_dim)
     config["n_inner"] = first_mlp(spec).d_ff
 

@@ -45,6 +45,7 @@ class Experts(FeedForward):
         normalized: whether the scores of the chosen experts are divided by their sum.
         scale: a factor that multiplies the weights of the chosen experts
             (`routed_scaling_factor` in `transformers`).
+        router_bias: whether the linear layer of the router has a bias (gpt-oss).
         corrected: whether the router has a correction bias, which is added to the scores when
             experts are chosen, but not to the weights of the chosen experts (DeepSeek-V3).
         num_groups: the number of groups of adjacent experts. Experts are chosen only from the
@@ -66,6 +67,7 @@ class Experts(FeedForward):
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalized: bool = True
     scale: Positive = 1.0
+    router_bias: bool = False
     corrected: bool = False
     num_groups: _ExpertCount = 1
     top_k_groups: _ExpertCount = 1
@@ -172,7 +174,7 @@ class ExpertsNetwork(FeedForwardModule):
 
     def __init__(self, part: Experts, width: int) -> None:
         super().__init__(part, width)
-        self.router = nn.Linear(width, part.num_experts, bias=False)
+        self.router = nn.Linear(width, part.num_experts, bias=part.router_bias)
         # One module per expert: a single tensor is no faster, and costs a copy of its gradient.
         self.experts = nn.ModuleList(MLPModule(part.expert, width) for _ in range(part.num_experts))
         self.shared = None if part.shared is None else MLPModule(part.shared, width)

@@ -11,10 +11,11 @@ from typing import ClassVar, Literal, Self
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trivium.errors import SpecError
 from trivium.nn.activations import Activation, Swish, build_activation
 from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
 from trivium.nn.fused_linear import FusedLinear
-from trivium.nn.part import Count, DropoutRate
+from trivium.nn.part import Count, DropoutRate, Positive
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
@@ -29,6 +30,9 @@ class MLP(FeedForward):
         activation: the activation function, act.
         gated: whether the network has a gate, W_gate.
         bias: whether the linear layers have biases.
+        clamp: c, with which the gate's input to the activation is limited to at most c, and x W_up
+            to [-c, c] (gpt-oss). Only for gated networks.
+        up_offset: a number that is added to x W_up (1 in gpt-oss). Only for gated networks.
         dropout: the dropout rate of the hidden units, which is 0 in most models. If it is not 0,
             changing the dropout of the model also changes this rate.
     """
@@ -38,7 +42,14 @@ class MLP(FeedForward):
     activation: Activation | Swish
     gated: bool = False
     bias: bool = True
+    clamp: Positive | None = None
+    up_offset: Literal[0, 1] = 0
     dropout: DropoutRate = 0.0
+
+    def check(self) -> None:
+        """Raise SpecError if `clamp` or `up_offset` is set without a gate."""
+        if not self.gated and (self.clamp is not None or self.up_offset):
+            raise SpecError("clamp and up_offset are for gated networks: set gated, or leave them.")
 
     @property
     def sharded_fields(self) -> dict[str, int]:
@@ -49,11 +60,13 @@ class MLP(FeedForward):
         """Return the number of activation elements per token kept for the backward pass.
 
         Each hidden unit counts before and after the activation: relu keeps only one of the two,
-        and a `Swish` also keeps its sigmoid. A gate adds two elements per hidden unit. Dropout
-        adds two, its mask and its output.
+        and a `Swish` also keeps its sigmoid. A gate adds two elements per hidden unit, and
+        clamping and an offset add one for each tensor that they change. Dropout adds two, its mask
+        and its output.
         """
         needed = 1 if self.activation == "relu" else 3 if isinstance(self.activation, Swish) else 2
-        return self.d_ff * (needed + (2 if self.gated else 0) + (2 if self.dropout else 0))
+        changed = (2 if self.clamp is not None else 0) + self.up_offset
+        return self.d_ff * (needed + (2 if self.gated else 0) + changed + 2 * bool(self.dropout))
 
     def with_dropout(self, dropout: float) -> Self:
         """Return the spec with another dropout rate, or unchanged if the rate is 0."""
@@ -91,11 +104,11 @@ class MLPModule(FeedForwardModule):
         """Return the output [..., D], and None because there is no auxiliary loss."""
         if self.gate is None:
             hidden = self.activation(self.up(x))
-        elif self.gate_up is not None:
-            gate, up = self.gate_up(x)
-            hidden = self.activation(gate) * up
         else:
-            hidden = self.activation(self.gate(x)) * self.up(x)
+            gate, up = self.gate_up(x) if self.gate_up is not None else (self.gate(x), self.up(x))
+            if (limit := self.part.clamp) is not None:
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            hidden = self.activation(gate) * (up + 1 if self.part.up_offset else up)
         return self.down(F.dropout(hidden, self.part.dropout, self.training)), None
 
     def fuse_projections(self) -> None:

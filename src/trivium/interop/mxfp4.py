@@ -1,0 +1,45 @@
+"""MXFP4: matrices of four-bit floating-point numbers, with one scale for every 32 of them.
+
+Source: Open Compute Project 2023 (OCP Microscaling Formats 1.0), sections 5.3.3 and 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_EXPONENT_BIAS = 127
+
+
+def unpack_mxfp4(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of a file in which MXFP4 matrices are unpacked to bfloat16.
+
+    A matrix NAME is stored as NAME_blocks, uint8 [..., O, I / 32, 16], and NAME_scales, uint8
+    [..., O, I / 32]. The result has NAME, [..., I, O], as files without packed numbers do.
+    """
+    packed = [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]
+    packed = [name for name in packed if name + _SCALES in tensors]
+    unpacked = dict(tensors)
+    for name in packed:
+        blocks, scales = unpacked.pop(name + _BLOCKS), unpacked.pop(name + _SCALES)
+        unpacked[name] = unpack_blocks(blocks, scales).transpose(-2, -1)
+    return unpacked
+
+
+def unpack_blocks(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Return the numbers of packed blocks, bfloat16 [..., O, I].
+
+    Args:
+        blocks: uint8 [..., O, I / 32, 16]; the lower four bits of a byte come first.
+        scales: uint8 [..., O, I / 32], the exponent of two of each block, plus 127.
+    """
+    if blocks.is_meta:
+        return torch.empty(*scales.shape[:-1], scales.shape[-1] * 32, device="meta")
+    values = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=blocks.device)
+    numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
+    exponents = scales.int() - _EXPONENT_BIAS
+    return torch.ldexp(values[numbers], exponents[..., None]).flatten(-2).bfloat16()
