@@ -48,6 +48,8 @@ class Option:
         default: the value if the file does not set the option, or a function that computes this
             value from the other options. Without a default the option is required.
         values: Hugging Face value -> value in the spec; export writes the first match.
+        at_least: the smallest number that the classes of `transformers` support; export refuses a
+            spec with a smaller one.
         write_only: export writes the option, but import does not read it (several dropout options
             of a family correspond to a single `dropout` in Trivium).
     """
@@ -55,6 +57,7 @@ class Option:
     fields: str | tuple[str, ...]
     default: Any = None
     values: Mapping[Any, Any] | None = None
+    at_least: int | None = None
     write_only: bool = False
 
     @property

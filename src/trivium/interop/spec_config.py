@@ -230,6 +230,8 @@ def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec)
     value = next(
         (v for v in (_get_field(spec, path) for path in option.paths) if v is not None), None
     )
+    if option.at_least is not None and value is not None and value < option.at_least:
+        raise SpecError(f"{option.paths[0]} = {value!r}")
     for hf, local in (option.values or {}).items():
         if local == value:
             return hf

@@ -23,7 +23,7 @@ CONFIG = {
     "intermediate_size": "encoder.layers.feed_forward.d_ff",
     "hidden_act": activation("gelu", "encoder.layers.feed_forward"),
     "max_position_embeddings": Option("embedding.positions.max_length", 512),
-    "type_vocab_size": Option("embedding.num_token_types", 2),
+    "type_vocab_size": Option("embedding.num_token_types", 2, at_least=1),
     "layer_norm_eps": Option(("encoder.layers.norm.eps", "embedding.norm.eps"), 1e-12),
     "hidden_dropout_prob": Option("encoder.dropout", 0.1),
     "attention_probs_dropout_prob": Option("encoder.dropout", write_only=True),

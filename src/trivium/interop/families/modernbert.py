@@ -23,13 +23,13 @@ from trivium.models.transformer import TransformerSpec
 from trivium.nn.patterns import Sliding
 from trivium.nn.positions.rotary import Rotary
 
-_BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
+BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     """Read each layer's attention: full, or `local_attention` // 2 positions on each side."""
-    full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
-    sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
+    full = read_layer_rotary(config, FULL, "global_rope_theta", BASES[FULL])
+    sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", BASES[SLIDING])
     tree.set("encoder.layers.mixer.positions", full)
     every = config.require("global_attn_every_n_layers", 3)
     window, option = config.require("local_attention", 128) // 2 + 1, "local_attention"
@@ -52,7 +52,7 @@ def read_layer_rotary(
         CheckpointError: "rope_parameters" has no separate options for each layer type.
     """
     kinds = config.get("rope_parameters", {})
-    if not {*kinds} <= {*_BASES}:
+    if not {*kinds} <= {*BASES}:
         expected = f'options for "{FULL}" and for "{SLIDING}"'
         raise config.unsupported("rope_parameters", expected=expected)
     base = config.require(old_name, default) if old_name else default
@@ -74,7 +74,7 @@ def rotary_by_layer_type(spec: TransformerSpec, bases: Mapping[str, float]) -> d
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the layer types, the window, and the RoPE base of each layer type."""
-    rotary = rotary_by_layer_type(spec, _BASES)
+    rotary = rotary_by_layer_type(spec, BASES)
     window = write_layer_types(spec, config) or 65
     config |= {
         "local_attention": 2 * (window - 1),

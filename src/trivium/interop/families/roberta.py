@@ -7,7 +7,7 @@ from typing import Any
 
 from trivium.errors import SpecError
 from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, weight_names
-from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, hf_classes
+from trivium.interop.family import MULTIPLE_CHOICE, Architecture, Hook, SpecTree, hf_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.positions.learned import Learned
@@ -33,14 +33,20 @@ def _write_position_offset(spec: TransformerSpec, config: dict[str, Any]) -> Non
 _POOLER = "roberta.pooler.dense"
 _POOLED = {_POOLER: "dense.linear", "classifier": "classifier"}
 
+
+def roberta_classes(family: str) -> dict[str, Architecture]:
+    """Return the classes of a family that has the same classes as RoBERTa."""
+    return {
+        **hf_classes(family, "Model ForMaskedLM ForSequenceClassification"),
+        f"{family}ForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _POOLED}),
+        **hf_classes(family, "ForTokenClassification ForQuestionAnswering"),
+    }
+
+
 ROBERTA = replace(
     BERT,
     model_type="roberta",
-    architectures={
-        **hf_classes("Roberta", "Model ForMaskedLM ForSequenceClassification"),
-        "RobertaForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _POOLED}),
-        **hf_classes("Roberta", "ForTokenClassification ForQuestionAnswering"),
-    },
+    architectures=roberta_classes("Roberta"),
     config=CONFIG,
     fixed={
         **FIXED,
@@ -65,5 +71,4 @@ ROBERTA = replace(
         "lm_head.decoder.bias": "lm_head.bias",
     },
     hooks=(Hook(_read_position_offset, _write_position_offset),),
-    is_variant=True,
 )

@@ -19,11 +19,14 @@ from trivium.nn.positions import AbsolutePositions
 class LMHead(Head):
     """Language model head: logits of the next token.
 
-    `tied` uses the token embeddings as output matrix. Hidden states are multiplied by `scale` (T5).
-    With `soft_cap` c, a logit z becomes c tanh(z / c) (Gemma 2).
+    `tied` uses the token embeddings as output matrix. The projection to the vocabulary reads the
+    output of the layer `dense` or, without `dense`, the hidden states (ModernBERT's decoder has
+    one). Hidden states are multiplied by `scale` (T5). With `soft_cap` c, a logit z becomes
+    c tanh(z / c) (Gemma 2).
     """
 
     kind: Literal["lm"] = "lm"
+    dense: Dense | None = None
     tied: bool
     bias: bool = False
     scale: Positive = 1.0
@@ -81,16 +84,24 @@ class VocabularyHead(PartModule):
 
 
 class CausalHead(VocabularyHead):
-    """Module of `LMHead`: f(h) = scale * h; with `inputs.projects`, scale * P h with a matrix P."""
+    """Module of `LMHead`: f(h) = scale * g(h), where g is the layer `dense` if there is one.
+
+    With `inputs.projects`, f(h) = scale * P g(h) with a matrix P.
+    """
 
     def __init__(self, head: LMHead, inputs: HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
         self.scale, self.soft_cap, self.projection = head.scale, head.soft_cap, None
+        self.dense = None
+        if head.dense is not None:
+            self.dense = build_dense(head.dense, inputs, inputs.d_model)
         if inputs.projects:
             self.projection = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the input f(h) [..., E] of the output matrix for hidden states h [..., D]."""
+        if self.dense is not None:
+            hidden = self.dense(hidden)
         if self.projection is not None:
             hidden = self.projection(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
