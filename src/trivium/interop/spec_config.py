@@ -266,12 +266,16 @@ def _get_field(spec: TransformerSpec, path: str) -> Any:
 def _optional_weight_names(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
     """Return the names of weights that exported files contain and that `read_spec` looks for.
 
-    From these names, `read_spec` detects optional heads and biases of heads.
+    From these names, `read_spec` detects optional heads, output matrices that are not tied to the
+    token embeddings, and biases of heads.
     """
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weight_names(architecture, head.kind).items():
-            if head.kind in family.optional_heads:
+            untied = not local.removeprefix(f"heads.{head.kind}") and not getattr(
+                head, "tied", True
+            )
+            if head.kind in family.optional_heads or untied:
                 names.add(f"{hf}.weight")
             elif local.endswith(".bias") and getattr(head, "bias", False):
                 names.add(hf)

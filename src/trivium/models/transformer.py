@@ -25,6 +25,7 @@ from trivium.nn.mixers.global_attention import GlobalSequenceInfo
 from trivium.nn.part import Count, empty_embedding
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
+from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.nn.sequence_info import EncoderOutput, SequenceInfo, check_length
 from trivium.nn.state import Cache, make_state_template
 
@@ -623,7 +624,7 @@ class Transformer(LanguageModule):
     def _position_ids(self, inputs: StackInput, columns: Tensor) -> Tensor:
         """Return position ids [1 or B, T].
 
-        By default, position ids are indices in the row (with a cache, in the slot). If a learned
+        By default, position ids are indices in the row (with a cache, in the slot). If an absolute
         position encoding counts only some tokens, the position id of a counted token is the number
         of counted tokens before it; other tokens get -1.
         """
@@ -639,11 +640,11 @@ class Transformer(LanguageModule):
 
     def _counted_mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         """Return int64 [B, T], 1 for tokens that advance the position ids; None: all tokens do."""
-        learned = self.spec.embedding.positions
-        if not isinstance(learned, Learned) or learned.counted == "all":
+        positions = self.spec.embedding.positions
+        if not isinstance(positions, Learned | Sinusoidal) or positions.counted == "all":
             return None
-        if learned.counted == "not-padding":
-            return (input_ids != learned.offset - 1).long()
+        if positions.counted == "not-padding":
+            return (input_ids != positions.offset - 1).long()
         return None if attention_mask is None else attention_mask.bool().long()
 
 

@@ -22,6 +22,7 @@ from trivium.model_loading import load
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.nn.positions.learned import Learned
+from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import quote_names
@@ -337,7 +338,7 @@ def _find_padding_offset_change(spec: Spec, tokenizer: Tokenizer) -> dict[str, A
     ids skip padding, such as RoBERTa. For other models, the returned dict is empty.
     """
     positions = spec.absolute_position_encoding
-    if not isinstance(positions, Learned) or positions.counted != "not-padding":
+    if not isinstance(positions, Learned | Sinusoidal) or positions.counted != "not-padding":
         return {}
     positions = positions.replace(offset=(tokenizer.pad_id or 0) + 1)
     return {"embedding": spec.embedding.replace(positions=positions)}  # type: ignore[attr-defined]

@@ -13,13 +13,18 @@ from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the kind of attention (block-sparse or full) and the embedding scale.
+    """Read the kind of attention and the embedding scale."""
+    if config.require("rescale_embeddings", False):
+        tree.set("embedding.scale", tree.get("d_model") ** 0.5)
+    read_block_sparse(config, tree)
+
+
+def read_block_sparse(config: ConfigReader, tree: SpecTree) -> None:
+    """Read the kind of attention in the encoder, block-sparse or full.
 
     The seed of a layer's random blocks is the layer index.
     """
     mixer, width = tree.get("encoder.layers.mixer"), tree.get("d_model")
-    if config.require("rescale_embeddings", False):
-        tree.set("embedding.scale", width**0.5)
     kinds = {"block_sparse": True, "original_full": False}
     if config.translate("attention_type", kinds, "block_sparse"):
         sparse = BlockSparseAttention(**mixer, head_dim=head_dim(width, mixer["num_heads"]))

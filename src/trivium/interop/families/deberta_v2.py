@@ -139,4 +139,5 @@ DEBERTA_V2 = replace(
     },
     buffers=(*BERT.buffers, r".*\.position_embeddings\.weight", r"mask_predictions\..*"),
     hooks=(POSITIONS_HOOK, Hook(_read_v2_options, _write_v2_options)),
+    is_variant=True,
 )

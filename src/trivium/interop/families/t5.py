@@ -40,13 +40,22 @@ _FFN_ACTIVATIONS = {
 }
 
 
-def _read_ffn(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the activation of the feed-forward networks and whether they are gated."""
-    activation, gated = config.translate("feed_forward_proj", _FFN_ACTIVATIONS, "relu")
-    config.expect("is_gated_act", gated)
-    config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
-    tree.set("stacks.layers.feed_forward.activation", activation)
-    tree.set("stacks.layers.feed_forward.gated", gated)
+def ffn_hook(default: str) -> Hook:
+    """Return the hook for the activation of the feed-forward networks and their gates.
+
+    `default` is the value of `feed_forward_proj` if the file does not set the option.
+    """
+
+    def read(config: ConfigReader, tree: SpecTree) -> None:
+        """Read the activation of the feed-forward networks and whether they are gated."""
+        activation, gated = config.translate("feed_forward_proj", _FFN_ACTIVATIONS, default)
+        config.expect("is_gated_act", gated)
+        names = (hf for hf, local in ACTIVATIONS.items() if local == activation)
+        config.expect("dense_act_fn", *names)
+        tree.set("stacks.layers.feed_forward.activation", activation)
+        tree.set("stacks.layers.feed_forward.gated", gated)
+
+    return Hook(read, _write_ffn)
 
 
 def _write_ffn(spec: TransformerSpec, config: dict[str, Any]) -> None:
@@ -85,7 +94,7 @@ def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _weight_names(spec: TransformerSpec) -> NameMap:
+def weight_names(spec: TransformerSpec) -> NameMap:
     """Return the mapping of weight names for a spec.
 
     The FFN is `layer.1` of an encoder block and `layer.2` of a decoder block.
@@ -116,16 +125,21 @@ def _sublayer_names(number: str, hf: str, local: str, names: Mapping[str, str]) 
     }
 
 
-T5 = Family(
-    "t5",
-    architectures=hf_classes("T5", "ForConditionalGeneration Model ForQuestionAnswering")
-    | {
-        "T5EncoderModel": Architecture(stacks=("encoder",)),
-        "T5ForSequenceClassification": Architecture(("classifier",), base="transformer."),
-        "T5ForTokenClassification": Architecture(
+def t5_classes(family: str) -> dict[str, Architecture]:
+    """Return the classes of a family that has the same classes as T5."""
+    return {
+        **hf_classes(family, "ForConditionalGeneration Model ForQuestionAnswering"),
+        f"{family}EncoderModel": Architecture(stacks=("encoder",)),
+        f"{family}ForSequenceClassification": Architecture(("classifier",), base="transformer."),
+        f"{family}ForTokenClassification": Architecture(
             ("tagger",), stacks=("encoder",), base="transformer."
         ),
-    },
+    }
+
+
+T5 = Family(
+    "t5",
+    architectures=t5_classes("T5"),
     stacks=("encoder", "decoder"),
     config={
         "vocab_size": "vocab_size",
@@ -155,7 +169,7 @@ T5 = Family(
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},
     },
-    weights=_weight_names,
+    weights=weight_names,
     heads={"classifier": BART.heads["classifier"]},
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
@@ -170,6 +184,6 @@ T5 = Family(
         r"(transformer\.)?decoder\.block\.0\.layer\.1\.EncDecAttention"
         r"\.relative_attention_bias\.weight",
     ),
-    hooks=(Hook(_read_ffn, _write_ffn), Hook(_read_lm_head, _write_lm_head)),
+    hooks=(ffn_hook("relu"), Hook(_read_lm_head, _write_lm_head)),
     tokenizer_class="T5Tokenizer",
 )

@@ -24,7 +24,8 @@ class RelativeBias(Positions):
     """T5's position bias: one learned scalar per head and distance bucket (Raffel et al. 2019).
 
     Small distances have one bucket each; larger distances share buckets that widen logarithmically
-    up to `max_distance`. All layers of a stack share the biases.
+    up to `max_distance`. The layers of a stack whose `table` is equal share the biases: in T5 all
+    layers, in UMT5 none (Chung et al. 2023), so that layer i has table i.
     """
 
     has_scores: ClassVar[bool] = True
@@ -32,6 +33,7 @@ class RelativeBias(Positions):
     kind: Literal["relative-bias"] = "relative-bias"
     num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
     max_distance: Count = 128
+    table: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
     def check(self) -> None:
         """Raise SpecError if `max_distance` is not more than `num_buckets` / 2."""

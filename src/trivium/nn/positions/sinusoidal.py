@@ -5,11 +5,13 @@ Shape letters: B batch, T positions, D width.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from trivium.errors import SpecError
 from trivium.nn.part import Count, PartModule, Positive
 from trivium.nn.positions import AbsolutePositions
 
@@ -19,12 +21,24 @@ class Sinusoidal(AbsolutePositions):
 
     In layout "interleaved" sines and cosines alternate, as in the paper; in layout "halves" all
     sines come first (Marian). `max_length` is the maximum number of positions; None: unlimited.
+
+    With `spacing` "inclusive", the lowest frequency is exactly 1 / base, as in Tensor2Tensor and
+    fairseq (M2M-100). Position 0 has the sinusoids of `offset`, and `counted` says which tokens are
+    counted, as in `Learned`. Tokens that are not counted have no position vector.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Positive = 10_000.0
     layout: Literal["interleaved", "halves"] = "interleaved"
+    spacing: Literal["paper", "inclusive"] = "paper"
+    offset: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    counted: Literal["all", "attended", "not-padding"] = "all"
     max_length: Count | None = None
+
+    def check(self) -> None:
+        """Raise SpecError if padding is not counted but `offset` is 0."""
+        if self.counted != "all" and not self.offset:
+            raise SpecError(f'counted="{self.counted}" needs an offset of at least 1.')
 
     def build(self, width: int) -> SinusoidalPositions:
         """Return the module `SinusoidalPositions`. See `AbsolutePositions.build`."""
@@ -39,12 +53,19 @@ class SinusoidalPositions(PartModule):
 
     def __init__(self, positions: Sinusoidal, width: int) -> None:
         super().__init__()
-        self.base, self.width = positions.base, width
-        self.in_halves = positions.layout == "halves"
+        self.positions, self.width = positions, width
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return the sinusoids of position ids: int64 [B, T] -> float32 [B, T, D]."""
-        return sinusoids(position_ids, self.base, self.width, in_halves=self.in_halves)
+        spec = self.positions
+        pairs = (self.width + 1) // 2
+        # base^(-i / (pairs - 1)) instead of base^(-2i / D) for pair i
+        exponent = self.width / (2.0 * max(pairs - 1, 1)) if spec.spacing == "inclusive" else 1.0
+        base, ids = spec.base**exponent, position_ids + spec.offset
+        vectors = sinusoids(ids, base, self.width, in_halves=spec.layout == "halves")
+        if spec.counted != "all":
+            vectors = vectors.masked_fill((position_ids < 0)[..., None], 0.0)
+        return vectors
 
 
 def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool = False) -> Tensor:
