@@ -23,5 +23,6 @@ MBART = replace(
     },
     expected={**PEGASUS.expected, "normalize_embedding": True, "static_position_embeddings": False},
     ignored=PEGASUS.ignored,
+    num_labels=2,
     tokenizer_class="MBartTokenizer",
 )

@@ -36,6 +36,9 @@ _LAYER: NameMap = {
 }
 
 
+_POOLED = {"mpnet.pooler.dense": "dense.linear", "classifier": "classifier"}
+
+
 def _read_positions(config: ConfigReader, tree: SpecTree) -> None:
     """Read the learned positions. transformers uses 32 buckets, whatever the config says."""
     config.expect(_BUCKETS, 32)
@@ -55,7 +58,10 @@ def _write_positions(spec: TransformerSpec, config: dict[str, Any]) -> None:
 MPNET = replace(
     ROBERTA,
     model_type="mpnet",
-    architectures={**encoder_classes("MPNet"), "MPNetForMultipleChoice": MULTIPLE_CHOICE},
+    architectures={
+        **encoder_classes("MPNet"),
+        "MPNetForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _POOLED}),
+    },
     config={
         **{name: row for name, row in CONFIG.items() if name != "type_vocab_size"},
         "vocab_size": Option("vocab_size", 30_527),

@@ -106,7 +106,8 @@ def sparse_layers_hook(dense_width: int) -> Hook:
 def _read_shared_expert(config: ConfigReader, tree: SpecTree) -> None:
     """Read the window of each layer, and the shared expert, which has a gate."""
     slides, first = config.get("use_sliding_window", False), config.get("max_window_layers", 28)
-    window = config.get("sliding_window", 4096) if slides else None
+    window = config.get("sliding_window", 4096)
+    window = window if slides else None
     shared = {**tree.get(f"{EXPERTS}.expert"), "kind": "mlp"}
     shared["d_ff"] = config.get("shared_expert_intermediate_size", 5632)
     tree.set(f"{EXPERTS}.shared", shared)
