@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hf_sizes import LLAMA3_ROPE as LLAMA3_ROPE
 from hf_sizes import SIZES as SIZES
 from hf_sizes import VARIANTS as VARIANTS
 from hf_sizes import VOCABULARY as VOCABULARY

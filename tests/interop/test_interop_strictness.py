@@ -64,7 +64,11 @@ REFUSED = {
     "ElectraModel": [({"summary_type": "last"}, '"summary_type"')],
     "ModernBertModel": [
         ({"layer_types": ["full_attention"]}, '"layer_types"'),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, '"rope_parameters"'),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, '"rope_parameters"'),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            '"factor" is missing for "rope_type" .linear',
+        ),
     ],
     "OpenAIGPTLMHeadModel": [({"n_special": 5}, '"n_special"'), ({"afn": "mish"}, '"afn"')],
     "GPT2LMHeadModel": [
@@ -127,7 +131,10 @@ REFUSED = {
         ({"attn_logit_softcapping": 50.0}, '"attn_logit_softcapping" is 50.0'),
         ({"use_bidirectional_attention": True}, '"use_bidirectional_attention"'),
         ({"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, '"rope_parameters" is'),
-        ({"rope_parameters": {"sliding_attention": {"factor": 8.0}}}, '"rope_parameters" is'),
+        (
+            {"rope_parameters": {"sliding_attention": {"factor": 8.0}}},
+            '"factor" is not supported for "rope_type" .default',
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, '"factor" is missing'),
         ({"sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
         ({"sliding_window_pattern": 0, "layer_types": None}, "config.json"),
@@ -323,7 +330,7 @@ def variations(model: spec.TransformerSpec) -> list[spec.TransformerSpec]:
     if isinstance(network, spec.MLP | Experts):
         forward = network.expert if isinstance(network, Experts) else network
         forwards = [
-            {"gated": not forward.gated},
+            {"gated": not forward.gated, "clamp": None, "up_offset": 0},
             {"bias": not forward.bias},
             {"activation": "relu"},
             {"activation": spec.Swish(beta=1.7)},

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 WIDTH, D_FF = 11, 17
 FORMULAS = {
     "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
     # x * Phi(x) (Hendrycks and Gimpel 2016)
     "gelu": lambda x: x * 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))),
     "gelu_tanh": lambda x: (
@@ -55,6 +56,11 @@ def test_norms():
         rms = randomised(build_norm(spec.RMSNorm(eps=eps), WIDTH))
         root = np.sqrt((array(x) ** 2).mean(-1, keepdims=True) + eps)
         np.testing.assert_allclose(array(rms(x)), array(x) / root * array(rms.weight), rtol=1e-10)
+        shifted = randomised(build_norm(spec.LayerNorm(eps=eps, offset=1), WIDTH))
+        variance = ((array(x) - mean) ** 2).mean(-1, keepdims=True)
+        expected = (array(x) - mean) / np.sqrt(variance + eps) * (1 + array(shifted.weight))
+        expected = expected + array(shifted.bias)
+        np.testing.assert_allclose(array(shifted(x)), expected, rtol=1e-9)
         for offset in (0, 1):
             rms = randomised(build_norm(spec.RMSNorm(eps=eps, offset=offset, bias=True), WIDTH))
             expected = array(x) / root * (offset + array(rms.weight)) + array(rms.bias)
@@ -78,8 +84,9 @@ def test_norms():
 
 
 def test_an_offset_without_a_weight_is_refused():
-    with pytest.raises(SpecError, match="offset=1 is added to the weight"):
-        spec.RMSNorm(offset=1, weight=False)
+    for norm in (spec.RMSNorm, spec.LayerNorm):
+        with pytest.raises(SpecError, match="offset=1 is added to the weight"):
+            norm(offset=1, weight=False)
 
 
 def test_feed_forward_networks():
@@ -104,3 +111,21 @@ def test_feed_forward_networks():
             y, loss = module(x)
             np.testing.assert_allclose(array(y), expected, rtol=1e-8, atol=1e-10)
             assert loss is None
+
+
+def test_clamped_gates_of_gpt_oss():
+    """(min(g, c) sigmoid(a min(g, c)) (u in [-c, c] + 1)) W2, as transformers computes it."""
+    described = spec.MLP(
+        d_ff=D_FF, activation=spec.Swish(beta=1.702), gated=True, clamp=0.4, up_offset=1
+    )
+    module = randomised(MLPModule(described, WIDTH))
+    x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    gate, up = array(module.gate(x)).clip(max=0.4), array(module.up(x)).clip(-0.4, 0.4)
+    inner = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    expected = array(module.down(torch.from_numpy(inner)))
+    np.testing.assert_allclose(array(module(x)[0]), expected, rtol=1e-8, atol=1e-10)
+    module.fuse_projections()
+    np.testing.assert_allclose(array(module(x)[0]), expected, rtol=1e-8, atol=1e-10)
+    for changes in ({"clamp": 1.0}, {"up_offset": 1}):
+        with pytest.raises(SpecError, match="are for gated networks"):
+            spec.MLP(d_ff=D_FF, activation="gelu", **changes)

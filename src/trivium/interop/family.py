@@ -336,8 +336,8 @@ class Family:
         ignored: options without effect on the logits, separated by spaces.
         num_labels: the number of labels if the config does not set it.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
-        peft_unsupported: last parts of the names of matrices that PEFT or the released code does
-            not use as linear layers, so that PEFT cannot adapt these matrices.
+        peft_unsupported: parts of the names of matrices that PEFT or the released code does not use
+            as linear layers, so that PEFT cannot adapt these matrices.
         adapted_together: last parts of the names of matrices that `transformers` fuses, so that
             PEFT adapts all or none of them.
         fused_per_head: whether the rows of fused matrices are grouped by key-value head (Q, K, V

@@ -109,15 +109,22 @@ MODEL_KEYS = frozenset(
 # Aliases of options that classes of `transformers` read and Trivium does not.
 _SIZES = "hidden_size num_attention_heads num_hidden_layers"
 _ALIASES = {
-    "bart": "hidden_size num_attention_heads",
+    **dict.fromkeys(
+        ("bart", "bigbird_pegasus", "m2m_100", "mbart", "pegasus"),
+        "hidden_size num_attention_heads",
+    ),
     "deepseek_v2": "num_experts",
     "deepseek_v3": "num_local_experts",
+    "distilbert": _SIZES,
+    "gpt_neo": "num_attention_heads num_hidden_layers",
+    "gpt_oss": "num_experts",
+    "gptj": f"{_SIZES} max_position_embeddings",
     "gpt2": f"{_SIZES} max_position_embeddings",
     "marian": "hidden_size num_attention_heads",
     "mixtral": "num_experts",
     "openai-gpt": f"{_SIZES} max_position_embeddings",
     "rwkv": "max_position_embeddings",
-    "t5": f"{_SIZES} head_dim",
+    **dict.fromkeys(("mt5", "t5", "umt5"), f"{_SIZES} head_dim"),
     "xlnet": f"{_SIZES} n_token",
 }
 _IGNORED_KEYS = GENERATION_KEYS | {*_MODEL_KEYS.split(), *_WITHOUT_EFFECT.split()}

@@ -10,7 +10,7 @@ matrices A are stacked, and the fused B is block-diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trainable_names
 from trivium.errors import SpecError
 from trivium.files import write_json
 from trivium.interop.convert import exported_spec, hf_weight_map, is_expressible, to_hf_config
+from trivium.interop.family import Family
 from trivium.interop.tensor_files import write_safetensors
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
@@ -74,15 +75,10 @@ def adapter_to_peft(
         family = to_hf_config(spec, model_type).family
         layers = {f"{name}.weight" for name in adapted_layers(model)}
         adapted = [weight for weight in weights if not layers.isdisjoint(weight.local)]
-        ends = {weight.hf.removesuffix(".weight").split(".")[-1] for weight in adapted}
+        paths = {weight.hf.removesuffix(".weight").rpartition(".")[::2] for weight in adapted}
+        every = {weight.hf.removesuffix(".weight").rpartition(".")[::2] for weight in weights}
         for weight in adapted:
-            name = weight.hf.removesuffix(".weight")
-            end, problem = name.split(".")[-1], ""
-            if name == weight.hf or end in family.peft_unsupported:
-                problem = "transformers does not use it as a linear layer"
-            elif end in family.adapted_together and not ends.issuperset(family.adapted_together):
-                problem = f"PEFT adapts all of {', '.join(family.adapted_together)} or none"
-            if problem:
+            if problem := _find_problem(weight, family, paths, every):
                 raise SpecError(
                     f"PEFT cannot read an adapter of {weight.hf} ({family.model_type}): {problem}. "
                     f"Change the targets for {weight.local[0].removesuffix('.weight')}, or save no "
@@ -94,6 +90,39 @@ def adapter_to_peft(
         weights, extra = [HFWeight(name, (name,)) for name in names], {"auto_mapping": own}
     config, tensors = _weights_to_peft(model, lora, weights)
     return {**config, **extra}, tensors
+
+
+def _find_problem(
+    weight: HFWeight,
+    family: Family,
+    adapted: Collection[tuple[str, ...]],
+    every: Collection[tuple[str, ...]],
+) -> str:
+    """Return why PEFT cannot read the adapter of a matrix, or "" if PEFT can.
+
+    transformers 5 fuses the matrices of all experts, and PEFT converts an adapter of them by the
+    last parts of their names.
+
+    Args:
+        weight: a matrix that is adapted.
+        family: the family of the model.
+        adapted: the names of all adapted matrices, each as (its module, the last part).
+        every: the names of all weights in the same form.
+    """
+    name = weight.hf.removesuffix(".weight")
+    end, together = name.split(".")[-1], family.adapted_together
+    if name == weight.hf or not {*name.split(".")}.isdisjoint(family.peft_unsupported):
+        return "transformers does not use it as a linear layer"
+    if end in together and not {last for _, last in adapted}.issuperset(together):
+        return f"PEFT adapts all of {', '.join(together)} or none"
+    if ".experts." not in name:
+        return ""
+    same = {path for path in adapted if path[1] == end}
+    if any(".experts." not in module for module, _ in same):
+        return f"PEFT cannot adapt both experts and other layers called {end}"
+    if same != {path for path in every if path[1] == end and ".experts." in path[0]}:
+        return "PEFT adapts the matrices of all experts or of none"
+    return ""
 
 
 def _weights_to_peft(

@@ -148,14 +148,14 @@ def _init_copy_heads(stack: Any, embedding: Any, embedding_std: float) -> None:
 
 def _init_diagonal(stack: Any) -> None:
     """Initialize cross-attention heads to attend to the offsets 0, -1, +1, ... ("diagonal")."""
-    positions = stack.embedding.positions
-    assert isinstance(positions, SinusoidalPositions)
+    assert isinstance(stack.embedding.positions, SinusoidalPositions)
+    positions = stack.embedding.positions.positions
     for layer in stack.layers:
         attention = layer.cross_attention
         if isinstance(attention, AttentionModule):
             offsets = [0, *_head_offsets(attention, causal=False)]
             _attend_by_sinusoids(
-                attention, offsets, base=positions.base, in_halves=positions.in_halves
+                attention, offsets, base=positions.base, in_halves=positions.layout == "halves"
             )
             # Scores are divided by the root of head_dim, whatever the scale in the spec.
             attention.query.weight.mul_(

@@ -69,7 +69,7 @@ BIGBIRD_PEGASUS = replace(
         "model.decoder.layernorm_embedding": "decoder.norm",
     },
     expected={"is_decoder": False, "tie_word_embeddings": True},
-    ignored=f"{PEGASUS.ignored} gradient_checkpointing",
+    ignored=f"{PEGASUS.ignored} attention_probs_dropout_prob",
     hooks=(Hook(_read_attention, _write_attention), BART.hooks[1]),
     tokenizer_class="PegasusTokenizer",
 )

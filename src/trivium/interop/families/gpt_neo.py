@@ -27,7 +27,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     count, window = tree.get("decoder.num_layers"), config.get("window_size", 256)
     types = config.get("attention_types", [[[_GLOBAL, _LOCAL], 12]])
     kinds = [kind for each, times in types for _ in range(min(times, 1000)) for kind in each]
-    config.expect("attention_layers", kinds)
+    config.ignore("attention_layers")  # transformers computes them from attention_types
     if len(kinds) != count or not {*kinds} <= {_GLOBAL, _LOCAL} or window < 2:
         expected = f'"{_GLOBAL}" or "{_LOCAL}" for each layer, with a window_size of 2 or more'
         raise config.unsupported("attention_types", expected=expected)

@@ -25,7 +25,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.layers.mixer.positions", full)
     every = config.require("global_attn_every_n_layers", 3)
     window = config.require("local_attention", 128) // 2
-    config.expect("sliding_window", window)
+    config.ignore("sliding_window")  # transformers computes it from local_attention
     read_layer_types(
         config, tree, window, lambda i: i % every > 0, "local_attention", positions=sliding
     )

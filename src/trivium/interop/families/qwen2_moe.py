@@ -141,6 +141,7 @@ QWEN2_MOE = replace(
     fixed={**MOE_FIXED, "decoder.layers.mixer.output_bias": False},
     weights=MOE_WEIGHTS,
     aliases=MOE_ALIASES,
+    peft_unsupported=("gate", "experts"),
     adapted_together=("gate_proj", "up_proj"),
     ignored="output_router_logits use_mrope",
     hooks=(ROPE_HOOK, Hook(_read_shared_expert, _write_shared_expert), sparse_layers_hook(5632)),

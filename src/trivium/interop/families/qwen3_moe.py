@@ -44,6 +44,7 @@ QWEN3_MOE = replace(
         "moe_intermediate_size": Option(f"{EXPERTS}.expert.d_ff", 768),
     },
     fixed={**MOE_FIXED, "decoder.layers.mixer.qk_norm.kind": "rms"},
+    peft_unsupported=("gate",),
     weights={**QWEN2_MOE.weights, **QK_NORMS},  # type: ignore[dict-item]
     ignored="output_router_logits",
     hooks=(ROPE_HOOK, Hook(_read_window, _write_window), sparse_layers_hook(6144)),
