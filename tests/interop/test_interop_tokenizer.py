@@ -13,6 +13,7 @@ from hf_models import Case, hf_model, transformers
 from their_tokenizers import ours
 
 from trivium.errors import CheckpointError, TokenizerError
+from trivium.interop.fairseq_tokenizers import RENUMBERED
 from trivium.interop.hf_folder import read_folder, write_folder
 from trivium.interop.tokenizer_files import BERT_CLASSES, add_document_template, read_tokenizer
 from trivium.text import Tokenizer
@@ -396,6 +397,9 @@ def write_vocabulary(folder: Path, form: str, name: str) -> dict[str, Any]:
     else:
         symbols = "[CLS],[SEP],[MASK]"
         ids = PIECES.get(name, {})
+        if name in RENUMBERED:  # their file has a name of its own
+            kind = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(name)
+            form, symbols = kind.vocab_files_names["vocab_file"], ""
         save_sentencepiece(folder / form, "unigram", control_symbols=symbols, **ids)
     return write_options(folder, tokenizer_class=name)
 
@@ -427,6 +431,7 @@ def test_the_classes_that_are_read_without_a_tokenizer_json(tmp_path):
     files = {"vocab.txt": [*BERT_CLASSES]}
     files["merges.txt"] = ["BartTokenizer", "GPT2Tokenizer", "LEDTokenizer", "RobertaTokenizer"]
     files["spiece.model"] = [f"{one}Tokenizer" for one in ("Albert", "BigBird", "Llama", "T5")]
+    files["spiece.model"] += RENUMBERED
     for form, names in files.items():
         for name in names:
             folder = tmp_path / form / name

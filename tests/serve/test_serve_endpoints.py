@@ -260,3 +260,11 @@ def test_pages_need_no_network(served, paths, models):
         }
         able = {path for path, each in ENDPOINTS.items() if each.accepts(models["tagger"])}
         assert with_example == able
+
+
+def test_translate_refuses_languages_that_the_model_lacks(served):
+    for param in ("source_language", "target_language"):
+        body = {"model": "translator", "text": TEXT, param: "fra_Latn"}
+        reply = served.post("translate", body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        assert '"fra_Latn" is no language of this model' in reply.json()["error"]["message"]

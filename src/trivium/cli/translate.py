@@ -7,6 +7,8 @@ Examples:
   cat news.en | trivium translate runs/en-fr > news.fr
 
   trivium translate runs/t5 "summarize: ..." --num-beams 1 --max-new-tokens 60
+
+  trivium translate facebook/nllb-200-distilled-600M "Hello." --from eng_Latn --to fra_Latn
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ from trivium.inference.sampling_params import BeamSearchParams
 def translate(
     model: opt.Model,
     texts: opt.Texts = None,
+    source_language: Annotated[
+        str | None, typer.Option("--from", metavar="LANGUAGE", show_default="the tokenizer's")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option("--to", metavar="LANGUAGE", show_default="the model's")
+    ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -45,6 +53,9 @@ def translate(
     source. A T5 or BART without fine-tuning also generates text, but not a translation.
 
     Args:
+        source_language: Language of the texts, for a multilingual model such as mBART (en_XX),
+            NLLB (eng_Latn) or M2M-100 (en).
+        target_language: Language of the outputs.
         max_new_tokens: Maximum number of tokens of a target.
     """
     lm = load(
@@ -52,9 +63,14 @@ def translate(
     ).reading(special_tokens)
     for batch in read_text_batches(texts, lm.source_tokenizer):
         sources = [text for text in batch if text.strip()]
-        targets = iter(
-            lm.translate(sources, max_new_tokens=max_new_tokens, **opt.drop_unset(options))
+        translations = lm.translate(
+            sources,
+            source_language=source_language,
+            target_language=target_language,
+            max_new_tokens=max_new_tokens,
+            **opt.drop_unset(options),
         )
+        targets = iter(translations)
         for text in batch:
             target = next(targets) if text.strip() else ""
             print_result(

@@ -10,6 +10,13 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError, TriviumError, shorten
+from trivium.interop.fairseq_tokenizers import (
+    M2M_100,
+    RENUMBERED,
+    add_language_template,
+    number_by_vocabulary,
+    renumber,
+)
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
 from trivium.text.loading import find_tokenizer_file
@@ -45,7 +52,7 @@ BERT_CLASSES = (
 # classes have their own template.
 _GENERIC_CLASSES = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # Classes fully described by these files; others split text or number tokens by their own rules.
-_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_TEMPLATE_ROLES,)}
+_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_TEMPLATE_ROLES, *RENUMBERED, M2M_100)}
 # Classes that split text into words by a program or a dictionary that a `tokenizer.json` lacks.
 _SEGMENTERS = frozenset(
     f"{name}Tokenizer" for name in ("BertJapanese", "CpmAnt", "Cpm", "Flaubert", "RoFormer", "XLM")
@@ -93,6 +100,11 @@ def read_tokenizer(
     try:
         if source.suffix == ".model":
             defaults = _TEMPLATE_ROLES.get(kind, _NO_ROLES)
+            if kind in RENUMBERED:
+                backend = renumber(backend, kind, options)
+            elif kind == M2M_100:
+                vocabulary = read_object_if_exists(folder / "vocab.json")
+                backend = number_by_vocabulary(backend, vocabulary, options)
             _apply_rules(backend, kind, options)
         _add_tokens(backend, _added_tokens(folder, options), options)
         roles = read_roles(options, backend.token_to_id)
@@ -114,6 +126,7 @@ def read_tokenizer(
             )
         elif for_encoder and kind in _GENERIC_CLASSES and not Tokenizer(backend).has_template:
             add_template(backend, [], [])
+        add_language_template(backend, kind, options)
         return Tokenizer(backend, roles)
     except TriviumError:
         raise

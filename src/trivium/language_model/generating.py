@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
-from trivium.errors import TriviumError, shorten
+from trivium.errors import SpecError, TriviumError, shorten
 from trivium.inference.beam import beam_search
 from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
@@ -15,6 +16,7 @@ from trivium.inference.sampling_params import BeamSearchOptions, GenerationOptio
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import TextStream
+from trivium.text.languages import find_language, list_languages
 
 Texts = TypeVar("Texts", str, list[str])
 
@@ -184,6 +186,8 @@ class GenerationMixin(TextModel):
         self,
         text: Texts,
         *,
+        source_language: str | None = None,
+        target_language: str | None = None,
         max_new_tokens: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[BeamSearchOptions],
@@ -196,6 +200,11 @@ class GenerationMixin(TextModel):
 
         Args:
             text: one text, or a list of texts, which are read in batches of similar lengths.
+            source_language: the language of the texts for a multilingual model, such as "en_XX"
+                (mBART), "eng_Latn" (NLLB) or "en" (M2M-100). Its token replaces the language token
+                that the tokenizer adds. None leaves the source language of the tokenizer.
+            target_language: the language of the outputs, whose token is forced as the first token.
+                None uses the first token in the model's settings.
             max_new_tokens: the maximum number of tokens of an output. By default it is the model's
                 own limit, else twice the number of source tokens plus 16, but at most 256. A
                 warning is given if an output reaches this default limit.
@@ -204,7 +213,7 @@ class GenerationMixin(TextModel):
                 (`generation_config.json`) override those of `BeamSearchParams`.
 
         Raises:
-            SpecError: the model is not an encoder-decoder.
+            SpecError: the model is not an encoder-decoder, or has no token of a language.
             TriviumError: a text does not begin with one of several prefixes.
         """
         self.require("translate")
@@ -219,12 +228,20 @@ class GenerationMixin(TextModel):
                     f"text with one of {known}."
                 )
         sources = self.prompts([prefix + each for each in texts])
+        if source_language is not None:
+            self._set_source_language(sources, source_language)
+        rules = self.generation_rules
+        if target_language is not None:
+            language = find_language(self.text_tokenizer, target_language)
+            rules = replace(rules, forced_start=(language,))
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens
             for each in sources
         ]
         params = self.beam_params(**options)
-        outputs = beam_search(self, sources, params, max_new_tokens=limits, progress=progress)
+        outputs = beam_search(
+            self, sources, params, max_new_tokens=limits, rules=rules, progress=progress
+        )
         cut = any(best[0].finish_reason == "length" for best in outputs if best)
         if cut and max_new_tokens is None:
             warnings.warn(
@@ -237,3 +254,20 @@ class GenerationMixin(TextModel):
         if isinstance(text, str):
             return targets[0]
         return targets
+
+    def _set_source_language(self, sources: Sequence[list[int]], language: str) -> None:
+        """Replace the language token that the tokenizer adds before or after each source.
+
+        Raises SpecError if the tokenizer has no token of this language, or adds none to texts.
+        """
+        tokenizer, template = self.source_tokenizer, self.source_template
+        new, known = find_language(tokenizer, language), {*list_languages(tokenizer).values()}
+        before, after = len(template.before), len(template.after)
+        if not known & {*template.before, *template.after}:
+            raise SpecError(
+                f'the source language is "{language}", but this tokenizer adds no language token '
+                "to a text; leave the source language out."
+            )
+        for ids in sources:
+            for place in (*range(before), *range(len(ids) - after, len(ids))):
+                ids[place] = new if ids[place] in known else ids[place]

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
+from trivium.errors import SpecError
 from trivium.inference.embed import embed_windows
 from trivium.inference.rerank import score_pairs, sort_documents
 from trivium.inference.score import score_text
@@ -50,6 +51,7 @@ from trivium.serve.schemas import (
 )
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, join_words
+from trivium.text.languages import find_language
 
 _SOURCE = (
     "Which tokenizer to use if the model has two: true for the tokenizer of sources (the input of "
@@ -425,6 +427,14 @@ class TranslateRequest(ModelRequest):
     """The request body of `POST /v1/translate`."""
 
     text: Texts = Field(description="A source text or a list of source texts.")
+    source_language: str | None = Field(
+        None,
+        description="Language of the texts for a multilingual model, such as en_XX (mBART), "
+        "eng_Latn (NLLB) or en (M2M-100); default: the tokenizer's.",
+    )
+    target_language: str | None = Field(
+        None, description="Language of the outputs; default: the model's."
+    )
     num_beams: Annotated[int, Field(ge=1, le=16)] | None = Field(
         None, description="Number of beams; 1 is greedy decoding; default: the model's own setting."
     )
@@ -444,7 +454,14 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     """Translate texts, or generate outputs of any encoder-decoder, with beam search."""
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
-    options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
+    names = {"num_beams", "length_penalty", "source_language", "target_language"}
+    options = request.model_dump(include=names, exclude_none=True)
+    for param in ("source_language", "target_language"):
+        if param in options:
+            try:
+                find_language(model.lm.source_tokenizer, options[param])
+            except SpecError as error:
+                raise ApiError(400, str(error), param=param) from None
     options |= {"max_tokens": request.max_tokens, "server_limit": model.limits.max_tokens}
     options["special_tokens"] = model.special_tokens
     targets = await model.thread.call(_translate_texts, texts, num_tokens, **options)

@@ -1,0 +1,36 @@
+"""The language tokens of multilingual translation models: mBART, M2M-100 and NLLB."""
+
+from __future__ import annotations
+
+import re
+
+from trivium.errors import SpecError
+from trivium.text.tokenizer import Tokenizer
+
+# en_XX (mBART), eng_Latn (NLLB), __en__ (M2M-100).
+_LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__([a-z]{2,3})__")
+
+
+def list_languages(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of a tokenizer's language tokens, by language code.
+
+    The code is the token, such as `en_XX` or `eng_Latn`, without the underscores of `__en__`. The
+    result is empty if the tokenizer has no language tokens.
+    """
+    languages: dict[str, int] = {}
+    for token, index in tokenizer.special_tokens.items():
+        if match := _LANGUAGE.fullmatch(token):
+            languages[match[1] or token] = index
+    return dict(sorted(languages.items()))
+
+
+def find_language(tokenizer: Tokenizer, code: str) -> int:
+    """Return the id of the token of a language.
+
+    Raises SpecError if the tokenizer has no token of this language.
+    """
+    languages = list_languages(tokenizer)
+    if code in languages:
+        return languages[code]
+    known = f"the languages are {', '.join(languages)}" if languages else "it has no languages"
+    raise SpecError(f'"{code}" is no language of this model: {known}.')
