@@ -357,7 +357,7 @@ def test_rope_of_layer_types_with_lengths_of_their_own():
             for theirs in (original, again):
                 assert_equal(local_outputs(local, row), hf_outputs(theirs, row), row)
     yarn = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 4}
-    rope = {"rope_parameters": dict.fromkeys(kinds, {**yarn, "truncate": False})}
+    rope = {"rope_parameters": {kind: {**yarn, "truncate": False} for kind in kinds}}
     case = Case("ModernBertDecoderForCausalLM", rope)
     original, inputs = hf_model(case), inputs_of(case)
     with pytest.warns(UserWarning, match='"truncate" in the RoPE options for'):

@@ -11,6 +11,14 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.interop.hf_config import read_object_if_exists
+from trivium.interop.tokenizer_classes import (
+    CLASS_ROLES,
+    FAIRSEQ_CLASSES,
+    apply_fairseq_rules,
+    apply_mpnet_template,
+    build_fairseq_tokenizer,
+    build_mpnet_tokenizer,
+)
 from trivium.text import Tokenizer
 from trivium.text.loading import find_tokenizer_file
 from trivium.text.roles import (
@@ -45,7 +53,10 @@ BERT_CLASSES = (
 # classes have their own template.
 _GENERIC_CLASSES = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # Classes fully described by these files; others split text or number tokens by their own rules.
-_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_TEMPLATE_ROLES,)}
+_KNOWN_CLASSES = {
+    "vocab.txt": (*BERT_CLASSES, "MPNetTokenizer"),
+    ".model": (*_TEMPLATE_ROLES, *FAIRSEQ_CLASSES),
+}
 # Classes that split text into words by a program or a dictionary that a `tokenizer.json` lacks.
 _SEGMENTERS = frozenset(
     f"{name}Tokenizer" for name in ("BertJapanese", "CpmAnt", "Cpm", "Flaubert", "RoFormer", "XLM")
@@ -91,18 +102,28 @@ def read_tokenizer(
     backend = Tokenizer.load(source, lowercase=lowercase).backend
     defaults = _NO_ROLES
     try:
-        if source.suffix == ".model":
+        if source.suffix == ".model" and kind in FAIRSEQ_CLASSES:
+            backend = build_fairseq_tokenizer(backend, kind, options)
+        elif source.suffix == ".model":
             defaults = _TEMPLATE_ROLES.get(kind, _NO_ROLES)
             _apply_rules(backend, kind, options)
+        elif source.name == "vocab.txt" and kind == "MPNetTokenizer":
+            backend = build_mpnet_tokenizer(backend, options)
+        elif kind in FAIRSEQ_CLASSES and isinstance(backend.model, models.Unigram):
+            apply_fairseq_rules(backend, kind, options)
         _add_tokens(backend, _added_tokens(folder, options), options)
-        roles = read_roles(options, backend.token_to_id)
+        roles = read_roles({**CLASS_ROLES.get(kind, {}), **options}, backend.token_to_id)
+        wordpieces = isinstance(backend.model, models.WordPiece)
         if source.name == "vocab.txt":
             _apply_bert_options(backend, options, backend.normalizer)
-        elif kind in BERT_CLASSES and isinstance(backend.model, models.WordPiece):
+        elif kind in (*BERT_CLASSES, "MPNetTokenizer") and wordpieces:
             # These classes of `transformers` 5 use only the vocabulary of a `tokenizer.json`.
             _apply_bert_options(backend, options, normalizers.BertNormalizer())
             backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-            add_bert_template(backend)
+            if kind in BERT_CLASSES:
+                add_bert_template(backend)
+        if kind == "MPNetTokenizer" and wordpieces:
+            apply_mpnet_template(backend, options)
         backend.add_special_tokens(sorted({*roles.values()} - list_special_tokens(backend)))
         # Special tokens that are not in the vocabulary get the next ids, as in `transformers`.
         special = list_special_tokens(backend)
