@@ -565,6 +565,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "DistilBertForMaskedLM": [
         {"tie_word_embeddings": False, "sinusoidal_pos_embds": True},
         {"activation": "relu", "n_heads": 11},
+        {"activation": "quick_gelu"},
     ],
     "MPNetForMaskedLM": [
         {"tie_word_embeddings": False, "hidden_act": "relu"},
@@ -573,8 +574,15 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "NomicBertForMaskedLM": [
         {"head_dim": 8, "tie_word_embeddings": False, "hidden_act": "gelu"},
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
+        {**YARN_ROPE, "num_attention_heads": 3, "max_position_embeddings": 8},
     ],
     "ModernBertDecoderForCausalLM": [
+        {
+            "rope_parameters": {
+                "full_attention": YARN_ROPE["rope_parameters"],
+                "sliding_attention": LLAMA3_ROPE,
+            }
+        },
         {**dict.fromkeys(_ALL_BIASES, True), "decoder_bias": False},
         {
             "tie_word_embeddings": False,

@@ -339,6 +339,33 @@ def test_rotary_positions_of_gemma_3_in_both_spellings():
     assert written["rope_local_base_freq"] == 100.0
 
 
+def test_rope_of_layer_types_with_lengths_of_their_own():
+    """Each type has its own original length; `transformers` does not read a "truncate" there."""
+    kinds = ("full_attention", "sliding_attention")
+    factors = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 1.5, 4.0, 8.0]}
+    longrope = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 2.0, **factors}
+    first, second = ({**longrope, "original_max_position_embeddings": n} for n in (8, 16))
+    dynamic = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}
+    sizes = {"hidden_size": 16, "max_position_embeddings": 8}
+    for ropes in ((first, second), (dynamic, second), (first, dynamic)):
+        rope = {"rope_parameters": dict(zip(kinds, ropes, strict=True))}
+        case = Case("ModernBertDecoderForCausalLM", {**sizes, **rope})
+        original, inputs = hf_model(case), inputs_of(case)
+        local, row = ours_of(original), {name: each[:1] for name, each in inputs.items()}
+        again = reloaded(type(original), original, *to_hugging_face(local))
+        with torch.no_grad():
+            for theirs in (original, again):
+                assert_equal(local_outputs(local, row), hf_outputs(theirs, row), row)
+    yarn = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 4}
+    rope = {"rope_parameters": {kind: {**yarn, "truncate": False} for kind in kinds}}
+    case = Case("ModernBertDecoderForCausalLM", rope)
+    original, inputs = hf_model(case), inputs_of(case)
+    with pytest.warns(UserWarning, match='"truncate" in the RoPE options for'):
+        local = ours_of(original)
+    with torch.no_grad():
+        assert_equal(local_outputs(local, inputs), hf_outputs(original, inputs), inputs)
+
+
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_a_base_in_rope_parameters_is_read_before_one_beside_them(name):
     case = Case(name, {})

@@ -25,7 +25,7 @@ DECODERS = [
     *("MistralForCausalLM", "MixtralForCausalLM", "BloomForCausalLM", "GPTNeoXForCausalLM"),
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
     *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-    *("Gemma3ForCausalLM", "Olmo2ForCausalLM", "GlmForCausalLM"),
+    *("Gemma3ForCausalLM", "Olmo2ForCausalLM", "GlmForCausalLM", "ModernBertDecoderForCausalLM"),
 ]
 BOTH = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
 # Ours, and what the same options are called there.

@@ -57,9 +57,8 @@ def test_source_texts_have_the_token_of_their_language(name, tmp_path):
             assert list(ours.encode(text).ids) == theirs(text)["input_ids"], text
         pair = theirs(TEXTS[0], TEXTS[2])["input_ids"]
         if name != "MBartTokenizer":  # its own language token would stand between ours
-            assert list(ours.encode(TEXTS[0]).ids) == pair[: len(ours.encode(TEXTS[0]).ids) - 1] + [
-                ours.eos_id
-            ]
+            single = list(ours.encode(TEXTS[0]).ids)
+            assert single == [*pair[: len(single) - 1], ours.eos_id]
         assert {*CLASSES[name]} <= {*list_languages(ours)}
 
 

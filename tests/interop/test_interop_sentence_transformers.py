@@ -15,6 +15,7 @@ import torch
 import transformers
 from hf_models import Case, hf_model
 from starlette.testclient import TestClient
+from test_interop_tokenizer import write_vocabulary
 
 from trivium import load
 from trivium.cli import main
@@ -153,6 +154,37 @@ def again_everywhere(lm, tmp_path: Path):
     for overwrite in (False, True):
         yield load(lm.save(tmp_path / "own", overwrite=overwrite))
         yield load(lm.save_hf(tmp_path / "hf", overwrite=overwrite))
+
+
+PUBLISHED = [
+    ("DistilBertModel", "vocab.txt", "DistilBertTokenizer", {"dim": 22}),
+    ("MPNetModel", "vocab.txt", "MPNetTokenizer", {}),
+    ("XLMRobertaModel", "spiece.model", "XLMRobertaTokenizer", {"type_vocab_size": 1}),
+    ("CamembertModel", "spiece.model", "CamembertTokenizer", {"type_vocab_size": 1}),
+    ("NomicBertModel", "vocab.txt", "BertTokenizer", {"hidden_size": 22, "num_attention_heads": 1}),
+]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize(("name", "form", "kind", "changes"), PUBLISHED)
+@pytest.mark.filterwarnings("ignore:.*their ends are cut")
+def test_vectors_of_other_families(name, form, kind, changes, saved, tmp_path):
+    """With the vocabulary that was published, or the `tokenizer.json` that was saved later."""
+    folder = save(tmp_path / "model")
+    for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "config.json"):
+        (folder / file).unlink(missing_ok=True)
+    hf_model(Case(name, {"vocab_size": 331, **changes})).save_pretrained(folder)
+    write_vocabulary(folder, form, kind)
+    if saved:
+        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 9})
+    texts = ["the weather was cloudy", "today", "yesterday it was rainy, and today it's not"]
+    vectors = expected(folder, texts, "mean", 9).float()
+    lm = load(folder)
+    for one in (lm, *again_everywhere(lm, tmp_path)):
+        torch.testing.assert_close(one.embed(texts), vectors, rtol=1e-4, atol=1e-5)
+    again = expected(tmp_path / "hf", texts, "mean", 9).float()
+    torch.testing.assert_close(again, vectors, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", MODES)

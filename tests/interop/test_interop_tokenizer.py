@@ -13,9 +13,10 @@ from hf_models import Case, hf_model, transformers
 from their_tokenizers import ours
 
 from trivium.errors import CheckpointError, TokenizerError
-from trivium.interop.fairseq_tokenizers import RENUMBERED
 from trivium.interop.hf_folder import read_folder, write_folder
+from trivium.interop.tokenizer_classes import FAIRSEQ_CLASSES
 from trivium.interop.tokenizer_files import BERT_CLASSES, add_document_template, read_tokenizer
+from trivium.interop.translation_tokenizers import RENUMBERED
 from trivium.text import Tokenizer
 from trivium.text.inputs import encode_inputs
 from trivium.text.roles import add_template
@@ -386,7 +387,9 @@ AS_WRITTEN = {"normalization_rule_name": "identity", "remove_extra_whitespaces":
 def write_vocabulary(folder: Path, form: str, name: str) -> dict[str, Any]:
     """Write a vocabulary without `tokenizer.json`. Returns the options, as in released folders."""
     if form == "vocab.txt":
-        (folder / form).write_text("\n".join(train("wordpiece").tokens), encoding="utf-8")
+        before = ["<s>", "<pad>", "</s>", "<unk>"] if name == "MPNetTokenizer" else []
+        tokens = [*before, *train("wordpiece").tokens, *(["<mask>"] if before else [])]
+        (folder / form).write_text("\n".join(tokens), encoding="utf-8")
     elif form == "merges.txt":
         specials = SPECIALS[:4] if name == "GPT2Tokenizer" else SPECIALS
         train("byte-bpe", specials).backend.model.save(str(folder))
@@ -397,7 +400,7 @@ def write_vocabulary(folder: Path, form: str, name: str) -> dict[str, Any]:
     else:
         symbols = "[CLS],[SEP],[MASK]"
         ids = PIECES.get(name, {})
-        if name in RENUMBERED:  # their file has a name of its own
+        if name in (*FAIRSEQ_CLASSES, *RENUMBERED):  # their file has a name of its own
             kind = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(name)
             form, symbols = kind.vocab_files_names["vocab_file"], ""
         save_sentencepiece(folder / form, "unigram", control_symbols=symbols, **ids)
@@ -428,10 +431,10 @@ def test_every_class_of_transformers_is_read_as_there_or_refused_by_name(name, f
 
 def test_the_classes_that_are_read_without_a_tokenizer_json(tmp_path):
     """The others are refused: the test above would pass if all of them were."""
-    files = {"vocab.txt": [*BERT_CLASSES]}
+    files = {"vocab.txt": [*BERT_CLASSES, "MPNetTokenizer"]}
     files["merges.txt"] = ["BartTokenizer", "GPT2Tokenizer", "LEDTokenizer", "RobertaTokenizer"]
     files["spiece.model"] = [f"{one}Tokenizer" for one in ("Albert", "BigBird", "Llama", "T5")]
-    files["spiece.model"] += RENUMBERED
+    files["spiece.model"] += [*RENUMBERED, *FAIRSEQ_CLASSES]
     for form, names in files.items():
         for name in names:
             folder = tmp_path / form / name
@@ -461,3 +464,45 @@ def test_the_tokenizer_json_that_a_class_saves_is_read_as_there(name, tmp_path):
     if (read := read_unless_refused(tmp_path / "saved", options)) is None:
         return
     assert [list(read.encode(text).ids) for text in SAMPLES] == expected
+
+
+@pytest.mark.parametrize("name", ["MPNetTokenizer", *FAIRSEQ_CLASSES])
+@pytest.mark.parametrize("form", ["published", "saved", "changed"])
+def test_tokenizers_of_mpnet_xlm_roberta_and_camembert(name, form, tmp_path):
+    """Texts, pairs and roles; the class keeps only the vocabulary of a `tokenizer.json`."""
+    options = write_vocabulary(tmp_path, "vocab.txt" if "MPNet" in name else "spiece.model", name)
+    folder, theirs = tmp_path, transformers.AutoTokenizer.from_pretrained(tmp_path)
+    if form != "published":
+        folder = tmp_path / "saved"
+        theirs.save_pretrained(folder)
+        options = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    if form == "changed":
+        content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+        steps = [each for each in (content["normalizer"], strip) if each]
+        content["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        content["post_processor"] = None
+        (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    read = read_tokenizer(folder, options)
+    assert read is not None
+    check_same_ids(read, theirs)
+    check_reads_as_trained(read, theirs)
+    for role in ("bos", "eos", "cls", "sep", "unk", "pad", "mask"):
+        token = getattr(theirs, f"{role}_token")
+        assert read.roles[role] == token
+        assert read.token_to_id(token) == theirs.convert_tokens_to_ids(token)
+    assert read.decode(read.encode(TEXTS[1]).ids) == theirs.decode(
+        theirs(TEXTS[1])["input_ids"], skip_special_tokens=True
+    )
+    for text in (f"the {theirs.mask_token} was", f"the{theirs.mask_token}"):
+        assert list(read.encode(text).ids) == theirs(text)["input_ids"]
+    read.save(tmp_path / "exported")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    check_same_ids(read, exported)
+
+
+def test_a_class_with_ids_of_fairseq_needs_a_unigram_model(tmp_path):
+    save_sentencepiece(tmp_path / "sentencepiece.bpe.model", "bpe")
+    with pytest.raises(TokenizerError, match="XLMRobertaTokenizer needs a Unigram model"):
+        read_tokenizer(tmp_path, {}, tokenizer_class="XLMRobertaTokenizer")

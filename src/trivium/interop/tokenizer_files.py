@@ -10,14 +10,22 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError, TriviumError, shorten
-from trivium.interop.fairseq_tokenizers import (
+from trivium.interop.hf_config import read_object_if_exists
+from trivium.interop.tokenizer_classes import (
+    CLASS_ROLES,
+    FAIRSEQ_CLASSES,
+    apply_fairseq_rules,
+    apply_mpnet_template,
+    build_fairseq_tokenizer,
+    build_mpnet_tokenizer,
+)
+from trivium.interop.translation_tokenizers import (
     M2M_100,
     RENUMBERED,
     add_language_template,
     number_by_vocabulary,
     renumber,
 )
-from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
 from trivium.text.loading import find_tokenizer_file
 from trivium.text.roles import (
@@ -52,7 +60,10 @@ BERT_CLASSES = (
 # classes have their own template.
 _GENERIC_CLASSES = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # Classes fully described by these files; others split text or number tokens by their own rules.
-_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_TEMPLATE_ROLES, *RENUMBERED, M2M_100)}
+_KNOWN_CLASSES = {
+    "vocab.txt": (*BERT_CLASSES, "MPNetTokenizer"),
+    ".model": (*_TEMPLATE_ROLES, *FAIRSEQ_CLASSES, *RENUMBERED, M2M_100),
+}
 # Classes that split text into words by a program or a dictionary that a `tokenizer.json` lacks.
 _SEGMENTERS = frozenset(
     f"{name}Tokenizer" for name in ("BertJapanese", "CpmAnt", "Cpm", "Flaubert", "RoFormer", "XLM")
@@ -100,21 +111,20 @@ def read_tokenizer(
     try:
         if source.suffix == ".model":
             defaults = _TEMPLATE_ROLES.get(kind, _NO_ROLES)
-            if kind in RENUMBERED:
-                backend = renumber(backend, kind, options)
-            elif kind == M2M_100:
-                vocabulary = read_object_if_exists(folder / "vocab.json")
-                backend = number_by_vocabulary(backend, vocabulary, options)
-            _apply_rules(backend, kind, options)
+        backend = _build_for_class(backend, kind, source, options)
         _add_tokens(backend, _added_tokens(folder, options), options)
-        roles = read_roles(options, backend.token_to_id)
+        roles = read_roles({**CLASS_ROLES.get(kind, {}), **options}, backend.token_to_id)
+        wordpieces = isinstance(backend.model, models.WordPiece)
         if source.name == "vocab.txt":
             _apply_bert_options(backend, options, backend.normalizer)
-        elif kind in BERT_CLASSES and isinstance(backend.model, models.WordPiece):
+        elif kind in (*BERT_CLASSES, "MPNetTokenizer") and wordpieces:
             # These classes of `transformers` 5 use only the vocabulary of a `tokenizer.json`.
             _apply_bert_options(backend, options, normalizers.BertNormalizer())
             backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-            add_bert_template(backend)
+            if kind in BERT_CLASSES:
+                add_bert_template(backend)
+        if kind == "MPNetTokenizer" and wordpieces:
+            apply_mpnet_template(backend, options)
         backend.add_special_tokens(sorted({*roles.values()} - list_special_tokens(backend)))
         # Special tokens that are not in the vocabulary get the next ids, as in `transformers`.
         special = list_special_tokens(backend)
@@ -175,6 +185,27 @@ def _add_tokens(
                 f"the options of the tokenizer give {token.content!r} the id {index}, but its "
                 f"vocabulary gives {actual}."
             )
+
+
+def _build_for_class(
+    backend: tokenizers.Tokenizer, kind: str, source: Path, options: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a file with the ids and rules of its class that the file lacks."""
+    match source.suffix:
+        case ".model" if kind in FAIRSEQ_CLASSES:
+            return build_fairseq_tokenizer(backend, kind, options)
+        case ".model" if kind in RENUMBERED:
+            return renumber(backend, kind, options)
+        case ".model" if kind == M2M_100:
+            vocabulary = read_object_if_exists(source.with_name("vocab.json"))
+            return number_by_vocabulary(backend, vocabulary, options)
+        case ".model":
+            _apply_rules(backend, kind, options)
+        case ".txt" if source.name == "vocab.txt" and kind == "MPNetTokenizer":
+            return build_mpnet_tokenizer(backend, options)
+        case _ if kind in FAIRSEQ_CLASSES and isinstance(backend.model, models.Unigram):
+            apply_fairseq_rules(backend, kind, options)
+    return backend
 
 
 def _apply_rules(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from trivium.nn.positions.rotary import Rotary, RotaryScaling
 
 # Values of rope_type: "default", or the kind of scaling here.
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
-_ORIGINAL_LENGTH = "original_max_position_embeddings"
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 def _hf_scaling_name(field: str) -> str:
@@ -80,10 +80,10 @@ def rotary_fields(config: ConfigReader, rope: dict[str, Any], base: float) -> di
         raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_ROPE_TYPES)}.')
     fields = {} if kind == "default" else RotaryScaling.kinds[kind].model_fields
     numbers = {_hf_scaling_name(name): name for name in fields if name != "kind"}
-    if _ORIGINAL_LENGTH in numbers:
-        length = config.require("max_position_embeddings", rope.get(_ORIGINAL_LENGTH))
-        given = config.get(_ORIGINAL_LENGTH, rope.get(_ORIGINAL_LENGTH, length))
-        rope[_ORIGINAL_LENGTH] = length if kind == "dynamic" else given
+    if ORIGINAL_LENGTH in numbers:
+        length = config.require("max_position_embeddings", rope.get(ORIGINAL_LENGTH))
+        given = config.get(ORIGINAL_LENGTH, rope.get(ORIGINAL_LENGTH, length))
+        rope[ORIGINAL_LENGTH] = length if kind == "dynamic" else given
         if kind in ("longrope", "yarn"):
             rope.setdefault("factor", length / given)
     required = {hf for hf, name in numbers.items() if fields[name].is_required()}
@@ -108,6 +108,8 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
     scaling = {name: value for name, value in options.items() if name != "rope_theta"}
     if len(scaling) > 1:
         config["rope_scaling"] = scaling
+    if options["rope_type"] == "longrope":  # where releases of transformers before 5 read it
+        config[ORIGINAL_LENGTH] = options[ORIGINAL_LENGTH]
 
 
 def rope_parameters(rotary: Positions | None, config: dict[str, Any]) -> dict[str, Any]:
@@ -123,11 +125,10 @@ def rope_parameters(rotary: Positions | None, config: dict[str, Any]) -> dict[st
         raise SpecError(f'decoder.layers.mixer.positions.scaling of kind "{kind}"')
     scaling = {_hf_scaling_name(name): value for name, value in fields.items()}
     if kind == "dynamic":
-        config["max_position_embeddings"] = scaling.pop(_ORIGINAL_LENGTH)
-    elif _ORIGINAL_LENGTH in scaling:
-        config["max_position_embeddings"] = int(scaling[_ORIGINAL_LENGTH] * scaling["factor"])
-    if kind == "longrope":  # where releases of transformers before 5 read it
-        config[_ORIGINAL_LENGTH] = scaling[_ORIGINAL_LENGTH]
+        config["max_position_embeddings"] = scaling.pop(ORIGINAL_LENGTH)
+    elif ORIGINAL_LENGTH in scaling:  # another layer type may have "dynamic", which needs its own
+        longest = int(scaling[ORIGINAL_LENGTH] * scaling["factor"])
+        config.setdefault("max_position_embeddings", longest)
     return {"rope_type": kind, "rope_theta": rotary.base, **scaling}
 
 

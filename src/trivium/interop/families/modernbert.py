@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from trivium.interop.families.llama import rope_parameters, rotary_fields
+from trivium.interop.families.llama import ORIGINAL_LENGTH, rope_parameters, rotary_fields
 from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
     QKV,
@@ -57,6 +58,14 @@ def read_layer_rotary(
         raise config.unsupported("rope_parameters", expected=expected)
     base = config.require(old_name, default) if old_name else default
     rope = {**(kinds.get(kind) or {}), **(config.get(older, {}) if older else {})}
+    if rope.pop("truncate", True) is False:
+        warnings.warn(
+            f'config.json: "truncate" in the RoPE options for "{kind}" is not read, because '
+            "transformers does not read it in the options of a layer type.",
+            stacklevel=2,
+        )
+    if ORIGINAL_LENGTH in rope:  # each layer type has its own
+        config = config.with_option(ORIGINAL_LENGTH, rope[ORIGINAL_LENGTH])
     return Rotary.model_validate(rotary_fields(config, rope, base))
 
 

@@ -26,9 +26,8 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     every = config.require("global_attn_every_n_layers", 3)
     window = config.require("local_attention", 128) // 2
     config.ignore("sliding_window")  # transformers computes it from local_attention
-    read_layer_types(
-        config, tree, window, lambda i: i % every > 0, "local_attention", positions=sliding
-    )
+    option, slides = "local_attention", lambda i: i % every > 0
+    read_layer_types(config, tree, window, slides, option, least=4, positions=sliding)
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ def read_layer_types(
     window: int | None,
     slides: Callable[[int], bool],
     window_option: str = "sliding_window",
+    least: int = 2,
     **sliding_fields: Any,
 ) -> None:
     """Set full or sliding-window attention for each layer, as in "layer_types".
@@ -30,12 +31,15 @@ def read_layer_types(
         slides: a function that decides, if the file lacks "layer_types", whether the layer with a
             0-based index has a sliding window.
         window_option: the name of the window option in the file, for error messages.
+        least: the smallest supported value of this option, for error messages.
         sliding_fields: mixer fields with other values in the layers with sliding windows.
     """
     [stack] = tree.stacks
     kinds = config.layer_types(slides, tree.get(f"{stack}.num_layers"))
     if SLIDING in kinds and (window is None or window < 2):
-        raise config.unsupported(window_option, expected="2 or more for layers that have one")
+        raise config.unsupported(
+            window_option, expected=f"{least} or more for layers that have one"
+        )
     full = {**tree.get(f"{stack}.layers.mixer"), "kind": "attention"}
     pattern = {"kind": "sliding", "window": (window or 2) - 1}
     local = {**full, "pattern": pattern, **sliding_fields}

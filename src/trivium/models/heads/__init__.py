@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trivium.choice import Choice, import_submodules
 from trivium.errors import SpecError
-from trivium.nn.activations import Activation, build_activation
+from trivium.nn.activations import Activation, Swish, build_activation
 from trivium.nn.norm import Norm, build_norm
 from trivium.nn.part import Part, PartModule
 
@@ -34,7 +34,7 @@ class Head(Choice, Part):
 class Dense(Part):
     """Spec of a dense layer before a head's projection: act(h W + b), then an optional norm."""
 
-    activation: Activation
+    activation: Activation | Swish
     bias: bool = True
     norm: bool = False
 

@@ -1,4 +1,4 @@
-"""Tokenizer classes of fairseq models and Pegasus: other ids than in their SentencePiece file."""
+"""Tokenizer classes of mBART, M2M-100, NLLB and Pegasus, whose files lack some of their rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ _M2M_100 = (
 _WMT_21 = "en ha is ja cs ru zh de"  # the option language_codes of M2M100Tokenizer
 _LANGUAGES: Mapping[str, str] = {"MBartTokenizer": _MBART, "MBart50Tokenizer": _MBART_50}
 _FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
-_CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 _MASK = "<mask>"
 # Source language of a tokenizer whose options name none.
 _DEFAULT_SOURCES: Mapping[str, str] = {
@@ -38,7 +37,7 @@ _DEFAULT_SOURCES: Mapping[str, str] = {
     "MBart50Tokenizer": "en_XX",
     "NllbTokenizer": "eng_Latn",
 }
-RENUMBERED = ("CamembertTokenizer", *_LANGUAGES, "PegasusTokenizer", "XLMRobertaTokenizer")
+RENUMBERED = (*_LANGUAGES, "PegasusTokenizer")
 """The classes whose ids `renumber` assigns."""
 M2M_100 = "M2M100Tokenizer"
 """The class whose ids are in `vocab.json`, next to the SentencePiece file."""
@@ -72,12 +71,9 @@ def renumber(
         masks = ["<mask_1>", "<mask_2>"]
         before = [*first, *masks, *(f"<unk_{n}>" for n in range(2, offset))]
         pieces, after = pieces[2:], []
-    elif kind == "CamembertTokenizer":
-        before, pieces, after = [*_CAMEMBERT], pieces[1:], [_MASK]
     else:
         before, pieces, after = [*_FAIRSEQ], pieces[3:], [*languages, _MASK]
-    scores = {"<unk>NOTUSED": -100.0} | {f"<unk_{n}>": -100.0 for n in range(len(before))}
-    vocabulary = [[text, scores.get(text, 0.0)] for text in before]
+    vocabulary = [[text, -100.0 if text.startswith("<unk_") else 0.0] for text in before]
     vocabulary += [*pieces, *([text, 0.0] for text in after)]
     ids = [text for text, _ in vocabulary]
     content["model"] |= {"vocab": vocabulary, "unk_id": ids.index("<unk>")}
@@ -85,14 +81,12 @@ def renumber(
     result = tokenizers.Tokenizer.from_str(json.dumps(content))
     defined = [one for one in backend.get_added_tokens_decoder().values() if not one.special]
     result.add_tokens(defined)
-    special = [text for text in (*before, "<s>", "</s>", "<unk>", *after) if text in ids]
+    special = [text for text in (*before, "<unk>", *after) if text in ids]
     result.add_special_tokens(
         [AddedToken(text, normalized=False, special=True, lstrip=text == _MASK) for text in special]
     )
     if pegasus:
         add_template(result, [], ["</s>"])
-    else:
-        add_template(result, ["<s>"], ["</s>"], again=["</s>"])
     return result
 
 
@@ -112,8 +106,8 @@ def number_by_vocabulary(
     missing = scores.keys() - vocabulary.keys()
     if missing or sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise TokenizerError(
-            f"vocab.json must number all pieces of the SentencePiece file from 0; {len(missing)} "
-            "of them are missing, or numbers are left out."
+            f"{M2M_100}: vocab.json must number all pieces of the SentencePiece file from 0; "
+            f"{len(missing)} of them are missing, or numbers are left out."
         )
     if isinstance(pieces, dict):
         model["vocab"] = dict(vocabulary)
@@ -147,7 +141,7 @@ def add_language_template(
     if language not in list_special_tokens(backend):
         if not options.get("src_lang"):
             return
-        raise TokenizerError(f'"src_lang" is "{language}", which is no token of this tokenizer.')
+        raise TokenizerError(f'"src_lang" of {kind} is "{language}", which is none of its tokens.')
     if kind == "MBartTokenizer" or options.get("legacy_behaviour"):
         add_template(backend, [], ["</s>", language])
     else:
