@@ -125,7 +125,8 @@ def rope_parameters(rotary: Positions | None, config: dict[str, Any]) -> dict[st
     if kind == "dynamic":
         config["max_position_embeddings"] = scaling.pop(_ORIGINAL_LENGTH)
     elif _ORIGINAL_LENGTH in scaling:
-        config["max_position_embeddings"] = int(scaling[_ORIGINAL_LENGTH] * scaling["factor"])
+        length = int(scaling[_ORIGINAL_LENGTH] * scaling["factor"])
+        config.setdefault("max_position_embeddings", length)  # of another layer type: "dynamic"
     if kind == "longrope":  # where releases of transformers before 5 read it
         config[_ORIGINAL_LENGTH] = scaling[_ORIGINAL_LENGTH]
     return {"rope_type": kind, "rope_theta": rotary.base, **scaling}

@@ -49,7 +49,8 @@ def read_layer_rotary(
         older: the option for the RoPE scaling before transformers 5, if it is for this layer type.
 
     Raises:
-        CheckpointError: "rope_parameters" has no separate options for each layer type.
+        CheckpointError: "rope_parameters" has no separate options for each layer type, or sets
+            "truncate" in them, which `transformers` does not read there.
     """
     kinds = config.get("rope_parameters", {})
     if not {*kinds} <= {*BASES}:
@@ -57,6 +58,8 @@ def read_layer_rotary(
         raise config.unsupported("rope_parameters", expected=expected)
     base = config.require(old_name, default) if old_name else default
     rope = {**(kinds.get(kind) or {}), **(config.get(older, {}) if older else {})}
+    if not rope.get("truncate", True):
+        raise config.unsupported("rope_parameters", expected='"truncate": true for a layer type')
     return Rotary.model_validate(rotary_fields(config, rope, base))
 
 
