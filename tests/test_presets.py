@@ -58,6 +58,11 @@ PUBLISHED = {
     "gemma2-2b": 2_614_341_888,
     "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
+    "stablelm-3b": 2_795_443_200,  # the model card
+    "phi-1.5": 1_418_270_720,
+    "phi-2": 2_779_683_840,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
     "olmo2-32b": 32_234_279_936,
@@ -93,7 +98,7 @@ PUBLISHED = {
 # Warner et al. 2024; Dai et al. 2019, table 1; the code of Du et al. 2022; Turc et al. 2019, table
 # 1, where a BERT is counted without the heads that pretraining adds; Child et al. 2019, table 1,
 # whose 95 million have no vector for each of the 12,288 positions; Rae et al. 2021, table 1;
-# Hoffmann et al. 2022, tables A9 and 4.
+# Hoffmann et al. 2022, tables A9 and 4; Parmar et al. 2024, section 2.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
     "gpt3-350m": (356, 0.005),
@@ -114,6 +119,7 @@ ROUNDED = {
     "chinchilla-425m": (425, 0.002),
     "chinchilla-16b": (16_183, 0.0001),
     "chinchilla-70b": (70_000, 0.002),
+    "nemotron-4-15b": (3_200 + 12_500, 0.005),
     "transformer-base": (65, 0.04),
     "transformer-big": (213, 0.01),
     "albert-base": (12, 0.03),

@@ -475,6 +475,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Starcoder2ForCausalLM": [
         {"use_bias": False, "sliding_window": 5, "tie_word_embeddings": False},
         {"norm_epsilon": 1e-3, "hidden_act": "gelu", "head_dim": 8, **YARN_ROPE},
+        {"hidden_size": 26, "head_dim": 6, "sliding_window": 2, "num_key_value_heads": 1},
     ],
     "OlmoForCausalLM": [
         {"clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True},
@@ -488,11 +489,26 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             "max_position_embeddings": 32,
         },
         {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
+        {
+            "head_dim": 6,
+            "max_position_embeddings": 32,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 77.0},
+                "sliding_attention": LLAMA3_ROPE,
+            },
+        },
     ],
     "NemotronForCausalLM": [
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
         {"head_dim": 12, "partial_rotary_factor": 1.0, "hidden_act": "silu", "norm_eps": 1e-3},
         {"rope_parameters": {**_YARN, "partial_rotary_factor": 0.25}},
+        {
+            "hidden_size": 26,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 14,
+            "partial_rotary_factor": 0.3,
+        },
     ],
     "GPTJForCausalLM": [
         {"rotary_dim": 22, "n_inner": 29, "tie_word_embeddings": True},

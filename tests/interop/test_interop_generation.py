@@ -26,6 +26,8 @@ DECODERS = [
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
     *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
     *("Gemma3ForCausalLM", "Olmo2ForCausalLM", "GlmForCausalLM", "ModernBertDecoderForCausalLM"),
+    *("PhiForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM"),
+    *("OlmoForCausalLM", "Olmo3ForCausalLM", "NemotronForCausalLM"),
 ]
 BOTH = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
 # Ours, and what the same options are called there.
@@ -80,6 +82,38 @@ def test_generate_searches_with_beams_as_transformers(name):
             found.add(text)
     assert len(found) > 2
     assert lm.generate(PROMPTS, num_beams=3) == [lm.generate(p, num_beams=3) for p in PROMPTS]
+
+
+# RoPE whose frequencies change when a text grows beyond 8 tokens.
+GROWING_ROPES = {
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 100.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0, 1.1, 1.3, 2.0],
+        "long_factor": [1.0, 1.5, 4.0, 8.0],
+        "original_max_position_embeddings": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", GROWING_ROPES)
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "OlmoForCausalLM"])
+def test_cached_texts_that_grow_beyond_the_original_length(name, kind):
+    """Cached keys keep their frequencies, later tokens have those of the length so far."""
+    changes = {"head_dim": 8, "max_position_embeddings": 8, "rope_parameters": GROWING_ROPES[kind]}
+    hf = hf_model(Case(name, changes))
+    lm = language_model(hf)
+    stops = sorted(lm.generation_rules.stop_ids)
+    for prompt in ("w5 w11 w3", "w17", "w4 w8 w15 w16 w23 w30 w6 w9 w21 w2 w1"):
+        hf(torch.ones(1, 2, dtype=torch.long))  # their model remembers its longest text
+        ids = torch.tensor([lm.prompting.prompts([prompt])[0]])
+        hf.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=stops)
+        mask = torch.ones_like(ids)
+        out = hf.generate(ids, attention_mask=mask, max_new_tokens=24)[0, ids.shape[1] :].tolist()
+        new = out[: next((i for i, one in enumerate(out) if one in stops), len(out))]
+        text = lm.generate(prompt, max_new_tokens=24, temperature=0)
+        assert text.split() == words().decode(new).split()
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,23 @@ REFUSED = {
         ({"hidden_act": "sparkle"}, '"hidden_act" is'),
         ({"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),
     ],
+    "Olmo3ForCausalLM": [
+        ({"sliding_window": None}, '"sliding_window" is None.*2 or more'),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, '"rope_parameters" is'),
+    ],
+    "StableLmForCausalLM": [
+        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, "0.4 of it, 3, must be even"),
+        ({"num_key_value_heads": 4}, "num_kv_heads"),
+    ],
+    "Starcoder2ForCausalLM": [
+        ({"sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
+        ({"mlp_type": "gated"}, '"mlp_type" is .gated'),
+    ],
+    "NemotronForCausalLM": [({"hidden_act": "sparkle"}, '"hidden_act" is')],
+    "OlmoForCausalLM": [({"clip_qkv": -1.0}, "qkv_clip")],
+    "PhiForCausalLM": [
+        ({"rope_parameters": {"partial_rotary_factor": 0.0}}, "partial_rotary_factor")
+    ],
     "T5ForConditionalGeneration": [
         ({"feed_forward_proj": "gated-mish"}, '"feed_forward_proj"'),
         ({"is_gated_act": True}, '"is_gated_act" is True'),

@@ -123,26 +123,19 @@ def test_a_row_has_its_own_length(scaling):
 @torch.no_grad()
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("scaling", [DYNAMIC, LONG_ROPE], ids=lambda each: each.kind)
-def test_decoding_keeps_the_length_of_the_prefill(scaling):
-    """In every slot its own, also when copied, taken back or used again."""
-    with own_kinds():
-
-        class Frozen(spec.RotaryScaling):
-            """The other kind, of texts of one length."""
-
-            kind: Literal["frozen"] = "frozen"
-            length: int
-
-            def rescale(self, frequency, base, length):
-                found, factor = scaling.rescale(frequency, base, torch.tensor([float(self.length)]))
-                return found, factor
-
-        ids, lengths = random_ids(3, 17), [9, 4, 6]
-        expected = [
-            model_with(Frozen(length=length))(row[None])[0]
-            for row, length in zip(ids, lengths, strict=True)
-        ]
-    model, slots = model_with(scaling), torch.tensor([2, 0, 3])
+def test_later_tokens_have_the_length_so_far(scaling):
+    """In every slot its own, also when copied, taken back or used again, and in chunks."""
+    model, ids, lengths = model_with(scaling), random_ids(3, 17), [9, 4, 6]
+    expected = []
+    for row, length in zip(ids, lengths, strict=True):  # alone, one token after another
+        cache, columns = model.new_cache(1, MAX_LENGTH), row[None]
+        parts = [model(columns[:, :length], cache=cache)]
+        parts += [model(columns[:, at : at + 1], cache=cache) for at in range(length, 17)]
+        expected.append(torch.cat(parts, 1)[0])
+        torch.testing.assert_close(parts[0], model(columns[:, :length]))
+    whole = model(ids[1:2])[0]  # whose first keys have the frequencies of 17 tokens
+    assert (whole[4:] - expected[1][4:]).abs().max() > 1e-3
+    slots = torch.tensor([2, 0, 3])
     cache = model.new_cache(5, MAX_LENGTH)
     model(random_ids(5, 13, seed=3), cache=cache)  # other texts, which are forgotten
     for slot in range(5):

@@ -310,11 +310,12 @@ class RotaryPositions(PositionsModule):
 def _doc_lengths(sequence: SequenceInfo) -> Tensor:
     """Return the length of each token's sequence or packed document: int64 [1 or B, 1 or T].
 
-    With a cache, the length is that of the prefill in the token's slot, because the cached keys
-    were rotated with the frequencies for that length.
+    With a cache, the tokens of the prefill have the length of the prefill, and each later token has
+    the length of the text up to that token, as in `transformers`. Cached keys stay as they are.
     """
     if sequence.cache_slice is not None and sequence.cache_slice.prefill_lengths is not None:
-        return sequence.cache_slice.prefill_lengths[:, None]
+        prefill_lengths = sequence.cache_slice.prefill_lengths[:, None]
+        return torch.maximum(sequence.positions + 1, prefill_lengths)
     last, documents = sequence.positions, sequence.documents
     if sequence.is_token is not None:
         last = last * sequence.is_token.bool()
