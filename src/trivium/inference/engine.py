@@ -191,7 +191,8 @@ class Engine:
         """Run steps until a request has finished. Yields the generated text piece by piece.
 
         Raises:
-            TriviumError: the request was not added to this engine, or its constraint cannot be followed.
+            TriviumError: the request was not added to this engine, or its constraint cannot be
+                followed.
         """
         here = [*self._waiting, *self._running_states()]
         if not request.finished and all(state.request is not request for state in here):
@@ -397,9 +398,9 @@ class _RequestState:
         self._append_text(self._stop.push(self._stream.push(token_id)))
         if self._stop.matched:
             request.finish_reason = "stop"
-        elif choices and not next_choice_ids(choices, request.output_ids, stop_ids):
-            self.finish("stop")
-        elif constraint is not None and constraint.is_complete:
+        elif (choices and not next_choice_ids(choices, request.output_ids, stop_ids)) or (
+            constraint is not None and constraint.is_complete
+        ):
             self.finish("stop")
         elif len(request.output_ids) >= self.limit:
             self.finish("length")
