@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/recipe.md, the table in docs/index.md and what the command line stores of itself: `make docs`.
+"""Write reference pages, the table in docs/index.md and what the command line stores: `make docs`.
 
 It stores what it would have to import torch for: `trivium.cli.load_json` reads the JSON files.
 
@@ -442,7 +442,9 @@ def families_table() -> str:
         tested = len(classes) + sum(len(sizes["VARIANTS"].get(name, [])) for name in classes)
         names = ", ".join(published.get(model_type, [])) or "-"
         rows.append(f"| `{model_type}` | yes | yes | {tested} | {names} |")
-    head = "| family | in | out | tested configurations | published sizes |\n|---|---|---|---|---|\n"
+    head = (
+        "| family | in | out | tested configurations | published sizes |\n|---|---|---|---|---|\n"
+    )
     return head + "\n".join(rows) + "\n"
 
 

@@ -132,7 +132,7 @@ def test_parts_that_the_template_does_not_show_are_warned_of(tmp_path):
     examples = read(tmp_path, {"tools": [CLOCK], "messages": ROUND})
     turn = "{{ m.content }}{% generation %}x{% endgeneration %}"
     objective, lm = Chat(), byte_model(f"{{% for m in messages %}}{turn}{{% endfor %}}")
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match=r"\w") as caught:
         objective.encode(examples, lm)
     assert [str(one.message).partition(",")[0] for one in caught] == [
         "1 conversations have tools",

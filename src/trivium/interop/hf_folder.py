@@ -30,10 +30,10 @@ from trivium.interop.sentence_transformers import (
 )
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
-    TOOL_TEMPLATE,
     GENERATION,
     MAX_TARGET,
     TOKENIZER_OPTIONS,
+    TOOL_TEMPLATE,
     Settings,
 )
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import takewhile
-from os.path import commonprefix
 from typing import Any, NoReturn
 
 import jinja2
@@ -276,7 +275,8 @@ class _Conversation:
         prompt = text.find(header, offset)
         first = offset if prompt < 0 else prompt + len(header)
         if calls := self._messages[index].get("tool_calls"):
-            turn = after[len(commonprefix([before, after])) :]
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+            turn = after[sum(1 for _ in same) :]
             name = str((calls[0].get("function") or calls[0]).get("name"))
             if found := _find_end(text, turn, offset, name):
                 return found
