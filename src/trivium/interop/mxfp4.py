@@ -40,6 +40,9 @@ def unpack_blocks(blocks: Tensor, scales: Tensor) -> Tensor:
     if blocks.is_meta:
         return torch.empty(*scales.shape[:-1], scales.shape[-1] * 32, device="meta")
     values = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=blocks.device)
-    numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
-    exponents = scales.int() - _EXPONENT_BIAS
-    return torch.ldexp(values[numbers], exponents[..., None]).flatten(-2).bfloat16()
+    exponents = scales.int()[..., None] - _EXPONENT_BIAS
+    unpacked = scales.new_empty(*scales.shape, 32, dtype=torch.bfloat16)
+    for place, some, by in zip(unpacked, blocks, exponents, strict=True):  # one matrix at a time
+        numbers = torch.stack((some & 15, some >> 4), -1).flatten(-2).int()
+        place.copy_(torch.ldexp(values[numbers], by))
+    return unpacked.flatten(-2)
