@@ -23,7 +23,7 @@ LENGTH = 11
 
 
 def flex_layers(stack):
-    """The attention layers of a stack whose scores come from queries, keys and a bias, without sinks."""
+    """The attention layers without sinks whose scores come from queries, keys and a bias only."""
     scored = (spec.Disentangled, spec.TransformerXLPositions, spec.XLNetPositions)
     mixers = [each for each in stack.attentions if not each.sinks]
     return [each for each in mixers if not isinstance(each.positions, scored)]
