@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/recipe.md and what the command line stores of itself: `make docs`.
+"""Write docs/cli.md, docs/recipe.md, the table in docs/index.md and what the command line stores of itself: `make docs`.
 
 It stores what it would have to import torch for: `trivium.cli.load_json` reads the JSON files.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,16 @@ from trivium.choice import Choice
 from trivium.cli import commands, load_command
 from trivium.config import ConfigKey, config_classes, iter_keys
 from trivium.explain import list_topics, load_topic
+from trivium.interop.convert import nearest_config
+from trivium.interop.families import FAMILIES
+from trivium.interop.spec_config import spec_to_config
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
-from trivium.presets import catalogue
+from trivium.presets import catalogue, is_own_size
 from trivium.presets.facts import preset_summary
 from trivium.presets.published import published_recipes
+from trivium.spec import TransformerSpec
 from trivium.train import defaults
 from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 from trivium.train.recipe_loading import builtin_recipes, load_recipe
@@ -84,6 +89,9 @@ run stops and names `--set train.minutes=60` and `--set train.steps=2000`. With 
 own, the published warm-up and the [phases](recipe.md#phases) keep their shares of the budget,
 and everything else stays as published. `--set train.steps=1000000` trains BERT as published.
 """
+# Sizes that hf_sizes.py of the tests varies, for the table of families.
+HF_SIZES = DOCS.parent / "tests" / "interop" / "hf_sizes.py"
+FAMILIES_MARK = "<!-- families: written by docs/make_reference.py -->"
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
@@ -417,6 +425,50 @@ def _description(parameter: Any) -> str:
     return f"{text} Default: `{parameter.opts[0] if default is True else default}`."
 
 
+def families_table() -> str:
+    """The table of Hugging Face families in docs/index.md.
+
+    A preset belongs to the family that its name begins with, or else to the nearest family.
+    """
+    sizes = runpy.run_path(str(HF_SIZES))
+    published: dict[str, list[str]] = {}
+    for name, preset in catalogue.items():
+        if not is_own_size(name) and isinstance(preset.spec, TransformerSpec):
+            model_type = _preset_family(name, preset.spec)
+            published.setdefault(model_type, []).append(f"`{name}`")
+    rows = []
+    for model_type, family in sorted(FAMILIES.items()):
+        classes = [name for name in family.architectures if not name.endswith("MultipleChoice")]
+        tested = len(classes) + sum(len(sizes["VARIANTS"].get(name, [])) for name in classes)
+        names = ", ".join(published.get(model_type, [])) or "-"
+        rows.append(f"| `{model_type}` | yes | yes | {tested} | {names} |")
+    head = (
+        "| family | in | out | tested configurations | published sizes |\n|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) + "\n"
+
+
+def _preset_family(name: str, spec: TransformerSpec) -> str:
+    """The `model_type` of a preset, or "" if no family has all of its parts."""
+    squashed = re.sub("[-_.]", "", name)
+    kinds = {re.sub("_text|[-_.]", "", kind): kind for kind in FAMILIES}
+    named = [kind for kind in kinds if squashed.startswith(kind)]
+    if named:
+        model_type = kinds[max(named, key=len)]
+        if not spec_to_config(FAMILIES[model_type], spec).differences:
+            return model_type
+    nearest = nearest_config(spec)
+    return "" if nearest.differences else nearest.family.model_type
+
+
+def index_page() -> str:
+    """docs/index.md with the current table of families."""
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    before, mark, rest = text.partition(FAMILIES_MARK)
+    _, heading, after = rest.partition("\n## ")
+    return f"{before}{mark}\n\n{families_table()}{heading}{after}"
+
+
 def names(language: str) -> str:
     """docs/book/LANGUAGE/names.md: systems, terms and formulas in both languages, by command."""
     listed = tomllib.loads((DOCS / "book" / "coverage.toml").read_text(encoding="utf-8"))["items"]
@@ -453,4 +505,5 @@ if __name__ == "__main__":
         page.write_text(names(language), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")
+    (DOCS / "index.md").write_text(index_page(), encoding="utf-8")
     (DOCS / "published_recipes.md").write_text(published_recipes_page(), encoding="utf-8")

@@ -86,6 +86,12 @@ def test_reference_pages_are_up_to_date(reference: ModuleType) -> None:
         assert page.read_text(encoding="utf-8") == reference.names(language), "`make docs`"
 
 
+@pytest.mark.slow
+def test_the_table_of_families_is_up_to_date(reference: ModuleType) -> None:
+    written = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert written == reference.index_page(), "`make docs`"
+
+
 def test_every_recipe_key_has_a_description(reference: ModuleType) -> None:
     rows = re.findall(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", reference.recipe_keys(), re.MULTILINE)
     assert len(rows) > 80

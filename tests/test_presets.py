@@ -101,8 +101,10 @@ PUBLISHED = {
 # Warner et al. 2024; Dai et al. 2019, table 1; the code of Du et al. 2022; Turc et al. 2019, table
 # 1, where a BERT is counted without the heads that pretraining adds; Child et al. 2019, table 1,
 # whose 95 million have no vector for each of the 12,288 positions; Rae et al. 2021, table 1;
-# Hoffmann et al. 2022, tables A9 and 4; Parmar et al. 2024, section 2;
-# Yang et al. 2024; OpenAI 2025, table 1.
+# Hoffmann et al. 2022, tables A9 and 4; Parmar et al. 2024, section 2; the cards of the released
+# DistilBERTs; Conneau et al. 2019, and the card of nomic-embed-text-v2-moe for XLM-RoBERTa of the
+# base size; Goyal et al. 2021; Nussbaum et al. 2024; the README of Ettin; Yang et al. 2024; OpenAI
+# 2025, table 1.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
     "gpt3-350m": (356, 0.005),
@@ -137,6 +139,20 @@ ROUNDED = {
     "longformer-large": (435, 0.005),
     "modernbert-base": (149, 0.005),
     "modernbert-large": (395, 0.005),
+    "distilbert-base": (67, 0.005),
+    "distilbert-base-cased": (65.8, 0.001),
+    "distilbert-base-multilingual-cased": (134, 0.015),
+    "xlm-roberta-base": (278, 0.005),
+    "xlm-roberta-large": (550, 0.02),
+    "xlm-roberta-xl": (3_500, 0.006),
+    "xlm-roberta-xxl": (10_700, 0.002),
+    "nomic-bert": (137, 0.005),
+    "ettin-decoder-17m": (17, 0.01),
+    "ettin-decoder-32m": (32, 0.005),
+    "ettin-decoder-68m": (68, 0.01),
+    "ettin-decoder-150m": (150, 0.005),
+    "ettin-decoder-400m": (400, 0.015),
+    "ettin-decoder-1b": (1_000, 0.035),
     "transformer-xl-base": (151, 0.005),
     "chatglm-6b": (6_200, 0.005),  # the README of THUDM/ChatGLM-6B
     "glm-base": (110, 0.01),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 VOCABULARY = 43
@@ -540,6 +541,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu", "conv_kernel": 3},
         {"expand": 3, "num_heads": 9, "n_groups": 3, "tie_word_embeddings": True},
         {"time_step_limit": [0.2, 0.7], "n_groups": 6},
+        {"time_step_limit": [0.3, math.inf], "chunk_size": 1, "state_size": 1},
     ],
     "Qwen2MoeForCausalLM": [
         {"norm_topk_prob": True, "decoder_sparse_step": 2, "qkv_bias": False},

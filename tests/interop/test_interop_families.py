@@ -389,6 +389,81 @@ def test_rotary_positions_of_gemma_3_in_both_spellings():
     assert written["rope_local_base_freq"] == 100.0
 
 
+NOMIC_NAMES = {
+    "layers.": "encoder.layers.",
+    "embeddings.LayerNorm": "emb_ln",
+    "self_attn.o_proj": "attn.out_proj",
+    "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+    "up_proj": "fc11",
+    "gate_proj": "fc12",
+    "down_proj": "fc2",
+}
+NOMIC_OPTIONS = {
+    "n_embd": 24,
+    "n_head": 2,
+    "n_inner": 29,
+    "n_layer": 2,
+    "n_positions": 8192,
+    "vocab_size": 43,
+    "type_vocab_size": 3,
+    "layer_norm_epsilon": 1e-12,
+    "activation_function": "swiglu",
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.0,
+    "max_trained_positions": 6,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "prenorm", "use_rms_norm"), False),
+    "architectures": ["NomicBertModel"],
+    "model_type": "nomic_bert",
+}
+
+
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_nomic_bert_as_it_was_published(factor):
+    """Under other names, and with dynamic scaling beyond the length that it was trained on."""
+    rope = {"rope_type": "dynamic", "factor": factor} if factor else {"rope_type": "default"}
+    rope |= {"rope_theta": 1000.0}
+    case = Case("NomicBertModel", {"rope_parameters": rope, "max_position_embeddings": 6})
+    original, inputs = hf_model(case), inputs_of(case)
+    tensors = {}
+    for name, tensor in original.state_dict().items():
+        for new, old in NOMIC_NAMES.items():
+            name = name.replace(new, old)
+        tensors[name] = tensor
+    for i in range(2):
+        names = [f"encoder.layers.{i}.self_attn.{part}_proj.weight" for part in "qkv"]
+        tensors[f"encoder.layers.{i}.attn.Wqkv.weight"] = torch.cat([*map(tensors.pop, names)])
+    tensors = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+    options = {**NOMIC_OPTIONS, "rotary_scaling_factor": factor}
+    local = from_hugging_face(options, tensors).eval()
+    assert local.spec.encoder.dropout == 0.1
+    row = {name: each[:1] for name, each in inputs.items()}
+    with torch.no_grad():
+        expected = original(**row).last_hidden_state
+        assert (local(**row) - expected).abs().max() < 1e-9 * expected.abs().max()
+    with pytest.raises(CheckpointError, match='"qkv_proj_bias" is True, which is not supported'):
+        from_hugging_face({**options, "qkv_proj_bias": True}, tensors)
+
+
+def test_the_decoder_of_modernbert_as_it_was_published():
+    """With options of the code that trained it, and a window under another name."""
+    original = hf_model(Case("ModernBertDecoderForCausalLM", {"local_attention": 128}))
+    current = ("rope_parameters", "local_attention", "layer_types")
+    options = {n: v for n, v in options_of(original).items() if n not in current}
+    options |= {"global_rope_theta": 160000.0, "local_rope_theta": 160000.0, "sliding_window": 64}
+    options |= {"causal_mask": True, "is_causal": True, "masked_prediction": False}
+    options |= {"global_attn_every_n_layers": 3, "classifier_pooling": "mean"}
+    options |= {"position_embedding_type": "sans_pos", "deterministic_flash_attn": False}
+    spec = from_hugging_face(options, original.state_dict()).spec
+    windows = [mixer.pattern and mixer.pattern.window for mixer in spec.decoder.mixers]
+    assert windows == [None, 63, 63, None]
+    assert {mixer.positions.base for mixer in spec.decoder.mixers} == {160000.0}
+
+
 def test_rope_of_layer_types_with_lengths_of_their_own():
     """Each type has its own original length; `transformers` does not read a "truncate" there."""
     kinds = ("full_attention", "sliding_attention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -407,6 +408,27 @@ def test_llama_3_1_keeps_its_context(tmp_path):
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert config.max_position_embeddings == 128
     assert config.rope_parameters["original_max_position_embeddings"] == 8
+
+
+@pytest.mark.parametrize("limit", [[0.0, math.inf], [0.3, math.inf], [0.1, 0.5]], ids=str)
+def test_infinity_in_a_config(limit, tmp_path):
+    """As transformers 5 writes it in an object, and as earlier releases wrote it in a list."""
+    case = Case("Mamba2ForCausalLM", {"time_step_limit": limit})
+    hf = hf_model(case)
+    hf.save_pretrained(tmp_path / "five")
+    shutil.copytree(tmp_path / "five", tmp_path / "four")
+    config = json.loads((tmp_path / "five" / "config.json").read_text())
+    four = json.dumps({**config, "time_step_limit": limit})
+    (tmp_path / "four" / "config.json").write_text(four)
+    assert ("Infinity" in four) == (limit[1] == math.inf)
+    for name in ("four", "five"):
+        model = read_folder(tmp_path / name)
+        assert relative_error(logits(case, tmp_path / name), hf_logits(case, hf)) < FLOAT32
+        (tmp_path / f"again-{name}").mkdir()
+        write_folder(tmp_path / f"again-{name}", model.module, None, model.settings)
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"again-{name}")
+        assert [*again.config.time_step_limit] == limit
+        assert relative_error(hf_logits(case, again), hf_logits(case, hf)) < FLOAT32
 
 
 def test_every_generation_setting_is_read_and_written(tmp_path):

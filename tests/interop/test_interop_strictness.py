@@ -28,6 +28,10 @@ from trivium.train.model_config import ModelConfig
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Class -> options that are refused, with what the message must say.
 REFUSED = {
+    "GPTNeoForCausalLM": [
+        ({"window_size": 1}, '"window_size" is 1.*supported: 2 or more'),
+        ({"attention_types": [[["far"], 2]]}, '"attention_types" is .*supported: "global" or'),
+    ],
     "BertForMaskedLM": [
         ({"hidden_act": "sparkle"}, "\"hidden_act\" is 'sparkle'.*supported: 'gelu'"),
         ({"hidden_act": ["gelu"]}, '"hidden_act"'),

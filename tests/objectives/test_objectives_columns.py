@@ -71,7 +71,7 @@ PUBLIC = [
     ("chat", "question answer", "prompt <- question, response <- answer"),
     ("chat", "problem solution messages source", "messages <- messages; ignored: problem, solu"),
     ("chat", "prompt completion", "prompt <- prompt, response <- completion"),
-    ("chat", "messages tools", "messages <- messages; ignored: tools"),
+    ("chat", "messages tools", "messages <- messages, tools <- tools"),
     ("preference", "chosen rejected", "chosen <- chosen, rejected <- rejected"),
     ("preference", "prompt prompt_id messages chosen rejected score_chosen", "prompt <- prompt"),
     ("preference", "system question chosen rejected", "prompt <- question, chosen <- chosen, rej"),
@@ -306,21 +306,28 @@ def test_joined_texts_are_told(tmp_path):
 
 
 def test_nothing_in_messages_is_dropped_silently(tmp_path):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": None, "tool_calls": calls}
     result = {"role": "tool", "content": "5", "tool_call_id": "1"}
     named = {**USER, "name": "Ada"}
     last = {**YES, "reasoning_content": "hm", "weight": 1, "refusal": None}
     row = {"messages": [{"role": "developer", "content": "be"}, named, call, result, last]}
     [one], lines = read(Chat(), tmp_path, {**row, "tools": [{"type": "function"}]})
-    assert [message["role"] for message in one.messages] == ["system", "user", "tool", "assistant"]
+    roles = ["system", "user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in one.messages] == roles
     assert one.messages[1] == named
-    assert lines == [
-        "messages <- messages; ignored: tools",
-        "not used: tool_calls (1), tool_call_id (1), reasoning_content (1)",
+    assert one.messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert one.messages[3] == result
+    assert one.messages[4]["reasoning_content"] == "hm"
+    assert lines == ["messages <- messages, tools <- tools"]
+    # Other tasks do not use tools.
+    pair = {"prompt": [named, call, result], "chosen": [last], "rejected": [NO]}
+    lines = read(PreferenceOptimization(), tmp_path, pair)[1]
+    assert lines[1:] == [
+        "not used: reasoning_content (1), weight (1), tool_calls (1), tool_call_id (1)",
         "assistant messages with only tool calls, which are skipped: 1",
     ]
-    with pytest.raises(DataError, match="no message of the assistant"):
-        read(Chat(), tmp_path, {"messages": [USER, call]})
     for weight in (2, "1", 0.5):
         with pytest.raises(DataError, match=r'"weight" of .*, message 2 is .*: give 0 or 1'):
             read(Chat(), tmp_path, {"messages": [USER, {**YES, "weight": weight}]})

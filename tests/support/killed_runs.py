@@ -34,6 +34,7 @@ PRESETS = {
     "tagging": "roberta-tiny",
     "qa": "bert-tiny",
     "contrastive": "bert-tiny",
+    "reranking": "bert-tiny",
     "tsdae": "bert-tiny",
     "reward": "gpt2-tiny",
     "preference": "gpt2-tiny",
@@ -61,6 +62,8 @@ def write_examples(folder: Path, text: Path) -> dict[str, Path]:
         records["tagging"].append({"words": some, "tags": ["O", "B-X"] * 3})
         records["qa"].append({"question": f"{number}?", "context": sentence, "answers": some[3]})
         records["contrastive"].append({"question": some[3], "context": sentence})
+        ranked = {"query": some[3], "document": sentence, "label": number % 2}
+        records["reranking"].append(ranked)
         records["tsdae"].append({"text": sentence})
         for kind in ("translation", "text-to-text", "summarization"):
             records[kind].append(pair)

@@ -83,13 +83,20 @@ def electra(layers, width, embedding):
     )
 
 
-def modernbert(layers, width, d_ff):
+def ettin_decoder(layers, width, d_ff):
+    kinds = ("full_attention", "sliding_attention")
+    rope = {kind: {"rope_type": "default", "rope_theta": 160_000.0} for kind in kinds}
+    return modernbert(layers, width, d_ff, "ModernBertDecoder", rope_parameters=rope)
+
+
+def modernbert(layers, width, d_ff, name="ModernBert", **options):
     return of(
-        "ModernBert",
+        name,
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=width // 64,
         intermediate_size=d_ff,
+        **options,
     )
 
 
@@ -228,6 +235,25 @@ CONFIGS = {
     "bert-base-multilingual-uncased": bert(12, 768, vocab_size=105_879),
     "bert-base-multilingual-cased": bert(12, 768, vocab_size=119_547),
     "bert-base-chinese": bert(12, 768, vocab_size=21_128),
+    "distilbert-base": of("DistilBert"),
+    "distilbert-base-cased": of("DistilBert", vocab_size=28_996),
+    "distilbert-base-multilingual-cased": of("DistilBert", vocab_size=119_547),
+    "xlm-roberta-base": roberta(12, 768, "XLMRoberta", vocab_size=250_002),
+    "xlm-roberta-large": roberta(24, 1024, "XLMRoberta", vocab_size=250_002),
+    "xlm-roberta-xl": of("XLMRobertaXL"),
+    "xlm-roberta-xxl": of(
+        "XLMRobertaXL", num_hidden_layers=48, hidden_size=4096, intermediate_size=16_384
+    ),
+    "camembert-base": roberta(12, 768, "Camembert", vocab_size=32_005),
+    "camembert-large": roberta(24, 1024, "Camembert", vocab_size=32_005),
+    "mpnet-base": of("MPNet", max_position_embeddings=514, layer_norm_eps=1e-5),
+    "nomic-bert": of("NomicBert"),
+    "ettin-decoder-17m": ettin_decoder(7, 256, 384),
+    "ettin-decoder-32m": ettin_decoder(10, 384, 576),
+    "ettin-decoder-68m": ettin_decoder(19, 512, 768),
+    "ettin-decoder-150m": ettin_decoder(22, 768, 1152),
+    "ettin-decoder-400m": ettin_decoder(28, 1024, 2624),
+    "ettin-decoder-1b": ettin_decoder(28, 1792, 3840),
     "roberta-tiny": roberta(2, 128),
     "roberta-base": roberta(12, 768),
     "roberta-large": roberta(24, 1024),
@@ -427,12 +453,19 @@ CLASSES = {
     "bert": "BertForPreTraining",
     "deberta": "DebertaModel",
     "deberta-v2": "DebertaV2Model",
+    "distilbert": "DistilBertForMaskedLM",
     "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "xlm-roberta-xl": "XLMRobertaXLForMaskedLM",
+    "camembert": "CamembertForMaskedLM",
+    "mpnet": "MPNetForMaskedLM",
+    "nomic_bert": "NomicBertForMaskedLM",
     "longformer": "LongformerForMaskedLM",
     "big_bird": "BigBirdForMaskedLM",
     "albert": "AlbertForPreTraining",
     "electra": "ElectraForPreTraining",
     "modernbert": "ModernBertForMaskedLM",
+    "modernbert-decoder": "ModernBertDecoderForCausalLM",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "gpt2": "GPT2LMHeadModel",
     "opt": "OPTForCausalLM",

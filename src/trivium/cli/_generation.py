@@ -162,6 +162,20 @@ def generate_samples(
         raise refused
 
 
+def read_json_schema(path: Path) -> dict[str, Any]:
+    """Read a JSON schema from the file of the option `--json-schema`.
+
+    Raises TriviumError if the file cannot be read, or if it is not a JSON object.
+    """
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TriviumError(f"--json-schema {path} cannot be read: {error}.") from None
+    if not isinstance(schema, dict):
+        raise TriviumError(f"--json-schema {path} is not a JSON object.")
+    return schema
+
+
 def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
     """Load the draft model (or n-gram lookup) for speculative decoding.
 

@@ -28,7 +28,9 @@ with contextlib.suppress(ImportError):  # not on Windows
 
 
 @opt.with_options(
-    SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], unset=opt.MODELS_OWN
+    SamplingParams,
+    exclude=["max_new_tokens", "choices", "json_schema", "regex", "grammar", "top_logprobs"],
+    unset=opt.MODELS_OWN,
 )
 def chat(
     model: opt.Model,

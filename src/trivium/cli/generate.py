@@ -12,6 +12,10 @@ Examples:
 
   trivium generate runs/gpt "The weather is" --choices rainy --choices "cold and dry"
 
+  trivium generate runs/gpt "A date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+
+  trivium generate runs/gpt "A person as JSON: " --json-schema person.json
+
   trivium generate runs/gpt "List: one, two," --draft lookup --stop "."
 
   cat prompts.txt | trivium generate runs/gpt --json
@@ -44,7 +48,9 @@ from trivium.cli._shared import (
 from trivium.inference.sampling_params import SamplingParams
 
 
-@opt.with_options(SamplingParams, exclude=["top_logprobs"], unset=opt.MODELS_OWN)
+@opt.with_options(
+    SamplingParams, exclude=["json_schema", "grammar", "top_logprobs"], unset=opt.MODELS_OWN
+)
 def generate(
     model: opt.Model,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT")] = None,
@@ -54,6 +60,7 @@ def generate(
     rank: Annotated[str | None, typer.Option(metavar="MODEL|{kind=...}")] = None,
     pairs: Path | None = None,
     draft: Annotated[str | None, typer.Option(metavar="lookup|MODEL", show_default=False)] = None,
+    json_schema: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False)] = None,
     slots: opt.Positive = 8,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
@@ -80,6 +87,8 @@ def generate(
             lines), which `finetune preference` reads.
         draft: Speculative decoding: take draft tokens from n-grams of the text so far (lookup), or
             from a smaller model with the same tokenizer. Changes the speed, not the text.
+        json_schema: A file with a JSON schema that the text follows; its whitespace is that of
+            Python's json.dumps. Needs the extra `structured`, as --regex does.
         slots: Number of texts generated at the same time.
     """
     if rank is None and pairs is not None:
@@ -103,6 +112,8 @@ def generate(
             "--temperature 0 is greedy: all samples of a prompt are the same.", stacklevel=2
         )
     options = opt.drop_unset(options)
+    if json_schema is not None:
+        options["json_schema"] = generation.read_json_schema(json_schema)
     if not prompts and sys.stdin.isatty():
         prompts = [""]
     known = check_characters(read_texts(prompts), lm.source_tokenizer)

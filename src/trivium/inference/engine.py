@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
+from trivium.inference.constraint import Constraint
 from trivium.inference.decode_step import (
     UNFIXED_SHAPES,
     CUDAGraph,
@@ -137,7 +138,8 @@ class Engine:
             SpecError: the prompt is empty or longer than a cache slot, or a token id is out of
                 vocabulary.
             TriviumError: one of the texts in `choices` has no tokens, or is a prefix of another one
-                and the model has no EOS token to tell them apart.
+                and the model has no EOS token to tell them apart. Or the JSON schema, the regular
+                expression or the grammar is invalid, or cannot be used with the tokenizer.
         """
         rules, prompt = self._rules, request.prompt_ids
         check_prompt(self.lm, prompt)
@@ -189,7 +191,8 @@ class Engine:
         """Run steps until a request has finished. Yields the generated text piece by piece.
 
         Raises:
-            TriviumError: the request was not added to this engine.
+            TriviumError: the request was not added to this engine, or its constraint cannot be
+                followed.
         """
         here = [*self._waiting, *self._running_states()]
         if not request.finished and all(state.request is not request for state in here):
@@ -205,6 +208,8 @@ class Engine:
                 yield piece
             else:
                 self.step()
+        if request.error is not None:
+            raise request.error
 
     def _running_states(self) -> list[_RequestState]:
         """Return the states of the requests that hold a slot."""
@@ -342,8 +347,17 @@ class _RequestState:
         decoder_prompt = rules.decoder_start or request.prompt_ids
         choices = tokenizer.encode_ids_batch(list(params.choices))
         _check_choices(choices, rules.stop_ids)
+        constraint = Constraint.from_params(
+            params, tokenizer, rules.stop_ids, leading_space=request.answers
+        )
         self.decoding = DecodingState(
-            params, decoder_prompt, request.prompt_ids, request.output_ids, self.limit, choices
+            params,
+            decoder_prompt,
+            request.prompt_ids,
+            request.output_ids,
+            self.limit,
+            choices,
+            constraint,
         )
         context = () if rules.decoder_start else request.prompt_ids
         self._stream, self._stop = TextStream(tokenizer, context), StopStrings(params.stop)
@@ -363,6 +377,15 @@ class _RequestState:
         """
         request = self.request
         choices, stop_ids = self.decoding.choices, self._rules.stop_ids
+        constraint = self.decoding.constraint
+        if len(request.output_ids) < len(self._rules.forced_start):
+            constraint = None
+        if constraint is not None and token_id not in stop_ids:
+            constraint.append(token_id)
+        if constraint is not None and constraint.error:
+            request.error = TriviumError(f"the text cannot be constrained: {constraint.error}.")
+            self.finish("cancelled")
+            return
         if token_id in stop_ids:
             request.end_id = token_id
             self.finish("stop")
@@ -375,7 +398,9 @@ class _RequestState:
         self._append_text(self._stop.push(self._stream.push(token_id)))
         if self._stop.matched:
             request.finish_reason = "stop"
-        elif choices and not next_choice_ids(choices, request.output_ids, stop_ids):
+        elif (choices and not next_choice_ids(choices, request.output_ids, stop_ids)) or (
+            constraint is not None and constraint.is_complete
+        ):
             self.finish("stop")
         elif len(request.output_ids) >= self.limit:
             self.finish("length")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trivium.inference.constraint import Constraint
 from trivium.inference.forward import Ids
 from trivium.inference.sampling_params import DecodingParams
 from trivium.inference.text_model import GenerationRules
@@ -24,7 +25,8 @@ class DecodingState(NamedTuple):
 
     `prompt` contains the ids that the decoder reads before the first token of `output`. `source`
     contains the ids given by the user: an encoder's input, or the prompt again. `limit` is the
-    maximum number of new tokens. If `choices` is not empty, the text must be one of the choices.
+    maximum number of new tokens. If `choices` is not empty, the text must be one of the choices. If
+    `constraint` is not None, it determines which tokens may follow.
     """
 
     params: DecodingParams
@@ -33,6 +35,7 @@ class DecodingState(NamedTuple):
     output: Ids
     limit: int
     choices: Sequence[Ids] = ()
+    constraint: Constraint | None = None
 
     @property
     def decoder_ids(self) -> list[int]:
@@ -43,13 +46,18 @@ class DecodingState(NamedTuple):
 def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: GenerationRules) -> None:
     """Apply penalties, biases, and rules of forbidden or forced tokens to logits [R, V] in place.
 
-    If the text must be one of several choices, all ids that fit none of them are forbidden.
+    If the text must be one of several choices, all ids that fit none of them are forbidden. The
+    same applies to ids that a constraint does not allow. A constraint overrides the other rules if
+    no id is left, and a text is not forced to end inside it.
     """
     forbidden: list[tuple[int, int]] = []
     for row, state in enumerate(states):
         apply_penalties(logits[row], state)
         forced_id = rules.forced_id(len(state.output), state.limit)
-        if forced_id is not None:
+        if state.constraint is not None and len(state.output) >= len(rules.forced_start):
+            allowed = _allowed_by_constraint(state, rules, logits.shape[1])
+            logits[row].masked_fill_(~allowed.to(logits.device), -torch.inf)
+        elif forced_id is not None:
             logits[row] = -torch.inf
             logits[row, forced_id] = 0.0
         elif state.choices:
@@ -63,6 +71,20 @@ def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: Gener
     if forbidden:
         rows, ids = torch.tensor(forbidden, device=logits.device).unbind(1)
         logits[rows, ids] = -torch.inf
+
+
+def _allowed_by_constraint(state: DecodingState, rules: GenerationRules, size: int) -> Tensor:
+    """Return which of the first `size` ids may follow in a text with a constraint, bool [`size`].
+
+    If the constraint has an error, all ids may follow, because the engine ends the text.
+    """
+    assert state.constraint is not None
+    allowed = state.constraint.allowed_tokens(size)
+    if allowed is None:
+        return torch.ones(size, dtype=torch.bool)
+    remaining = allowed.clone()
+    remaining[[i for i in forbidden_ids(state, rules) if i < size]] = False
+    return remaining if remaining.any() else allowed
 
 
 def apply_penalties(logits: Tensor, state: DecodingState) -> None:

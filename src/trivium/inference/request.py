@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from trivium.errors import TriviumError
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_stream import token_texts
 from trivium.text import Tokenizer
@@ -61,6 +62,7 @@ class GenerationRequest:
         finish_reason: None while generating; "stop" (end of text, a stop string or a complete
             choice), "length" (max_new_tokens reached, or no positions left), "cancelled".
         seed: the seed in the parameters, or a random seed.
+        error: why the text was cancelled, if its constraint cannot be followed further.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class GenerationRequest:
         self.logprobs: list[TokenLogprob] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
+        self.error: TriviumError | None = None
 
     @property
     def finished(self) -> bool:

@@ -100,13 +100,20 @@ class SamplingParams(DecodingParams):
     )
     stop: Sequence[str] = option((), "strings that end the text and are not part of it")
     choices: Sequence[str] = option((), "the only texts that may be generated; none: any text")
+    json_schema: Mapping[str, Any] | None = option(
+        None, "a JSON schema that the text follows; {} allows any JSON"
+    )
+    regex: str | None = option(None, "a regular expression that matches the whole text")
+    grammar: str | None = option(
+        None, "a grammar that the text follows, in llguidance's variant of the syntax of Lark"
+    )
     seed: int | None = option(None, "the same seed gives the same text; none: a random one", ge=0)
     top_logprobs: int | None = option(
         None, "record each token's log-probability and those of the k most probable tokens", ge=0
     )
 
     def __post_init__(self) -> None:
-        """Check types and bounds, and store `stop` and `choices` as tuples."""
+        """Check types, bounds and constraints, and store `stop` and `choices` as tuples."""
         super().__post_init__()
         for name in ("stop", "choices"):
             texts = getattr(self, name)
@@ -116,6 +123,15 @@ class SamplingParams(DecodingParams):
             if not all(texts):
                 raise TriviumError(f"{name} has an empty string: leave it out.")
             object.__setattr__(self, name, tuple(texts))
+        if not isinstance(self.json_schema, Mapping | None):
+            raise TriviumError(f"json_schema is {self.json_schema!r}, but must be a dict.")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TriviumError(f"{name} is {getattr(self, name)!r}, but must be a string.")
+        constraints = ("choices", "json_schema", "regex", "grammar")
+        given = [name for name in constraints if getattr(self, name) not in (None, ())]
+        if len(given) > 1:
+            raise TriviumError(f"{' and '.join(given)} are set, but a text can follow only one.")
 
     @property
     def greedy(self) -> bool:
@@ -176,6 +192,9 @@ class SamplingOptions(DecodingOptions, total=False):
     min_p: float | None
     stop: Sequence[str]
     choices: Sequence[str]
+    json_schema: Mapping[str, Any] | None
+    regex: str | None
+    grammar: str | None
     seed: int | None
     top_logprobs: int | None
 

@@ -23,7 +23,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import Pooling, VectorHead
 from trivium.text import Tokenizer
-from trivium.text.chat_template import ChatTemplate, Message
+from trivium.text.chat_template import ChatTemplate, Message, Tools
 from trivium.text.inputs import SpecialTokenTemplate, TextInput, encode_inputs, encode_windows
 from trivium.text.literals import SpecialTokens
 
@@ -372,19 +372,35 @@ class TextModel:
             encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
         )
 
-    def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation, with the assistant's generation prompt at the end.
+    def get_chat_template(self, *, tools: bool = False) -> ChatTemplate:
+        """Return the chat template; with `tools`, that for conversations with tools.
 
-        Raises TokenizerError if the model has no chat template, or the template raises an error for
-        the messages.
+        Raises TokenizerError if the model has no chat template.
         """
-        if self.settings.chat_template is None:
+        source = (self.settings.tool_template if tools else None) or self.settings.chat_template
+        if source is None:
             raise TokenizerError(
                 "this model has no chat template: `trivium finetune chat` adds one. Without, "
                 "`trivium generate` continues a text."
             )
-        template = ChatTemplate.of(self.settings.chat_template, self.text_tokenizer)
-        return prompt_ids(self, template.render(messages, add_generation_prompt=True))
+        return ChatTemplate.of(source, self.text_tokenizer)
+
+    def conversation_ids(
+        self, messages: Sequence[Message], *, tools: Tools | None = None, **variables: Any
+    ) -> list[int]:
+        """Return the ids of a conversation, with the assistant's generation prompt at the end.
+
+        Args:
+            messages: the messages.
+            tools: the tools that the model may call, in OpenAI's format.
+            variables: additional variables of the chat template, such as `enable_thinking`.
+
+        Raises TokenizerError if the model has no chat template, or the template raises an error for
+        the messages.
+        """
+        template = self.get_chat_template(tools=bool(tools))
+        text = template.render(messages, add_generation_prompt=True, tools=tools, **variables)
+        return prompt_ids(self, text)
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of prompts or sources. Warns if sources are truncated to `max_length`."""

@@ -334,6 +334,7 @@ class Family:
             pooler).
         expected: options that set no spec field, each with the only value that is supported.
         ignored: options without effect on the logits, separated by spaces.
+        older_names: option in the files of early releases -> its name in `config`.
         num_labels: the number of labels if the config does not set it.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
         peft_unsupported: parts of the names of matrices that PEFT or the released code does not use
@@ -372,6 +373,7 @@ class Family:
     optional_heads: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""
+    older_names: Mapping[str, str] = field(default_factory=dict)
     num_labels: int = 2
     transposed: tuple[str, ...] = ()
     peft_unsupported: tuple[str, ...] = ()
@@ -393,6 +395,13 @@ class Family:
     def options(self) -> Mapping[str, Option]:
         """Option name -> `Option`; a value in `config` that is only a field path is converted."""
         return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
+
+    def rename_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a file with their current names; current names take precedence."""
+        older = {
+            self.older_names[n]: value for n, value in options.items() if n in self.older_names
+        }
+        return older | {n: value for n, value in options.items() if n not in self.older_names}
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:
         """Return the stacks ("encoder", "decoder" or both) of a `transformers` class."""

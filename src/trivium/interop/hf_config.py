@@ -134,6 +134,20 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """The values of "layer_types": full attention and sliding-window attention."""
 
 
+def decode_floats(value: Any) -> Any:
+    """Return a value of a `config.json` in which infinity and NaN are numbers.
+
+    `transformers` 5 writes them as {"__float__": "Infinity"}, because JSON has no such numbers.
+    """
+    if isinstance(value, list):
+        return [decode_floats(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return {name: decode_floats(each) for name, each in value.items()}
+
+
 class ConfigReader:
     """Reads options from a `config.json` and records which were read. Null counts as missing.
 
@@ -151,7 +165,7 @@ class ConfigReader:
     def __init__(self, options: Mapping[str, Any], weights: Collection[str] = ()) -> None:
         self.weights = weights
         self.file_keys = options.keys()
-        self._options = {name: value for name, value in options.items() if value is not None}
+        self._options = {n: decode_floats(v) for n, v in options.items() if v is not None}
         self._known_keys: set[str] = set()
 
     @property

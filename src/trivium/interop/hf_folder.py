@@ -30,6 +30,7 @@ from trivium.interop.sentence_transformers import (
 )
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
+    TOOL_TEMPLATE,
     GENERATION,
     MAX_TARGET,
     TOKENIZER_OPTIONS,
@@ -226,6 +227,9 @@ def _write_tokenizer(
     write_json(folder / TOKENIZER_OPTIONS, options)
     if settings.chat_template is not None:
         write_file(folder / CHAT_TEMPLATE, settings.chat_template)
+    if settings.tool_template is not None:
+        (folder / TOOL_TEMPLATE).parent.mkdir(exist_ok=True)
+        write_file(folder / TOOL_TEMPLATE, settings.tool_template)
 
 
 def export_problem(spec: Spec) -> str | None:

@@ -23,6 +23,7 @@ from trivium.interop.hf_config import (
 )
 
 GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _CONFIG_OPTIONS = "hugging_face.json"
 FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _CONFIG_OPTIONS)
@@ -95,13 +96,14 @@ class Settings:
             **read_object_if_exists(folder / SPECIAL_TOKENS),
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),
         }
-        template = folder / CHAT_TEMPLATE
-        chat_template = _legacy_chat_template(tokenizer)
-        if template.is_file():
-            try:
-                chat_template = template.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise CheckpointError(f"{template} is not UTF-8: {error}.") from None
+        chat_template = _read_template(folder / CHAT_TEMPLATE)
+        if chat_template is None:
+            chat_template = _named_template(tokenizer, "default")
+        if (tool_template := _read_template(folder / TOOL_TEMPLATE)) is not None:
+            named = {"default": chat_template, "tool_use": tool_template}
+            tokenizer["chat_template"] = [
+                {"name": name, "template": template} for name, template in named.items() if template
+            ]
         generation = read_object_if_exists(folder / GENERATION)
         for options in (generation, tokenizer, config):
             check_types(options, folder)
@@ -123,6 +125,13 @@ class Settings:
                 write_file(folder / name, content)
             else:
                 write_json(folder / name, dict(content))
+
+    @property
+    def tool_template(self) -> str | None:
+        """The chat template for conversations with tools, if the model has a separate one."""
+        if isinstance(self.tokenizer.get("chat_template"), list):
+            return _named_template(self.tokenizer, "tool_use")
+        return None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -240,14 +249,22 @@ class Settings:
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
-def _legacy_chat_template(tokenizer: Mapping[str, Any]) -> str | None:
-    """Return the chat template in `tokenizer_config.json`, where older models have it, or None.
+def _read_template(path: Path) -> str | None:
+    """Return the text of a file with a chat template, or None if there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}.") from None
 
-    If there are several templates, returns the one named "default".
+
+def _named_template(tokenizer: Mapping[str, Any], name: str) -> str | None:
+    """Return a chat template in `tokenizer_config.json`, where older models have it, or None.
+
+    If there are several templates, returns the one with this name.
     """
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         each_with_name = [each for each in template if isinstance(each, Mapping)]
         named = {str(each.get("name")): each.get("template") for each in each_with_name}
-        template = named.get("default")
+        template = named.get(name)
     return template if isinstance(template, str) else None

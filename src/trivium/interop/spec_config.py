@@ -47,7 +47,7 @@ def read_spec(
         CheckpointError: an option that is missing or not supported, or that `transformers` reads
             and Trivium does not.
     """
-    config = ConfigReader(options, weights)
+    config = ConfigReader(family.rename_options(options), weights)
     tree = SpecTree(family.stacks_of(architecture), _heads_in_file(family, architecture, weights))
     for path, value in family.fixed.items():
         tree.set(path, value)

@@ -103,12 +103,13 @@ def build_mpnet_tokenizer(
 def apply_mpnet_template(backend: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
     """Make the tokenizer add MPNet's special tokens to texts and pairs, as RoBERTa's does."""
     names = _special_tokens("MPNetTokenizer", options)
-    sep, cls = (
-        (name, backend.token_to_id(name)) for name in (names["sep_token"], names["cls_token"])
+    sep, cls = names["sep_token"], names["cls_token"]
+    sep_id, cls_id = backend.token_to_id(sep), backend.token_to_id(cls)
+    if sep_id is None or cls_id is None:
+        raise TokenizerError(f"MPNetTokenizer needs the tokens {cls} and {sep}.")
+    backend.post_processor = processors.RobertaProcessing(
+        (sep, sep_id), (cls, cls_id), add_prefix_space=False
     )
-    if sep[1] is None or cls[1] is None:
-        raise TokenizerError(f"MPNetTokenizer needs the tokens {cls[0]} and {sep[0]}.")
-    backend.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
 
 
 def _special_tokens(kind: str, options: Mapping[str, Any]) -> dict[str, str]:

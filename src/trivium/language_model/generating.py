@@ -48,8 +48,9 @@ class GenerationMixin(TextModel):
 
         Raises:
             TriviumError: a prompt is longer than a decoder's context length, an option is unknown
-                or outside its bounds, sampling options or a draft are combined with beam search,
-                or the model does not generate.
+                or outside its bounds, a JSON schema, regular expression or grammar is invalid,
+                sampling options or a draft are combined with beam search, or the model does not
+                generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if options.get("num_beams") is not None:
@@ -88,10 +89,11 @@ class GenerationMixin(TextModel):
         """Generate the texts of several requests together, and store each text in its request."""
         engine = self.engine_for(requests, slots=slots, draft=draft)
         try:
-            for request in requests:
-                engine.add(request)
-            for _ in engine.run():
-                pass
+            for each in requests:
+                engine.add(each)
+            for request in engine.run():
+                if request.error is not None:
+                    raise request.error
         finally:  # a reused engine must not keep requests
             for request in requests:
                 engine.cancel(request)

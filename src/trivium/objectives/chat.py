@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,10 +25,14 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.conversations import (
     MESSAGES,
     SYSTEM,
+    TEMPLATE_KWARGS,
+    TOOLS,
     Message,
     join_messages,
     read_messages,
     read_prompt,
+    read_template_kwargs,
+    read_tools,
     read_turn,
 )
 from trivium.objectives.labelled import LabelledObjective, batches_by_length, column_key
@@ -55,10 +60,19 @@ _NUM_GENERATIONS = 16  # validation conversations with a generated response at t
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation: messages {"role", "content"}, of which at least one is by the assistant."""
+    """A conversation: messages {"role", "content"}, of which at least one is by the assistant.
+
+    Args:
+        messages: the messages.
+        where: the location of the conversation, for messages.
+        tools: the tools that the assistant may call, in OpenAI's format.
+        variables: additional variables of the chat template, such as `enable_thinking`.
+    """
 
     messages: tuple[Message, ...]
     where: str
+    tools: tuple[Mapping[str, Any], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group_key(self) -> str:
@@ -87,7 +101,10 @@ class Chat(LabelledObjective):
 
     kind: Literal["chat"] = "chat"
     supported_family: ClassVar[str | None] = "decoder-only"
-    fields: ClassVar[Sequence[Slot]] = (("conversation", (MESSAGES, PAIR)), SYSTEM)
+    fields: ClassVar[Sequence[Slot]] = (
+        ("conversation", (MESSAGES, PAIR)),
+        *(SYSTEM, TOOLS, TEMPLATE_KWARGS),
+    )
     messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(
         None, description="column of the prompt if there are no messages; default: usual names"
@@ -99,7 +116,9 @@ class Chat(LabelledObjective):
         """Read a conversation from a record: a list of messages, or a prompt and a response.
 
         An `input` column that is not blank is appended to the prompt. A `system` column becomes the
-        first message. Assistant messages with `weight` 0 are excluded from the loss.
+        first message. Assistant messages with `weight` 0 are excluded from the loss. A `tools`
+        column and tool calls in messages are passed to the chat template, and so are the variables
+        in a `chat_template_kwargs` column.
 
         Raises:
             DataError: a message is blank, a role is unknown, or there is no response with a weight
@@ -107,10 +126,10 @@ class Chat(LabelledObjective):
         """
         columns = record.columns
         if "messages" in columns:
-            response = tuple(read_messages(record, columns["messages"], weighted=True))
+            response = tuple(read_messages(record, columns["messages"], complete=True))
         else:
-            response = read_turn(record, "response", weighted=True)
-        messages = join_messages(record, read_prompt(record), response)
+            response = read_turn(record, "response", complete=True)
+        messages = join_messages(record, read_prompt(record, complete=True), response)
         trained = [turn.get("weight") != 0 for turn in messages if turn["role"] == "assistant"]
         if not any(trained):
             raise DataError(
@@ -118,7 +137,8 @@ class Chat(LabelledObjective):
                 if trained
                 else f"{record.where} has no message of the assistant: there is no response."
             )
-        return Conversation(messages, record.where)
+        tools, variables = read_tools(record), read_template_kwargs(record)
+        return Conversation(messages, record.where, tools, variables)
 
     def add_settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
         """Return the settings with the task "chat", and a plain chat template if they have none."""
@@ -131,18 +151,16 @@ class Chat(LabelledObjective):
         If `responses_only` is false, the whole text has labels, except assistant messages with
         weight 0.
         """
-        template = chat_template(lm)
-        _warn_about_names(template, examples)
+        _warn_about_hidden_parts(lm, examples)
         sequences, truncations = group_by_field(
-            [self._encode_conversation(one, template, lm) for one in examples]
+            [self._encode_conversation(one, lm) for one in examples]
         )
         return EncodedExamples.with_targets(sequences, truncations, pad_id=lm.text_tokenizer.pad_id)
 
-    def _encode_conversation(
-        self, example: Conversation, template: ChatTemplate, lm: LanguageModel
-    ) -> LabelledRow:
+    def _encode_conversation(self, example: Conversation, lm: LanguageModel) -> LabelledRow:
         """Encode a conversation with the chat template, and label the tokens of the responses."""
-        text, spans = template.responses(example.messages)
+        template = chat_template(lm, tools=bool(example.tools))
+        text, spans = template.responses(example.messages, tools=example.tools, **example.variables)
         responses = [message for message in example.messages if message["role"] == "assistant"]
         excluded = [span for span, message in zip(spans, responses) if message.get("weight") == 0]
         if self.responses_only:
@@ -153,8 +171,14 @@ class Chat(LabelledObjective):
         return encode_spans(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
-        """Return an iterator over the contents of all messages."""
-        return (message["content"] for one in examples for message in one.messages)
+        """Return an iterator over the contents of all messages, their tool calls and tools."""
+        for one in examples:
+            yield from (json.dumps(tool, ensure_ascii=False) for tool in one.tools)
+            for message in one.messages:
+                yield message["content"]
+                yield message.get("reasoning_content", "")
+                if calls := message.get("tool_calls"):
+                    yield json.dumps(calls, ensure_ascii=False)
 
     @torch.no_grad()
     def predict(
@@ -181,7 +205,12 @@ class Chat(LabelledObjective):
         """Return the perplexity of the responses: exp of the mean loss in nats per token."""
         sums = [sum(column) for column in zip(*predictions)] or [0.0, 0]
         values = {"perplexity": compute_perplexity(*sums)}
-        return Metrics(values).with_examples({"messages": list(x.messages)} for x in examples)
+        return Metrics(values).with_examples(
+            {"messages": list(one.messages)}
+            | ({"tools": list(one.tools)} if one.tools else {})
+            | ({"chat_template_kwargs": dict(one.variables)} if one.variables else {})
+            for one in examples
+        )
 
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Generate responses for the first 16 validation conversations, for the report.
@@ -195,7 +224,9 @@ class Chat(LabelledObjective):
             last = max(i for i, one in enumerate(row["messages"]) if one["role"] == "assistant")
             if not last:  # nothing before the response
                 continue
-            ids = lm.conversation_ids(row["messages"][:last])
+            variables = row.get("chat_template_kwargs") or {}
+            history = row["messages"][:last]
+            ids = lm.conversation_ids(history, tools=row.get("tools"), **variables)
             if lm.max_length is None or len(ids) < lm.max_length:
                 params = lm.sampling_params(ids, {"temperature": 0.0})
                 requests[index] = GenerationRequest(ids, params, answers=True)
@@ -211,21 +242,53 @@ class Chat(LabelledObjective):
         return f"chat {run}"
 
 
-def _warn_about_names(template: ChatTemplate, examples: Sequence[Conversation]) -> None:
-    """Warn if some messages have a "name" and the chat template does not render it."""
-    named = [one for one in examples if any("name" in message for message in one.messages)]
-    nameless = [{**message, "name": ""} for one in named[:1] for message in one.messages]
-    if named and template.render(named[0].messages) == template.render(nameless):
-        warnings.warn(
-            f"{len(named):,} conversations have messages with a name, which the chat template does "
-            "not show.",
-            stacklevel=2,
-        )
+def _warn_about_hidden_parts(lm: LanguageModel, examples: Sequence[Conversation]) -> None:
+    """Warn if conversations have parts that the chat template does not render.
+
+    These parts are tools, and in messages names, tool calls and the reasoning. One conversation
+    with each part is tried.
+    """
+    with_tools = [one for one in examples if one.tools]
+    if with_tools and not chat_template(lm, tools=True).reads_tools:
+        _warn_about_hidden_part("tools", len(with_tools))
+    for part in ("name", "tool_calls", "reasoning_content"):
+        some = [one for one in examples if any(part in message for message in one.messages)]
+        if not some:
+            continue
+        last = max(i for i, message in enumerate(some[0].messages) if part in message)
+        messages = some[0].messages[: last + 1]
+        others = [{**each, part: _OTHER_PARTS[part]} if part in each else each for each in messages]
+        template, variables = chat_template(lm, tools=bool(some[0].tools)), some[0].variables
+        if template.render(messages, tools=some[0].tools, **variables) == template.render(
+            others, tools=some[0].tools, **variables
+        ):
+            name = "a name" if part == "name" else part
+            _warn_about_hidden_part(f"messages with {name}", len(some))
 
 
-def chat_template(lm: LanguageModel) -> ChatTemplate:
-    """Return the chat template of the model, or the plain template if the model has none."""
-    return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
+def _warn_about_hidden_part(what: str, count: int) -> None:
+    """Warn that `count` conversations have a part that the chat template does not render."""
+    warnings.warn(
+        f"{count:,} conversations have {what}, which the chat template does not show.", stacklevel=4
+    )
+
+
+_OTHER_PARTS: dict[str, Any] = {
+    "name": "",
+    "tool_calls": [{"id": "f31415926", "function": {"name": "f31415926", "arguments": {}}}],
+    "reasoning_content": "",
+}
+"""For each part of a message, another value that a chat template renders differently."""
+
+
+def chat_template(lm: LanguageModel, *, tools: bool = False) -> ChatTemplate:
+    """Return the chat template of the model, or the plain template if the model has none.
+
+    `tools` is whether the conversation has tools, for which a model may have a separate template.
+    """
+    if lm.settings.chat_template is None:
+        return ChatTemplate.of(PLAIN_TEMPLATE, lm.text_tokenizer)
+    return lm.get_chat_template(tools=tools)
 
 
 LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]

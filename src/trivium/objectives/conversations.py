@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trivium.data.records import Record, json_type
 from trivium.data.schema import Fields, Usual
 from trivium.errors import DataError, did_you_mean, shorten
+from trivium.text.chat_template import TEMPLATE_VARIABLES, read_arguments
 from trivium.text.symbols import is_unspaced
 
 MESSAGES = Fields("messages", ("messages",), ("conversations", "conversation"))
@@ -21,6 +23,8 @@ PROMPTS: Sequence[Sequence[Usual]] = (
     ),
     ("input",),
 )
+TOOLS = Fields("tools?", ("tools",))
+TEMPLATE_KWARGS = Fields("chat_template_kwargs?", ("chat_template_kwargs",))
 ROLES = ("system", "user", "assistant", "tool")
 # Other names of roles: OpenAI's "developer", and the roles of ShareGPT {"from": ..., "value": ...}.
 _OTHER_ROLES = {
@@ -30,24 +34,30 @@ _OTHER_ROLES = {
     **dict.fromkeys(("function", "observation", "ipython"), "tool"),
 }
 _ONLY_TOOL_CALLS = "data.tool_calls_alone"
+_TOOL_FIELDS = ("tool_calls", "tool_call_id", "reasoning_content")
 _SYSTEM_TWICE = "data.own_system_message"
 _NO_SPACE = "data.no_space_after_prompt"
 
 Message = dict[str, Any]
 Turn = str | tuple[Message, ...]
-"""A text, or messages {"role", "content"}. A message may also have a "name" and a "weight"."""
+"""A text, or messages {"role", "content"}.
+
+A message may also have a "name" and a "weight". Messages of the task `chat` may have "tool_calls",
+"tool_call_id" and "reasoning_content", too.
+"""
 
 
-def read_messages(record: Record, column: str, *, weighted: bool = False) -> list[Message]:
+def read_messages(record: Record, column: str, *, complete: bool = False) -> list[Message]:
     """Read the messages in a column, which contains a list of messages or a single message.
 
-    Blank system messages and messages that contain only tool calls are skipped.
+    Blank system messages are skipped, and so are messages that contain only tool calls, unless
+    `complete` is set.
 
     Args:
         record: the record.
         column: the name of the column.
-        weighted: whether to keep "weight": 0 in messages. In OpenAI's format, messages with this
-            weight are excluded from the loss.
+        complete: whether to keep tool calls, their ids, the reasoning, and "weight": 0. In OpenAI's
+            format, messages with this weight are excluded from the loss.
 
     Raises:
         DataError: the column contains no messages, a message other than a system message is blank,
@@ -67,20 +77,98 @@ def read_messages(record: Record, column: str, *, weighted: bool = False) -> lis
         message = Record(item, where)
         role, content = ("from", "value") if "from" in message else ("role", "content")
         known_role = _read_role(message, role)
-        used = {role, content, "name", *(["weight"] if weighted else [])}
+        used = {role, content, "name", *(["weight", *_TOOL_FIELDS] if complete else [])}
         extra = [name for name, field in item.items() if name not in used and field]
         if record.report is not None:
             record.report.unused.update(extra)
         has_text = not (item.get(content) is None or str(item[content]).strip() == "")
+        parts = _read_tool_fields(message, known_role) if complete else {}
         if not has_text and {"tool_calls", "function_call"} & {*extra}:
             record.count_in_report(_ONLY_TOOL_CALLS)
         elif has_text or known_role != "system":
-            messages.append({"role": known_role, "content": message.text(content)})
+            may_be_blank = "tool_calls" in parts or (complete and known_role == "tool")
+            text = "" if not has_text and may_be_blank else message.text(content)
+            messages.append({"role": known_role, "content": text, **parts})
             if isinstance(item.get("name"), str) and item["name"].strip():
                 messages[-1]["name"] = item["name"]
-            if weighted and _read_weight(message) == 0:
+            if complete and _read_weight(message) == 0:
                 messages[-1]["weight"] = 0
     return messages
+
+
+def _read_tool_fields(message: Record, role: str) -> Message:
+    """Return the tool calls, the id of a tool call and the reasoning that a message has.
+
+    The arguments of tool calls are objects, also if the message has them as JSON texts.
+
+    Raises DataError if one of them has the wrong type.
+    """
+    parts: Message = {}
+    calls = message.get("tool_calls")
+    if calls:
+        if role != "assistant" or not isinstance(calls, list):
+            kind = json_type(calls) if role == "assistant" else f"in a message of the role {role}"
+            raise DataError(
+                f'"tool_calls" of {message.where} is {kind}, not a list of an assistant.'
+            )
+        for call in calls:
+            inner = call.get("function") or call if isinstance(call, dict) else None
+            if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+                raise DataError(
+                    f'a tool call of {message.where} has no name: give {{"function": {{"name": '
+                    '..., "arguments": {...}}}.'
+                )
+        parts.update(read_arguments({"tool_calls": calls}))
+    for name in ("tool_call_id", "reasoning_content"):
+        value = message.get(name)
+        if value is not None and not isinstance(value, str):
+            raise DataError(f'"{name}" of {message.where} is {json_type(value)}, not a text.')
+        if value:
+            parts[name] = value
+    return parts
+
+
+def read_tools(record: Record) -> tuple[Mapping[str, Any], ...]:
+    """Read the column `tools`: a list of functions in OpenAI's format, or its JSON text.
+
+    Returns an empty tuple if there are no tools. Raises DataError if it is something else.
+    """
+    value = _read_json_column(record, "tools")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        column = record.columns["tools"]
+        raise DataError(f'"{column}" of {record.where} is not a list of functions.')
+    return tuple(value)
+
+
+def read_template_kwargs(record: Record) -> dict[str, Any]:
+    """Read the column `chat_template_kwargs`: an object, or its JSON text. Returns {} if unset.
+
+    Raises DataError if it is something else.
+    """
+    value = _read_json_column(record, "chat_template_kwargs")
+    if not isinstance(value, dict | None):
+        column = record.columns["chat_template_kwargs"]
+        raise DataError(f'"{column}" of {record.where} is not an object.')
+    if reserved := [name for name in TEMPLATE_VARIABLES if name in (value or {})]:
+        raise DataError(f"{record.where}: chat_template_kwargs cannot set {reserved[0]}.")
+    return {name: each for name, each in (value or {}).items() if each is not None}
+
+
+def _read_json_column(record: Record, field: str) -> Any:
+    """Return the value of a field, parsed if it is a JSON text. Returns None if unset or blank."""
+    if field not in record.columns:
+        return None
+    value: Any = record.value(record.columns[field])
+    if isinstance(value, str):
+        try:
+            return json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f'"{record.columns[field]}" of {record.where} is not JSON: {error}.'
+            ) from None
+    return value
 
 
 def _read_role(message: Record, column: str) -> str:
@@ -109,22 +197,24 @@ def _read_weight(message: Record) -> float:
     return 1 if weight is None else weight
 
 
-def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
+def read_turn(record: Record, field: str, *, complete: bool = False) -> Turn:
     """Read a field of a record: a text, or a list of messages (see `read_messages`)."""
     column = record.columns[field]
     if isinstance(record.value(column), str):
         return record.text(column)
-    return tuple(read_messages(record, column, weighted=weighted))
+    return tuple(read_messages(record, column, complete=complete))
 
 
-def read_prompt(record: Record) -> Turn | None:
+def read_prompt(record: Record, *, complete: bool = False) -> Turn | None:
     """Read the prompt of a record: a text with its `input` appended, or a list of messages.
+
+    `complete` is the option of `read_messages`.
 
     Returns None if the record has no prompt.
     """
     if "prompt" not in record.columns:
         return None
-    turn = read_turn(record, "prompt")
+    turn = read_turn(record, "prompt", complete=complete)
     return append_input(record, turn) if isinstance(turn, str) else turn
 
 

@@ -1,4 +1,4 @@
-"""Encoder-only models: BERT, RoBERTa, ALBERT, ELECTRA and ModernBERT."""
+"""Encoder-only models: BERT, DistilBERT, RoBERTa, MPNet, ALBERT, ELECTRA and ModernBERT."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trivium.nn.mixers import Mixer
 from trivium.nn.norm import LayerNorm
 from trivium.nn.patterns import Sliding
 from trivium.nn.positions.learned import Learned
+from trivium.nn.positions.relative_bias import RelativeBias
 from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import GELU_MLM, GPT2_INIT, Preset, attention, encoder
 
@@ -111,6 +112,9 @@ roberta = partial(
     learned=partial(Learned, offset=2, counted="not-padding"),
     eps=1e-5,
 )
+_distilbert = partial(
+    bert, 6, 768, paper="Sanh et al. 2019 (DistilBERT)", heads=(GELU_MLM,), num_token_types=0
+)
 _ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 steps
 # ALBERT version 2 was trained without dropout.
 _albert = partial(
@@ -139,10 +143,21 @@ PRESETS: dict[str, Preset] = {
     "bert-base-multilingual-uncased": _released_bert(12, 768, vocab_size=105_879),
     "bert-base-multilingual-cased": _released_bert(12, 768, vocab_size=119_547),
     "bert-base-chinese": _released_bert(12, 768, vocab_size=21_128),
+    "distilbert-base": _distilbert(),
+    "distilbert-base-cased": _distilbert(vocab_size=28_996),
+    "distilbert-base-multilingual-cased": _distilbert(vocab_size=119_547),
     "roberta-tiny": roberta(2, 128),
     "roberta-mini": roberta(4, 256),
     "roberta-base": roberta(12, 768, tokens=_ROBERTA_TOKENS),
     "roberta-large": roberta(24, 1024, tokens=_ROBERTA_TOKENS),
+    "mpnet-base": roberta(
+        12,
+        768,
+        paper="Song et al. 2020 (MPNet)",
+        vocab_size=30_527,
+        num_token_types=0,
+        mixer=attention(768, 12, positions=RelativeBias()),
+    ),
     "albert-tiny": _albert(2, 128),
     "albert-mini": _albert(4, 256),
     "albert-base": _albert(12, 768),

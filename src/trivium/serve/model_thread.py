@@ -372,6 +372,11 @@ class ModelThread:
         `now` is the time in seconds.
         """
         request = job.request
+        if request.error is not None:
+            del self._generations[request]
+            self._record_metrics(job, now)
+            self._fail_job(job, request.error)
+            return
         if job.first_token is None and request.output_ids:
             job.first_token = now
             self._metrics.first_token.labels(self.name).observe(now - job.created)

@@ -68,7 +68,8 @@ _JSON_TYPES: dict[str, Any] = {
         Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]
     ],
 }
-_OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", "choices")
+_CONSTRAINTS = ("choices", "json_schema", "regex", "grammar")
+_OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", *_CONSTRAINTS)
 """Fields of `SamplingParams` that have another name in OpenAI's API, or do not exist there."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import json
 import re
@@ -9,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import takewhile
+from os.path import commonprefix
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,20 +24,33 @@ from trivium.errors import TokenizerError, shorten
 from trivium.text.literals import ChatText, Literals
 from trivium.text.tokenizer import Tokenizer
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""A message: role and content, and optionally name, tool_calls, reasoning_content and others."""
+Tools = Sequence[Mapping[str, Any]]
+"""The tools that a model may call, in OpenAI's format: functions with a JSON schema."""
 Span = tuple[int, int]
 
 PLAIN_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ 'Tools:\n' if loop.first else '' }}"
+    "{{ tool | tojson }}{{ '\n\n' if loop.last else '\n' }}{% endfor %}"
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] }}\n\n"
     "{% elif message['role'] == 'user' %}{{ message['name'] or 'User' }}: "
     "{{ message['content'] }}\n"
     "{% elif message['role'] == 'tool' %}Tool: {{ message['content'] }}\n"
-    "{% else %}Assistant: {{ message['content'] }}{{ eos_token }}\n{% endif %}"
+    "{% else %}Assistant: {{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\n' if message['content'] or not loop.first else '' }}"
+    "{% set call = call['function'] or call %}<tool_call>\n"
+    '{"name": {{ call["name"] | tojson }}, "arguments": {{ call["arguments"] | tojson }}}'
+    "\n</tool_call>{% endfor %}{{ eos_token }}\n{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""The chat template for models without one."""
+"""The chat template for models without one. Tool calls have the format of Hermes and Qwen."""
+
+TEMPLATE_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+"""The variables of chat templates that `ChatTemplate.render` sets."""
 
 # Marks around {% generation %} blocks. Unicode reserves these code points; no text contains them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -71,16 +87,41 @@ class ChatTemplate:
         return cls(source, tokens, literals)
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Tools | None = None,
+        **variables: Any,
     ) -> ChatText:
         """Render a conversation as text.
 
-        `add_generation_prompt` appends the header of the assistant's next turn.
+        Args:
+            messages: the messages.
+            add_generation_prompt: whether to append the header of the assistant's next turn.
+            tools: the tools that the model may call.
+            variables: additional variables of the template, such as `enable_thinking`.
 
         Raises TokenizerError if the template rejects the messages.
         """
-        protected = self._render_text(self._protect_messages(messages), add_generation_prompt)
+        conversation = self._protect(messages, tools, variables)
+        protected = conversation.render_text(add_generation_prompt=add_generation_prompt)
         return ChatText.from_protected(protected, self._literals)
+
+    @functools.cached_property
+    def reads_tools(self) -> bool:
+        """Whether the template renders tools. This is found by rendering an example."""
+        name = "f3141592653"
+        parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
+        function = {"name": name, "description": "A function.", "parameters": parameters}
+        turns, tools = (
+            [{"role": "user", "content": "Hi"}],
+            [{"type": "function", "function": function}],
+        )
+        try:
+            return name in self.render(turns, add_generation_prompt=True, tools=tools)
+        except TokenizerError:
+            return False
 
     def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
         """Return the id of the token that ends the assistant's turn, or None if there is none.
@@ -94,7 +135,7 @@ class ChatTemplate:
         names = {token.content: index for index, token in added.items()}
         for messages in (turns, [*turns, turns[0]]):
             try:
-                after = self._render_text(messages, False).rpartition(answer)[2].lstrip()
+                after = self.render(messages).rpartition(answer)[2].lstrip()
             except TokenizerError:
                 continue
             starts = [name for name in names if after.startswith(name)]
@@ -102,96 +143,145 @@ class ChatTemplate:
                 return names[max(starts, key=len)]
         return None
 
-    def _protect_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Return copies of the messages, with marks in place of special-token names."""
-        protect = self._literals.protect
-        return [
-            {k: protect(v) if isinstance(v, str) else v for k, v in one.items()} for one in messages
-        ]
-
-    def _render_text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render messages as text, without marks around {% generation %} blocks."""
-        return _GENERATION.sub("", self._render_marked(messages, add_generation_prompt))
-
-    def _render_marked(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render messages as text, with marks around the {% generation %} blocks of the template.
-
-        Raises TokenizerError if the template rejects the messages.
-        """
-        variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **self.tokens}
-        try:
-            return self.template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **variables,
-            )
-        except Exception as error:
-            raise TokenizerError(
-                f"The chat template refuses these messages: {_summarize(error)}."
-            ) from None
-
-    def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
+    def responses(
+        self, messages: Sequence[Message], *, tools: Tools | None = None, **variables: Any
+    ) -> tuple[ChatText, list[Span]]:
         """Render a conversation. Returns its text and the character offsets of assistant turns.
 
         An assistant turn is the text of a block from {% generation %} to {% endgeneration %} in the
         template. If the template has no such blocks, an assistant turn starts after the generation
         prompt and ends where the next turn starts.
 
+        The arguments are those of `render`.
+
         Raises TokenizerError if the template rejects the messages, or if a turn cannot be found in
         the text.
         """
-        text, spans = self._find_responses(self._protect_messages(messages))
+        text, spans = self._protect(messages, tools, variables).find_responses()
         restored = [
             (len(self._literals.restore(text[:start])), len(self._literals.restore(text[:stop])))
             for start, stop in spans
         ]
         return ChatText.from_protected(text, self._literals), restored
 
-    def _find_responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-        """Render protected messages. Returns the text, and the offsets of the assistant turns.
+    def _protect(
+        self, messages: Sequence[Message], tools: Tools | None, variables: Mapping[str, Any]
+    ) -> _Conversation:
+        """Return a conversation with marks in place of special-token names in its texts.
 
-        In protected messages, marks replace special-token names. The returned text contains the
-        same marks. The offsets are pairs (start, stop) in characters.
+        Raises TokenizerError if a variable has the name of a special token.
         """
-        marked = self._render_marked(messages, False)
+        for name in variables:
+            if name in ("documents", *self.tokens):
+                raise TokenizerError(f"{name} cannot be set as a variable of the chat template.")
+        return _Conversation(
+            self.template,
+            self._protect_value([_name_reasoning(message) for message in messages]),
+            {
+                **{"bos_token": "", "eos_token": "", "documents": None},
+                **self.tokens,
+                **self._protect_value(dict(variables)),
+                "tools": self._protect_value(list(tools)) if tools else None,
+            },
+        )
+
+    def _protect_value(self, value: Any) -> Any:
+        """Return a copy of a JSON value, with marks in place of special-token names in strings."""
+        if isinstance(value, str):
+            return self._literals.protect(value)
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            return {self._protect_value(key): self._protect_value(each) for key, each in pairs}
+        if isinstance(value, list | tuple):
+            return [self._protect_value(each) for each in value]
+        return value
+
+
+class _Conversation:
+    """Protected messages, with the template and its other variables.
+
+    In protected messages, marks replace special-token names. The rendered text contains the same
+    marks. Offsets are pairs (start, stop) in characters of this text.
+    """
+
+    def __init__(
+        self,
+        template: jinja2.Template,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> None:
+        self._template, self._messages, self._variables = template, messages, variables
+
+    def render_text(self, stop: int | None = None, *, add_generation_prompt: bool = False) -> str:
+        """Render the messages before index `stop`, without marks around {% generation %} blocks."""
+        return _GENERATION.sub("", self._render_marked(stop, add_generation_prompt))
+
+    def _render_marked(self, stop: int | None = None, add_generation_prompt: bool = False) -> str:
+        """Render the messages before index `stop`.
+
+        {% generation %} blocks have marks around them. If the template rejects the messages, the
+        arguments of tool calls are passed to it as JSON texts, which some templates expect. Raises
+        TokenizerError if it rejects them, too.
+        """
+        messages = copy.deepcopy([*self._messages[:stop]])
+        variables = {**self._variables, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(messages=messages, **variables)
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                if any(message.get("tool_calls") for message in messages):
+                    texts = list(map(_write_arguments, self._messages[:stop]))
+                    return self._template.render(messages=texts, **variables)
+            raise TokenizerError(
+                f"The chat template refuses these messages: {_summarize(error)}."
+            ) from None
+
+    def find_responses(self) -> tuple[str, list[Span]]:
+        """Render all messages. Returns the text, and the offsets of the assistant turns."""
+        marked = self._render_marked()
         if _OPEN in marked:
             return _extract_spans(marked)
         spans: list[Span] = []
         offset = 0
-        for index, message in enumerate(messages):
+        for index, message in enumerate(self._messages):
             if message["role"] == "assistant":
-                spans.append(self._find_turn(marked, messages, index, offset))
+                spans.append(self._find_turn(marked, index, offset))
                 offset = spans[-1][1]
             else:
-                content = message["content"].strip()
-                offset = max(offset, marked.find(content, offset) + len(content))
+                content = _stripped_content(message)
+                if (start := marked.find(content, offset)) >= 0:
+                    offset = start + len(content)
         return marked, spans
 
-    def _find_turn(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
+    def _find_turn(self, text: str, index: int, offset: int) -> Span:
         """Return the start and stop offset of one assistant turn in the text of a conversation.
 
         Args:
             text: the rendered text of all messages.
-            messages: all messages.
-            index: the index of the turn in `messages`.
+            index: the index of the turn in the messages.
             offset: the offset where the previous turn ends.
         """
-        after, header = self._render_text(messages[: index + 1], False), ""
+        after, header = self.render_text(index + 1), ""
         try:
-            before = self._render_text(messages[:index], True)
-            header = before.removeprefix(self._render_text(messages[:index], False))
+            before = self.render_text(index, add_generation_prompt=True)
+            header = before.removeprefix(self.render_text(index))
         except TokenizerError:  # some templates refuse an empty conversation
             before = after
         if before != after and text.startswith(before) and text.startswith(after):
             return len(before), len(after)
         # The template writes a turn differently if more turns follow (it may drop the reasoning):
         # search for the content after the generation prompt.
-        content = messages[index]["content"].strip()
+        content = _stripped_content(self._messages[index])
+        header = header.partition("<think>")[0]
         prompt = text.find(header, offset)
-        start = text.find(content, offset if prompt < 0 else prompt + len(header))
-        if not content or start < 0:
+        first = offset if prompt < 0 else prompt + len(header)
+        if calls := self._messages[index].get("tool_calls"):
+            turn = after[len(commonprefix([before, after])) :]
+            name = str((calls[0].get("function") or calls[0]).get("name"))
+            if found := _find_end(text, turn, offset, name):
+                return found
+        start = text.find(content, first)
+        if not content or calls or start < 0:
             raise TokenizerError(
                 f"The assistant's answer in message {index + 1} cannot be found in the text of the "
                 "chat template: mark it there with {% generation %} and {% endgeneration %}, or "
@@ -200,6 +290,83 @@ class ChatTemplate:
         stop, end = start + len(content), after.rfind(content) + len(content)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(text[stop:], after[end:]))
         return start, stop + len(list(same))
+
+
+def read_arguments(message: Message) -> dict[str, Any]:
+    """Return a message whose tool calls have their arguments as objects, as templates expect.
+
+    In OpenAI's API, arguments are JSON texts. A text that is not a JSON object stays as it is.
+    """
+
+    def parse(arguments: Any) -> Any:
+        """Return the object that a JSON text contains, or else the text."""
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(arguments, str) and isinstance(value := json.loads(arguments), dict):
+                return value
+        return arguments
+
+    return _map_arguments(message, parse)
+
+
+def _write_arguments(message: Message) -> dict[str, Any]:
+    """Return a message whose tool calls have their arguments as JSON texts."""
+
+    def write(arguments: Any) -> Any:
+        """Return the JSON text of an object; a text stays as it is."""
+        return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+    return _map_arguments(message, write)
+
+
+def _map_arguments(message: Message, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a message with a function applied to the arguments of each tool call."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        inner = call.get("function")
+        if isinstance(inner, Mapping) and "arguments" in inner:
+            call = {**call, "function": {**inner, "arguments": function(inner["arguments"])}}
+        elif "arguments" in call:
+            call = {**call, "arguments": function(call["arguments"])}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
+def _name_reasoning(message: Message) -> Message:
+    """Return a message whose reasoning has both names that templates use.
+
+    These are `reasoning_content` and `thinking`. The given name may also be `reasoning`.
+    """
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _stripped_content(message: Mapping[str, Any]) -> str:
+    """Return the content of a message without surrounding spaces; "" if it is not a text."""
+    content = message.get("content")
+    return content.strip() if isinstance(content, str) else ""
+
+
+def _find_end(text: str, turn: str, offset: int, part: str) -> Span | None:
+    """Return the offsets of the longest end of a turn that occurs in a text, or None.
+
+    An end starts at the beginning of a line, or after ">" or "]". It contains `part`.
+
+    Args:
+        text: the text.
+        turn: the turn.
+        offset: the offset from which the text is searched.
+        part: a text that the end must contain.
+    """
+    for match in re.finditer(r"^|(?<=[\n>\]])", turn):
+        end = turn[match.start() :]
+        if part not in end:
+            return None
+        if (start := text.find(end, offset)) >= 0:
+            return start, start + len(end)
+    return None
 
 
 @functools.lru_cache(maxsize=16)

@@ -29,7 +29,17 @@ FORMATS = "tokenizer.json, vocab.txt, vocab.json with merges.txt, *.model or *.t
 _CONFIG = "tokenizer_config.json"
 # Families whose vocab.json and merges.txt define the byte-level BPE of GPT-2. Other families (CLIP,
 # Qwen, CTRL, GPT-1) have the same files but different pre-tokenizers.
-_GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "led", "codegen")
+_GPT2_FAMILIES = [
+    "gpt2",
+    "roberta",
+    "bart",
+    "longformer",
+    "opt",
+    "gpt_neo",
+    "gptj",
+    "led",
+    "codegen",
+]
 
 
 def load_backend(

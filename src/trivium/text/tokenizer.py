@@ -523,6 +523,14 @@ class Tokenizer:
         """Whether each character of a stored token represents one byte, as in GPT-2."""
         return "ByteLevel" in self._component_types
 
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether the text of several tokens is the concatenation of their `token_bytes`.
+
+        The decoders of whole words and of WordPiece add spaces between tokens.
+        """
+        return self._is_byte_level or self._uses_space_symbol
+
     @functools.cached_property
     def _uses_space_symbol(self) -> bool:
         """Whether tokens contain U+2581 instead of spaces."""

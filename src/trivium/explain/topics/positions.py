@@ -11,7 +11,7 @@ import torch
 from trivium.errors import TriviumError
 from trivium.explain.page import Curves, Formula, Grid, Heading, Page, Part, Table, get_text
 from trivium.nn.mixers.attention import Attention
-from trivium.nn.positions.alibi import LinearBias, alibi_slopes
+from trivium.nn.positions.alibi import ALiBi, LinearBias, alibi_slopes
 from trivium.nn.positions.relative_bias import RelativeBias, relative_buckets
 from trivium.nn.positions.rotary import Rotary, RotaryPositions
 from trivium.nn.positions.sinusoidal import frequencies, sinusoids
@@ -166,7 +166,8 @@ def _compute_textbook_bucket(distance: int, num_exact: int = 8) -> int:
 def _explain_alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
     """Return the page parts and the data that explain ALiBi."""
     slopes, six = alibi_slopes(heads).tolist(), SequenceInfo.of_length(6, causal=True)
-    bias = LinearBias(Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
+    attention = Attention(num_heads=heads, head_dim=2, positions=ALiBi())
+    bias = LinearBias(attention, 2).bias(None)(six, six)
     return [
         Heading(get_text("positions.alibi_scores_fall_with")),
         Formula(

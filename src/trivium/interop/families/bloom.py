@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trivium.interop.families.gpt2 import PRE_NORM
 from trivium.interop.family import (
     QKV,
     Family,
@@ -36,7 +37,7 @@ def _read_aliases_and_d_ff(config: ConfigReader, tree: SpecTree) -> None:
     config.expect("n_inner", 4 * tree.get("d_model"))
 
 
-_LAYER: NameMap = {
+LAYER: NameMap = {
     "input_layernorm": "mixer_residual.{norm}",
     "self_attention.query_key_value": QKV,
     "self_attention.dense": "mixer.output",
@@ -60,19 +61,15 @@ BLOOM = Family(
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },
     fixed={
+        **PRE_NORM,
         "embedding.norm.kind": "layer",
         "decoder.layers.mixer.positions.kind": "alibi",
         "decoder.layers.feed_forward.activation": "gelu_tanh",
-        "decoder.layers.norm.kind": "layer",
-        "decoder.layers.norm_placement": "pre",
-        "heads.classifier.pooling": "last",
-        "heads.classifier.bias": False,
-        "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={
         "transformer.word_embeddings": "tokens",
         "transformer.word_embeddings_layernorm": "decoder.embedding.norm",
-        **per_layer("transformer.h.{i}", "decoder", _LAYER),
+        **per_layer("transformer.h.{i}", "decoder", LAYER),
         "transformer.ln_f": "decoder.norm",
     },
     heads={"classifier": {"score": "classifier"}},

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
+from trivium.interop.families.bloom import BLOOM, LAYER
+from trivium.interop.families.gpt2 import PRE_NORM
 from trivium.interop.families.llama import read_rope, rope_options, write_rope
 from trivium.interop.family import (
-    QKV,
-    Family,
     Hook,
     NameMap,
     Option,
     SpecTree,
     activation,
     attention_of,
+    decoder_classes,
     first_mlp,
     head_dim,
-    hf_classes,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -75,33 +76,22 @@ def _has_two_norms(block: BlockKind) -> bool:
     return isinstance(block, ParallelLayers) and block.norms == "separate"
 
 
-_LAYER: NameMap = {
-    "self_attention.query_key_value": QKV,
-    "self_attention.dense": "mixer.output",
-    "mlp.dense_h_to_4h": "feed_forward.up",
-    "mlp.dense_4h_to_h": "feed_forward.down",
-}
-
-
 def _weight_names(spec: TransformerSpec) -> NameMap:
     """Return the mapping of weight names, in which the names of norms depend on the block."""
     two = _has_two_norms(spec.stacks[0].every_layer[0].block)
-    norms = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
-    residuals = ("mixer_residual.pre_norm", "feed_forward_residual.pre_norm")
+    names = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"} if two else {}
+    layer = {names.get(name, name): local for name, local in LAYER.items()}
     return {
         "transformer.word_embeddings": "tokens",
-        **per_layer("transformer.h.{i}", "decoder", {**_LAYER, **dict(zip(norms, residuals))}),
+        **per_layer("transformer.h.{i}", "decoder", layer),
         "transformer.ln_f": "decoder.norm",
     }
 
 
-FALCON = Family(
-    "falcon",
-    architectures=hf_classes(
-        "Falcon",
-        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
-    stacks=("decoder",),
+FALCON = replace(
+    BLOOM,
+    model_type="falcon",
+    architectures=decoder_classes("Falcon"),
     config={
         "vocab_size": Option("vocab_size", 65_024),
         "hidden_size": Option("d_model", 4544),
@@ -114,19 +104,10 @@ FALCON = Family(
         "attention_dropout": Option("decoder.dropout", write_only=True),
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },
-    fixed={
-        "decoder.layers.norm.kind": "layer",
-        "decoder.layers.norm_placement": "pre",
-        "heads.classifier.pooling": "last",
-        "heads.classifier.bias": False,
-        "initialization": {"kind": "normal", "residual_init": "scaled"},
-    },
+    fixed=PRE_NORM,
     weights=_weight_names,
-    heads={"classifier": {"score": "classifier"}},
-    base="transformer.",
-    fused_per_head=True,
+    expected={},
     ignored="apply_residual_connection_post_layernorm classifier_dropout",
-    tied_aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
     buffers=(r".*\.rotary_emb\.inv_freq",),
     hooks=(Hook(_read_attention, _write_attention),),
 )

@@ -17,12 +17,16 @@ CONFIG = {
 }
 """The options that GPT-1 and GPT-2 share."""
 
-FIXED = {
-    "embedding.positions.kind": "learned",
+_CLASSIFIER = {"heads.classifier.pooling": "last", "heads.classifier.bias": False}
+FIXED = {"embedding.positions.kind": "learned", "decoder.layers.norm.kind": "layer", **_CLASSIFIER}
+
+PRE_NORM = {
     "decoder.layers.norm.kind": "layer",
-    "heads.classifier.pooling": "last",
-    "heads.classifier.bias": False,
+    "decoder.layers.norm_placement": "pre",
+    "initialization": {"kind": "normal", "residual_init": "scaled"},
+    **_CLASSIFIER,
 }
+"""The fields that have the same value in GPT-2, GPT-Neo, GPT-J, BLOOM and Falcon."""
 
 LAYER: NameMap = {
     "ln_1": "mixer_residual.{norm}",
@@ -55,11 +59,7 @@ GPT2 = Family(
         "activation_function": activation("gelu_new", "decoder.layers.feed_forward"),
         "scale_attn_weights": Option("decoder.layers.mixer.scale", True, {True: None, False: 1.0}),
     },
-    fixed={
-        **FIXED,
-        "decoder.layers.norm_placement": "pre",
-        "initialization": {"kind": "normal", "residual_init": "scaled"},
-    },
+    fixed={**FIXED, **PRE_NORM},
     weights={
         "transformer.wte": "tokens",
         "transformer.wpe": "decoder.embedding.positions",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from trivium.interop.families.gpt2 import GPT2, IGNORED, PRE_NORM
 from trivium.interop.family import (
-    Family,
     Hook,
     NameMap,
     Option,
     SpecTree,
     activation,
+    decoder_classes,
     first_mlp,
-    hf_classes,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -28,9 +29,11 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     types = config.get("attention_types", [[[_GLOBAL, _LOCAL], 12]])
     kinds = [kind for each, times in types for _ in range(min(times, 1000)) for kind in each]
     config.ignore("attention_layers")  # transformers computes them from attention_types
-    if len(kinds) != count or not {*kinds} <= {_GLOBAL, _LOCAL} or window < 2:
-        expected = f'"{_GLOBAL}" or "{_LOCAL}" for each layer, with a window_size of 2 or more'
+    if len(kinds) != count or not {*kinds} <= {_GLOBAL, _LOCAL}:
+        expected = f'"{_GLOBAL}" or "{_LOCAL}" for each layer'
         raise config.unsupported("attention_types", expected=expected)
+    if window < 2 and _LOCAL in kinds:
+        raise config.unsupported("window_size", expected="2 or more, with local layers")
     full = {**tree.get("decoder.layers.mixer"), "kind": "attention"}
     local = {**full, "pattern": {"kind": "sliding", "window": window - 1}}
     width = tree.get("d_model")
@@ -60,13 +63,10 @@ _LAYER: NameMap = {
     "mlp.c_proj": "feed_forward.down",
 }
 
-GPT_NEO = Family(
-    "gpt_neo",
-    architectures=hf_classes(
-        "GPTNeo",
-        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
-    stacks=("decoder",),
+GPT_NEO = replace(
+    GPT2,
+    model_type="gpt_neo",
+    architectures=decoder_classes("GPTNeo"),
     config={
         "vocab_size": Option("vocab_size", 50_257),
         "max_position_embeddings": Option("embedding.positions.max_length", 2048),
@@ -81,15 +81,11 @@ GPT_NEO = Family(
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },
     fixed={
+        **PRE_NORM,
         "embedding.positions.kind": "learned",
         "decoder.layers.mixer.bias": False,
         "decoder.layers.mixer.output_bias": True,
         "decoder.layers.mixer.scale": 1.0,
-        "decoder.layers.norm.kind": "layer",
-        "decoder.layers.norm_placement": "pre",
-        "heads.classifier.pooling": "last",
-        "heads.classifier.bias": False,
-        "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={
         "transformer.wte": "tokens",
@@ -97,11 +93,9 @@ GPT_NEO = Family(
         **per_layer("transformer.h.{i}", "decoder", _LAYER),
         "transformer.ln_f": "decoder.norm",
     },
-    heads={"classifier": {"score": "classifier"}},
-    base="transformer.",
-    ignored="classifier_dropout summary_activation summary_first_dropout "
-    "summary_proj_to_labels summary_type summary_use_proj gradient_checkpointing",
-    tied_aliases={"lm_head.weight": "transformer.wte.weight"},
+    expected={},
+    ignored=f"{IGNORED} classifier_dropout gradient_checkpointing",
+    transposed=(),
     buffers=(r".*\.attn\.attention\.(masked_bias|bias)",),
     hooks=(Hook(_read_attention, _write_attention),),
     tokenizer_class="GPT2Tokenizer",

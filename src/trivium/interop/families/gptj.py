@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
+from trivium.interop.families.gpt2 import CONFIG, GPT2, IGNORED, PRE_NORM
 from trivium.interop.family import (
-    Family,
     Hook,
     NameMap,
     Option,
@@ -55,46 +56,38 @@ _LAYER: NameMap = {
     "mlp.fc_out": "feed_forward.down",
 }
 
-GPTJ = Family(
-    "gptj",
+GPTJ = replace(
+    GPT2,
+    model_type="gptj",
     architectures=hf_classes(
         "GPTJ", "ForCausalLM Model ForSequenceClassification ForQuestionAnswering"
     ),
-    stacks=("decoder",),
     config={
+        **CONFIG,
         "vocab_size": Option("vocab_size", 50_400),
         "n_embd": Option("d_model", 4096),
         "n_layer": Option("decoder.num_layers", 28),
         "n_head": Option("decoder.layers.mixer.num_heads", 16),
         "activation_function": activation("gelu_new", "decoder.layers.feed_forward"),
-        "layer_norm_epsilon": Option("decoder.layers.norm.eps", 1e-5),
         "resid_pdrop": Option("decoder.dropout", 0.0),
-        "embd_pdrop": Option("decoder.dropout", write_only=True),
-        "attn_pdrop": Option("decoder.dropout", write_only=True),
         "tie_word_embeddings": Option("heads.lm.tied", False),
     },
     fixed={
+        **PRE_NORM,
         "decoder.layers.mixer.bias": False,
         f"{_POSITIONS}.kind": "rotary",
         f"{_POSITIONS}.layout": "interleaved",
-        "decoder.layers.norm.kind": "layer",
-        "decoder.layers.norm_placement": "pre",
         "decoder.layers.block.kind": "parallel",
         "heads.lm.bias": True,
-        "heads.classifier.pooling": "last",
-        "heads.classifier.bias": False,
-        "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={
         "transformer.wte": "tokens",
         **per_layer("transformer.h.{i}", "decoder", _LAYER),
         "transformer.ln_f": "decoder.norm",
     },
-    heads={"classifier": {"score": "classifier"}},
-    base="transformer.",
-    ignored="n_positions n_ctx rotary scale_attn_weights gradient_checkpointing "
-    "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj",
-    tied_aliases={"lm_head.weight": "transformer.wte.weight"},
+    expected={},
+    ignored=f"{IGNORED} n_positions rotary scale_attn_weights gradient_checkpointing",
+    transposed=(),
     buffers=(r".*\.attn\.(masked_bias|bias|embed_positions)",),
     hooks=(Hook(_read_rotary, _write_rotary),),
     tokenizer_class="GPT2Tokenizer",

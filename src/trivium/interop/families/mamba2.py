@@ -32,7 +32,8 @@ def _write_sizes(spec: TransformerSpec, config: dict[str, Any]) -> None:
     if not isinstance(mixer, Mamba2) or mixer.d_inner % spec.d_model:
         raise SpecError("a mixer other than Mamba2 whose width is a multiple of d_model")
     config["expand"] = mixer.d_inner // spec.d_model
-    config["time_step_limit"] = [mixer.dt_min, math.inf if mixer.dt_max is None else mixer.dt_max]
+    if mixer.dt_min > 0.0 or mixer.dt_max is not None:  # the default is infinite, JSON is not
+        config["time_step_limit"] = [mixer.dt_min, mixer.dt_max or math.inf]
 
 
 _LAYER = {

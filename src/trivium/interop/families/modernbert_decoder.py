@@ -25,7 +25,6 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.layers.mixer.positions", full)
     every = config.require("global_attn_every_n_layers", 3)
     window = config.require("local_attention", 128) // 2
-    config.ignore("sliding_window")  # transformers computes it from local_attention
     option, slides = "local_attention", lambda i: i % every > 0
     read_layer_types(config, tree, window, slides, option, least=4, positions=sliding)
 
@@ -50,6 +49,7 @@ _LAYER = {
     "mlp.Wo": "feed_forward.down",
 }
 _DENSE = ("heads.lm.dense", "heads.classifier.dense")
+_BIASES = ("heads.lm.dense.bias", "heads.classifier.dense.bias", "heads.classifier.bias")
 _SIZES = {"vocab_size": 50_368, "hidden_size": 768, "num_hidden_layers": 22}
 _SIZES |= {"num_attention_heads": 12, "intermediate_size": 1152}
 
@@ -75,18 +75,11 @@ MODERNBERT_DECODER = replace(
             if name != "classifier_pooling"
         },
         "classifier_activation": activation("gelu", *_DENSE),
-        "classifier_bias": Option(
-            (*(f"{each}.bias" for each in _DENSE), "heads.classifier.bias"), False
-        ),
+        "classifier_bias": Option(_BIASES, False),
     },
     fixed={
-        "embedding.norm.kind": "layer",
-        "decoder.layers.norm.kind": "layer",
-        "decoder.layers.norm_placement": "pre",
-        "decoder.first_norm": False,
-        "decoder.layers.feed_forward.gated": True,
+        **{_to_decoder(path): value for path, value in MODERNBERT.fixed.items()},
         "heads.classifier.pooling": "last",
-        **dict.fromkeys((f"{each}.norm" for each in _DENSE), True),
     },
     weights={
         "model.embeddings.tok_embeddings": "tokens",
@@ -96,11 +89,10 @@ MODERNBERT_DECODER = replace(
     },
     heads={
         "lm": {"lm_head.dense": "dense.linear", "lm_head.norm": "dense.norm", "decoder": ""},
-        "classifier": {
-            "head.dense": "dense.linear",
-            "head.norm": "dense.norm",
-            "classifier": "classifier",
-        },
+        "classifier": MODERNBERT.heads["classifier"],
     },
+    # transformers computes the window from local_attention and does not read the others.
+    ignored=f"{MODERNBERT.ignored} sliding_window causal_mask is_causal masked_prediction "
+    "classifier_pooling",
     hooks=(Hook(_read_attention, _write_attention),),
 )

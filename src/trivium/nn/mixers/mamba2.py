@@ -33,7 +33,8 @@ class Mamba2(Mixer):
     The input is projected to x, B and C, followed by a depthwise convolution over `d_conv`
     positions. x has `num_heads` heads of `head_dim` channels, each with a state of `d_state`
     numbers. The heads of each of the `num_groups` groups share B and C. The step sizes are limited
-    to [`dt_min`, `dt_max`]. With `bias` the input and output projections have biases.
+    to [`dt_min`, `dt_max`], also in decoding (`transformers` does not limit single tokens after the
+    prompt). With `bias` the input and output projections have biases.
 
     Source: Dao and Gu 2024 (Transformers are SSMs), sections 5 to 7.
     """
