@@ -129,7 +129,7 @@ REFUSED = {
         ({"num_experts": 7}, '"num_experts" is 7'),
         ({"sliding_window": None}, '"sliding_window" is None.*2 or more'),
         ({"swiglu_limit": 0.0}, "clamp: expected a number greater than 0"),
-        ({"swiglu_alpha": 0.0}, "beta: expected a number greater than 0"),
+        ({"swiglu_alpha": 0.0}, '"swiglu_alpha" is 0.0.*a number above 0'),
     ],
     "DeepseekV2ForCausalLM": [
         ({"norm_topk_prob": True}, '"norm_topk_prob" is True'),

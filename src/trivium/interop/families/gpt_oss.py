@@ -30,6 +30,8 @@ _YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, ORIGINAL_LENGTH
 def _read_layers(config: ConfigReader, tree: SpecTree) -> None:
     """Read RoPE (by default YaRN) and the windows (by default of every second layer)."""
     read_rope(config, tree, rope_options(config) or {**_YARN}, base=150_000.0)
+    if config.get("swiglu_alpha", 1.0) <= 0:
+        raise config.unsupported("swiglu_alpha", expected="a number above 0")
     window = config.get("sliding_window", None if "sliding_window" in config.file_keys else 128)
     read_layer_types(config, tree, window, lambda i: i % 2 == 0)
 
@@ -39,8 +41,6 @@ def _write_layers(spec: TransformerSpec, config: dict[str, Any]) -> None:
     ROPE_HOOK.write(spec, config)
     config["sliding_window"] = write_layer_types(spec, config) or 128
 
-
-_PROJECTIONS = {"gate_up": ("gate", "up"), "down": ("down",)}
 
 GPT_OSS = replace(
     LLAMA,
@@ -77,7 +77,7 @@ GPT_OSS = replace(
             "mlp.router": "feed_forward.router",
             **{
                 f"mlp.experts.{hf}_proj{end}": tuple(f"{_EXPERT}.{part}.{kind}" for part in parts)
-                for hf, parts in _PROJECTIONS.items()
+                for hf, parts in (("gate_up", ("gate", "up")), ("down", ("down",)))
                 for end, kind in (("", "weight"), ("_bias", "bias"))
             },
         }
