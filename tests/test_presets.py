@@ -70,6 +70,9 @@ PUBLISHED = {
     "qwen2-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
     # PEFT counts 6,245,533,696 in the released model with a LoRA adapter of 1,949,696.
     "chatglm2-6b": 6_243_584_000,
     "mamba-130m": 129_135_360,
@@ -100,7 +103,8 @@ PUBLISHED = {
 # whose 95 million have no vector for each of the 12,288 positions; Rae et al. 2021, table 1;
 # Hoffmann et al. 2022, tables A9 and 4; Parmar et al. 2024, section 2; the cards of the released
 # DistilBERTs; Conneau et al. 2019, and the card of nomic-embed-text-v2-moe for XLM-RoBERTa of the
-# base size; Goyal et al. 2021; Nussbaum et al. 2024; the README of Ettin.
+# base size; Goyal et al. 2021; Nussbaum et al. 2024; the README of Ettin; Yang et al. 2024; OpenAI
+# 2025, table 1.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
     "gpt3-350m": (356, 0.005),
@@ -122,6 +126,9 @@ ROUNDED = {
     "chinchilla-16b": (16_183, 0.0001),
     "chinchilla-70b": (70_000, 0.002),
     "nemotron-4-15b": (3_200 + 12_500, 0.005),
+    "qwen2-57b-a14b": (57_000, 0.01),
+    "gpt-oss-20b": (20_910, 0.0005),
+    "gpt-oss-120b": (116_830, 0.0005),
     "transformer-base": (65, 0.04),
     "transformer-big": (213, 0.01),
     "albert-base": (12, 0.03),
@@ -166,6 +173,7 @@ BODIES = {
 NOT_FILLED = (
     *("t5-3b", "t5-11b", "t5-v1.1-small", "palm-540b", "gemma2-2b", "gemma2-9b", "gemma2-27b"),
     *("qwen3-0.6b", "qwen3-4b", "qwen3-32b", "gemma3-1b"),
+    *("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b"),
 )
 # Family -> the size that its small ones are like; those of ModernBERT are made for short runs,
 # and those of Gemma 3 have fewer windows before a full layer.
@@ -218,13 +226,32 @@ def test_published_totals(name):
     assert num_parameters(presets[name]) == PUBLISHED[name]
 
 
-ACTIVE = {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.2, "deepseek-v2": 21.4, "deepseek-v3": 37.6}
+ACTIVE = {
+    "mixtral-8x7b": 12.9,
+    "mixtral-8x22b": 39.2,
+    "deepseek-v2": 21.4,
+    "deepseek-v3": 37.6,
+    "qwen1.5-moe-a2.7b": 2.7,
+    "qwen2-57b-a14b": 14.2,
+    "qwen3-235b-a22b": 22.2,
+}
 
 
 @pytest.mark.parametrize(("name", "billions"), ACTIVE.items())
 def test_published_totals_of_active_parameters(name, billions):
-    """Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion, DeepSeek-AI 21 and 37."""
+    """Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion, DeepSeek-AI 21 and 37.
+
+    Qwen Team 2024 and the reports of Qwen2 and Qwen3 say 2.7, 14 and 22.
+    """
     assert round(active_parameters(presets[name]) / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(("name", "billions"), {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}.items())
+def test_published_totals_of_active_parameters_without_the_embedding(name, billions):
+    """OpenAI 2025, table 1, whose totals have the output matrix and not the embedding."""
+    spec = presets[name]
+    active = active_parameters(spec) - spec.vocab_size * spec.d_model
+    assert round(active / 1e9, 2) == billions
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -66,6 +66,7 @@ OPTIONAL = {
     "datasets",
     "datatrove",
     "fsspec",
+    "llguidance",
     "lm_eval",
     "nltk",
     "py3langid",

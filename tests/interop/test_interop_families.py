@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hf_models import (
@@ -18,8 +20,9 @@ from hf_models import (
     transformers,
 )
 from hugging_face import options_of, ours_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+import trivium
 from trivium.errors import CheckpointError
 from trivium.interop.convert import from_hugging_face, hf_weight_map, to_hugging_face
 from trivium.interop.families import FAMILIES
@@ -164,11 +167,15 @@ def test_a_null_in_a_config_is_what_the_class_takes_for_one():
 
 @pytest.mark.parametrize(
     "case",
-    [Case("MixtralForCausalLM", each) for each in VARIANTS["MixtralForCausalLM"]],
+    [
+        Case(f"{family}ForCausalLM", changes)
+        for family in ("Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss")
+        for changes in VARIANTS[f"{family}ForCausalLM"]
+    ],
     ids=case_id,
 )
-def test_the_balance_loss_of_mixtral(case):
-    """Of all tokens, and of those that are not padding."""
+def test_the_auxiliary_loss(case):
+    """Of all tokens, and of those that are not padding; layers without experts have none."""
     original, inputs = hf_model(case), inputs_of(case)
     local, coefficient = ours_of(original), original.config.router_aux_loss_coef
     for some in (inputs, {"input_ids": inputs["input_ids"]}):
@@ -183,6 +190,8 @@ def test_the_balance_loss_of_mixtral(case):
         ("Mixtral", "block_sparse_moe.experts.4.w1"),
         ("DeepseekV2", "mlp.experts.4.gate_proj"),
         ("DeepseekV3", "mlp.experts.4.gate_proj"),
+        ("Qwen2Moe", "mlp.experts.4.gate_proj"),
+        ("Qwen3Moe", "mlp.experts.4.gate_proj"),
     ],
 )
 def test_experts_one_by_one_and_in_one_tensor(family, expert, tmp_path):
@@ -195,6 +204,47 @@ def test_experts_one_by_one_and_in_one_tensor(family, expert, tmp_path):
         again = from_hugging_face(options_of(original), tensors).state_dict()
         for key, weight in ours_of(original).state_dict().items():
             assert torch.equal(again[key], weight), (name, key)
+
+
+@pytest.mark.parametrize("name", ["Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"])
+def test_a_model_of_experts_without_any_is_written_by_its_family(name):
+    """All of its layers are dense, and only the activation of the experts is in use."""
+    case = Case(name, {"mlp_only_layers": [0, 1, 2], "hidden_act": "gelu"})
+    original, inputs = hf_model(case), inputs_of(case)
+    options, tensors = to_hugging_face(ours_of(original), original.config.model_type)
+    assert options["architectures"] == [name]
+    assert options["mlp_only_layers"] == [0, 1, 2]
+    again = reloaded(type(original), original, options, tensors)
+    with torch.no_grad():
+        assert_equal(hf_outputs(again, inputs), hf_outputs(original, inputs), inputs)
+
+
+def test_gpt_oss_in_mxfp4(tmp_path):
+    """A folder with packed experts, as the models are published, against `transformers`."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4}
+    original = hf_model(Case("GptOssForCausalLM", {**sizes, "num_hidden_layers": 2}))
+    original.float().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith("_proj")]:
+        experts, wide, out = tensors.pop(name).shape
+        shape = experts, out, wide // 32
+        for part, size, high in (("blocks", (*shape, 16), 256), ("scales", shape, 9)):
+            numbers = torch.randint(high, size, generator=generator) + 118 * (part == "scales")
+            tensors[f"{name}_{part}"] = numbers.to(torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, experts_implementation="eager"
+    )
+    lm = trivium.load(tmp_path)
+    own, other = lm.module.double(), ours_of(theirs.double()).state_dict()
+    for name, weight in own.state_dict().items():
+        assert torch.equal(weight, other[name]), name
+    lm.save_hf(tmp_path / "unpacked")
+    assert "quantization_config" not in (tmp_path / "unpacked" / "config.json").read_text()
 
 
 def test_deepseek_as_it_was_published():

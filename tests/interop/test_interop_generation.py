@@ -28,6 +28,7 @@ DECODERS = [
     *("Gemma3ForCausalLM", "Olmo2ForCausalLM", "GlmForCausalLM", "ModernBertDecoderForCausalLM"),
     *("PhiForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM"),
     *("OlmoForCausalLM", "Olmo3ForCausalLM", "NemotronForCausalLM"),
+    *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
 ]
 BOTH = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
 # Ours, and what the same options are called there.

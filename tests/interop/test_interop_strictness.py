@@ -110,6 +110,27 @@ REFUSED = {
         ({"num_local_experts": 4}, r"\[5, 24\].*\[4, 24\]"),
         ({"num_experts": 7}, '"num_experts" is 7'),
     ],
+    "Qwen2MoeForCausalLM": [
+        ({"decoder_sparse_step": 0}, '"decoder_sparse_step" is 0.*1 or more'),
+        ({"mlp_only_layers": "none"}, '"mlp_only_layers" is .none.*a list of layer indices'),
+        ({"num_experts_per_tok": 6}, "top_k=6 is more than num_experts=5"),
+        ({"num_experts": 4}, r"\[5, 24\].*\[4, 24\]"),
+        (
+            {"use_sliding_window": True, "sliding_window": None, "layer_types": None},
+            '"sliding_window" is None.*2 or more',
+        ),
+    ],
+    "Qwen3MoeForCausalLM": [
+        ({"decoder_sparse_step": 0}, '"decoder_sparse_step" is 0.*1 or more'),
+        ({"use_sliding_window": True, "sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
+    ],
+    "GptOssForCausalLM": [
+        ({"hidden_act": "gelu"}, '"hidden_act" is .gelu'),
+        ({"num_experts": 7}, '"num_experts" is 7'),
+        ({"sliding_window": None}, '"sliding_window" is None.*2 or more'),
+        ({"swiglu_limit": 0.0}, "clamp: expected a number greater than 0"),
+        ({"swiglu_alpha": 0.0}, '"swiglu_alpha" is 0.0.*a number above 0'),
+    ],
     "DeepseekV2ForCausalLM": [
         ({"norm_topk_prob": True}, '"norm_topk_prob" is True'),
         ({"topk_method": "noaux_tc"}, "\"topk_method\" is 'noaux_tc'.*'greedy'"),

@@ -42,6 +42,7 @@ def test_a_spec_that_is_accepted_runs(kind):
             {"qk_norm": spec.LayerNorm(), "qk_norm_over": "all-heads", "num_kv_heads": 1},
             {"qk_norm": spec.RMSNorm(weight=False), "qk_norm_place": "after-rotary"},
             {"soft_cap": 1.7},
+            {"sinks": True, "num_kv_heads": 1},
         ):
             biases = {"bias": bias, "key_bias": key_bias, "output_bias": output_bias}
             base = SPECS["bert" if not kind.supports_decoder else "gpt2"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import random_ids
+from small_models import SPECS, random_ids
 
 from trivium.models import build
 from trivium.presets import presets
@@ -21,6 +21,7 @@ TINY = [
     for name, preset in presets.items()
     if name.endswith("-tiny") and preset.kind == "transformer"
 ]
+TINY.append(pytest.param("gpt-oss"))  # of which there is no small preset
 # The loops over tokens of these mixers are unrolled, so that every length is compiled.
 LOOPS = {"mamba", "time-mixing"}
 
@@ -64,7 +65,7 @@ def steps(model, whole, shorter, shortest):
 
 @pytest.mark.parametrize("name", TINY)
 def test_blocks_have_no_graph_break_and_are_not_compiled_again(name):
-    described = presets[name].replace(vocab_size=64)
+    described = (SPECS if name in SPECS else presets)[name].replace(vocab_size=64)
     model, expected = build(described, seed=0), build(described, seed=0)
     model.compile_blocks(backend="eager", fullgraph=True)
     first, second = (32, 25, 23), (32, 29, 22)

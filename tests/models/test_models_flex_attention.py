@@ -23,9 +23,10 @@ LENGTH = 11
 
 
 def flex_layers(stack):
-    """The attention layers of a stack whose scores come from queries, keys and a bias only."""
+    """The attention layers without sinks whose scores come from queries, keys and a bias only."""
     scored = (spec.Disentangled, spec.TransformerXLPositions, spec.XLNetPositions)
-    return [each for each in stack.attentions if not isinstance(each.positions, scored)]
+    mixers = [each for each in stack.attentions if not each.sinks]
+    return [each for each in mixers if not isinstance(each.positions, scored)]
 
 
 FAMILIES = [
@@ -118,5 +119,7 @@ def test_layers_that_cannot_use_flex_attention_are_named(monkeypatch):
     assert model.use_flex_attention().startswith("FlexAttention computes 0 of 2 layers:")
     model = build(presets["deberta-tiny"].replace(vocab_size=64).with_dropout(0.0))
     assert model.use_flex_attention().startswith("FlexAttention computes 0 of 2 layers:")
+    model = build(ALL_SPECS["gpt-oss"])
+    assert model.use_flex_attention().startswith("FlexAttention computes 0 of 3 layers:")
     model = build(ALL_SPECS["llama"])  # heads of 10 dimensions
     assert model.use_flex_attention().startswith("FlexAttention computes 0 of 2 layers:")

@@ -290,13 +290,23 @@ def spec_that_keeps_activations(name):
             num_heads=4, head_dim=48, rotary_dim=16, value_dim=64, kv_rank=128, query_rank=96
         )
         return llama.replace(decoder=llama.decoder.with_layers(mixer=mixer))
+    if name == "gpt-oss":
+        decoder = presets["mixtral-mini"].decoder
+        [layer], oss = decoder.layers, presets["gpt-oss-20b"].decoder.layers[1]
+        expert = oss.feed_forward.expert.replace(d_ff=448)
+        layer = layer.replace(
+            mixer=layer.mixer.replace(sinks=True, bias=True),
+            feed_forward=layer.feed_forward.replace(expert=expert, router_bias=True),
+        )
+        stack = decoder.replace(layers=(layer,))
+        return presets["mixtral-mini"].replace(vocab_size=211, decoder=stack)
     return presets[name].replace(vocab_size=211)
 
 
 _BOTH_PRECISIONS = (
     *("bert-mini", "palm-mini", "mixtral-mini", "mamba-mini", "t5-mini", "bart-mini"),
     *("rwkv-mini", "performer-tiny", "linformer-mini", "sparse-transformer-tiny", "bigbird"),
-    "latent-attention",
+    *("latent-attention", "gpt-oss"),
 )
 
 

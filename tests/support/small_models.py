@@ -273,6 +273,21 @@ SPECS = {
         ),
         heads=(spec.LMHead(tied=True, soft_cap=2.3),),
     ),
+    "gpt-oss": _model(
+        embedding=spec.Embedding(),
+        decoder=_stack(
+            num_layers=3,
+            mixer=(
+                _rotary(num_heads=6, num_kv_heads=2, sinks=True, pattern=spec.Sliding(window=3)),
+                _rotary(num_heads=6, num_kv_heads=2, sinks=True),
+            ),
+            feed_forward=spec.MLP(
+                d_ff=29, activation=spec.Swish(beta=1.7), gated=True, clamp=0.3, up_offset=1
+            ),
+            norm=spec.RMSNorm(),
+        ),
+        heads=(spec.LMHead(tied=False),),
+    ),
     "sliding": _model(
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
         decoder=_stack(

@@ -86,6 +86,8 @@ def test_models_that_cannot_be_divided() -> None:
         parallelize(small_model("gpt2"), three)
     with pytest.raises(RecipeError, match="made of attention, mlp, sequential, transformer-xl"):
         parallelize(small_model("TransformerXLPositions"), two)
+    with pytest.raises(RecipeError, match="made of attention"):
+        parallelize(small_model("gpt-oss"), two)
     with pytest.raises(RecipeError, match="num_layer_groups"):
         parallelize(random_model(divisible(SPECS["albert"])), two, sequence_parallel=True)
     few = divisible(SPECS["gpt2"]).replace(vocab_size=3)

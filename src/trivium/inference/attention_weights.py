@@ -23,6 +23,7 @@ class AttentionWeights:
     """The attention weights of every layer, [B, N, T, S] each, first layer first.
 
     The weights of a query sum to 1 over S, or are all 0 if the query may not attend to any key.
+    With attention sinks their sum is less than 1: the rest is the weight of the sink.
 
     Args:
         encoder: the encoder's self-attention; empty if there is none.

@@ -16,30 +16,38 @@ _EXPONENT_BIAS = 127
 
 
 def unpack_mxfp4(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the tensors of a file in which MXFP4 matrices are unpacked to bfloat16.
+    """Return the tensors of a file in which MXFP4 matrices are unpacked.
+
+    The matrices get the dtype of the file's other numbers, which is bfloat16 in published files.
 
     A matrix NAME is stored as NAME_blocks, uint8 [..., O, I / 32, 16], and NAME_scales, uint8
     [..., O, I / 32]. The result has NAME, [..., I, O], as files without packed numbers do.
     """
     packed = [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]
     packed = [name for name in packed if name + _SCALES in tensors]
+    dtypes = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    dtype = next(dtypes, torch.bfloat16)
     unpacked = dict(tensors)
     for name in packed:
         blocks, scales = unpacked.pop(name + _BLOCKS), unpacked.pop(name + _SCALES)
-        unpacked[name] = unpack_blocks(blocks, scales).transpose(-2, -1)
+        unpacked[name] = unpack_blocks(blocks, scales, dtype).transpose(-2, -1)
     return unpacked
 
 
-def unpack_blocks(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Return the numbers of packed blocks, bfloat16 [..., O, I].
+def unpack_blocks(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the numbers of packed blocks, [..., O, I].
 
     Args:
         blocks: uint8 [..., O, I / 32, 16]; the lower four bits of a byte come first.
         scales: uint8 [..., O, I / 32], the exponent of two of each block, plus 127.
+        dtype: the dtype of the result. bfloat16 can represent all numbers of MXFP4.
     """
+    unpacked = torch.empty(*scales.shape, 32, dtype=dtype, device=blocks.device)
     if blocks.is_meta:
-        return torch.empty(*scales.shape[:-1], scales.shape[-1] * 32, device="meta")
+        return unpacked.flatten(-2)
     values = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=blocks.device)
-    numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
-    exponents = scales.int() - _EXPONENT_BIAS
-    return torch.ldexp(values[numbers], exponents[..., None]).flatten(-2).bfloat16()
+    exponents = scales.int()[..., None] - _EXPONENT_BIAS
+    for place, some, by in zip(unpacked, blocks, exponents, strict=True):  # one matrix at a time
+        numbers = torch.stack((some & 15, some >> 4), -1).flatten(-2).int()
+        place.copy_(torch.ldexp(values[numbers], by))
+    return unpacked.flatten(-2)

@@ -140,7 +140,7 @@ def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) 
     options, differences = _write_options(family, architecture, spec)
     weights, is_unreadable = _optional_weight_names(family, architecture, spec), False
     try:
-        with warnings.catch_warnings(action="ignore"):  # they are about files of users
+        with warnings.catch_warnings(action="ignore"):  # an option that is not read differs
             again = _comparable_fields(read_spec(family, architecture, options, weights))
     except TriviumError as error:
         differences.append(str(error).rstrip("."))

@@ -353,8 +353,8 @@ class LanguageModule(PartModule):
             return ""
         return (
             f"FlexAttention computes {len(flex)} of {len(blocks)} layers: it supports attention "
-            f"without dropout (model.dropout = 0) and without relative position embeddings, whose "
-            f"heads have at least {MIN_HEAD_DIM} dimensions."
+            f"without dropout (model.dropout = 0), relative position embeddings and attention "
+            f"sinks, whose heads have at least {MIN_HEAD_DIM} dimensions."
         )
 
     def logits(

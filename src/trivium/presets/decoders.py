@@ -69,7 +69,7 @@ def llama(
     d_ff: int,
     *,
     paper: str = "Touvron et al. 2023 (LLaMA)",
-    context: int = 2048,
+    context: int | None = 2048,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
     eps: float = 1e-5,

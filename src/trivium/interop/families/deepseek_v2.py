@@ -14,6 +14,7 @@ from trivium.interop.families.llama import CONFIG, read_rotary, weight_names, wr
 from trivium.interop.families.mixtral import MIXTRAL
 from trivium.interop.family import Hook, NameMap, Option, SpecTree, activation, hf_classes
 from trivium.interop.hf_config import ConfigReader
+from trivium.interop.sparse_layers import network_names
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.feed_forwards.experts import Experts
 from trivium.nn.mixers.latent_attention import LatentAttention
@@ -88,11 +89,7 @@ _WEIGHTS = weight_names(
         "self_attn.kv_b_proj": "mixer.key_value_up",
         "mlp.gate": "feed_forward.router",
         "mlp.gate.e_score_correction_bias": "feed_forward.correction",
-        **{
-            f"mlp.{hf}{part}_proj": f"feed_forward.{local}{part}"
-            for part in ("gate", "up", "down")
-            for hf, local in _NETWORKS.items()
-        },
+        **network_names(_NETWORKS),
     }
 )
 _KEPT = "vocab_size hidden_size num_hidden_layers num_attention_heads rms_norm_eps"

@@ -7,10 +7,11 @@ from typing import Any
 
 from trivium.interop.families.llama import ROPE_HOOK
 from trivium.interop.families.mistral import read_window, write_window
-from trivium.interop.families.qwen2_moe import EXPERTS, MOE_FIXED, QWEN2_MOE, sparse_layers_hook
+from trivium.interop.families.qwen2_moe import MOE_CONFIG, MOE_FIXED, QWEN2_MOE
 from trivium.interop.families.qwen3 import NORM_EPS, QK_NORMS, QWEN3
 from trivium.interop.family import Hook, Option, SpecTree, decoder_classes, kv_heads_option
 from trivium.interop.hf_config import ConfigReader
+from trivium.interop.sparse_layers import EXPERTS, SparseLayers
 from trivium.models.transformer import TransformerSpec
 
 
@@ -47,5 +48,5 @@ QWEN3_MOE = replace(
     peft_unsupported=("gate",),
     weights={**QWEN2_MOE.weights, **QK_NORMS},  # type: ignore[dict-item]
     ignored="output_router_logits",
-    hooks=(ROPE_HOOK, Hook(_read_window, _write_window), sparse_layers_hook(6144)),
+    hooks=(ROPE_HOOK, Hook(_read_window, _write_window), SparseLayers(MOE_CONFIG, 6144).hook),
 )

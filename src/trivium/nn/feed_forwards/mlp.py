@@ -60,13 +60,12 @@ class MLP(FeedForward):
         """Return the number of activation elements per token kept for the backward pass.
 
         Each hidden unit counts before and after the activation: relu keeps only one of the two,
-        and a `Swish` also keeps its sigmoid. A gate adds two elements per hidden unit, and
-        clamping and an offset add one for each tensor that they change. Dropout adds two, its mask
-        and its output.
+        and a `Swish` also keeps its sigmoid. A gate adds two elements per hidden unit, and clamping
+        two more, the inputs of both clamps. Dropout adds two, its mask and its output.
         """
         needed = 1 if self.activation == "relu" else 3 if isinstance(self.activation, Swish) else 2
-        changed = (2 if self.clamp is not None else 0) + self.up_offset
-        return self.d_ff * (needed + (2 if self.gated else 0) + changed + 2 * bool(self.dropout))
+        clamped = 2 if self.clamp is not None else 0
+        return self.d_ff * (needed + (2 if self.gated else 0) + clamped + 2 * bool(self.dropout))
 
     def with_dropout(self, dropout: float) -> Self:
         """Return the spec with another dropout rate, or unchanged if the rate is 0."""
