@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from trivium.errors import SpecError
@@ -51,7 +52,22 @@ def rope_options(config: ConfigReader, kind: str | None = None) -> dict[str, Any
     rope = {**(given if kind is None else given.get(kind) or {}), **older}
     if "type" in older:
         rope["rope_type"] = older.get("rope_type", rope.pop("type"))
+    if kind is not None:
+        drop_truncate(rope, kind)
     return {name: value for name, value in rope.items() if value is not None}
+
+
+def drop_truncate(rope: dict[str, Any], kind: str) -> None:
+    """Remove "truncate" from the options of a layer type, where `transformers` does not read it.
+
+    Warns if the option is false.
+    """
+    if rope.pop("truncate", True) is False:
+        warnings.warn(
+            f'config.json: "truncate" in the RoPE options for "{kind}" is not read, because '
+            "transformers does not read it in the options of a layer type.",
+            stacklevel=2,
+        )
 
 
 def read_rope(

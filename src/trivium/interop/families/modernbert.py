@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from trivium.interop.families.llama import ORIGINAL_LENGTH, rope_parameters, rotary_fields
+from trivium.errors import SpecError
+from trivium.interop.families.llama import (
+    ORIGINAL_LENGTH,
+    drop_truncate,
+    rope_parameters,
+    rotary_fields,
+)
 from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
     QKV,
@@ -58,12 +63,7 @@ def read_layer_rotary(
         raise config.unsupported("rope_parameters", expected=expected)
     base = config.require(old_name, default) if old_name else default
     rope = {**(kinds.get(kind) or {}), **(config.get(older, {}) if older else {})}
-    if rope.pop("truncate", True) is False:
-        warnings.warn(
-            f'config.json: "truncate" in the RoPE options for "{kind}" is not read, because '
-            "transformers does not read it in the options of a layer type.",
-            stacklevel=2,
-        )
+    drop_truncate(rope, kind)
     if ORIGINAL_LENGTH in rope:  # each layer type has its own
         config = config.with_option(ORIGINAL_LENGTH, rope[ORIGINAL_LENGTH])
     return Rotary.model_validate(rotary_fields(config, rope, base))
@@ -72,12 +72,16 @@ def read_layer_rotary(
 def rotary_by_layer_type(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
     """Return layer type ("full_attention" or "sliding_attention") -> RoPE.
 
-    For a type that no layer has, the RoPE has the base in `bases`.
+    For a type that no layer has, the RoPE has the base in `bases`. Raises SpecError for a YaRN
+    scaling without `truncate`, which `transformers` does not read for a layer type.
     """
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
         if isinstance(mixer.positions, Rotary):  # others differ when the config is read back
             rotary[SLIDING if isinstance(mixer.pattern, Sliding) else FULL] = mixer.positions
+    for positions in rotary.values():
+        if not getattr(positions.scaling, "truncate", True):
+            raise SpecError("positions.scaling.truncate = False for a layer type")
     return rotary
 
 
