@@ -100,7 +100,10 @@ def load(
         hf = read_folder(
             folder, lowercase=lowercase, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys
         )
-        lm = LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+        source = hf.source_tokenizer
+        lm = LanguageModel(
+            hf.module.spec, hf.module, hf.tokenizer, hf.settings, source_tokenizer=source
+        )
         dtype = dtype or _most_common_dtype(lm.module)
     else:
         lm = _load_folder(folder, on_meta=on_meta, verify=verify)

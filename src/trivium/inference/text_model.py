@@ -402,9 +402,12 @@ class TextModel:
         text = template.render(messages, add_generation_prompt=True, tools=tools, **variables)
         return prompt_ids(self, text)
 
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of prompts or sources. Warns if sources are truncated to `max_length`."""
-        prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
+    def prompts(self, texts: Sequence[str], *, first: Sequence[int] = ()) -> list[list[int]]:
+        """Return the ids of prompts or sources, each with the ids `first` at the start.
+
+        Warns if sources are truncated to `max_length`.
+        """
+        prompts, limit = [[*first, *prompt_ids(self, text)] for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
             suffix = self.source_template.after
             long = [ids for ids in prompts if len(ids) > limit]

@@ -16,7 +16,7 @@ from trivium.inference.sampling_params import BeamSearchOptions, GenerationOptio
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import TextStream
-from trivium.text.languages import find_language, list_languages
+from trivium.text.languages import find_language, is_source_token, list_languages
 
 Texts = TypeVar("Texts", str, list[str])
 
@@ -205,8 +205,9 @@ class GenerationMixin(TextModel):
             source_language: the language of the texts for a multilingual model, such as "en_XX"
                 (mBART), "eng_Latn" (NLLB) or "en" (M2M-100). Its token replaces the language token
                 that the tokenizer adds. None leaves the source language of the tokenizer.
-            target_language: the language of the outputs, whose token is forced as the first token.
-                None uses the first token in the model's settings.
+            target_language: the language of the outputs, whose token is forced as the first token,
+                or precedes the source ("fra" for `>>fra<<` of Marian). None uses the first token in
+                the model's settings.
             max_new_tokens: the maximum number of tokens of an output. By default it is the model's
                 own limit, else twice the number of source tokens plus 16, but at most 256. A
                 warning is given if an output reaches this default limit.
@@ -229,13 +230,16 @@ class GenerationMixin(TextModel):
                     f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
                     f"text with one of {known}."
                 )
-        sources = self.prompts([prefix + each for each in texts])
-        if source_language is not None:
-            self._set_source_language(sources, source_language)
-        rules = self.generation_rules
+        rules, first = self.generation_rules, list[int]()
         if target_language is not None:
             language = find_language(self.text_tokenizer, target_language)
-            rules = replace(rules, forced_start=(language,))
+            if is_source_token(self.text_tokenizer.tokens[language]):
+                first = [language]
+            else:
+                rules = replace(rules, forced_start=(language,))
+        sources = self.prompts([prefix + each for each in texts], first=first)
+        if source_language is not None:
+            self._set_source_language(sources, source_language)
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens
             for each in sources
