@@ -174,5 +174,7 @@ def test_two_tokenizers_of_another_kind_are_refused(tmp_path):
     bpe = trivium.Tokenizer.train("bpe", texts=TEXTS * 9, vocab_size=200, progress=False)
     words = trivium.Tokenizer.train("unigram", texts=TEXTS * 9, vocab_size=200, progress=False)
     for other in (bpe, words):
-        with pytest.raises(SpecError, match="the target tokenizer is not one of them"):
+        with pytest.raises(
+            SpecError, match="the target tokenizer is not a SentencePiece model of Marian"
+        ):
             write_marian_tokenizers(tmp_path, source, other, {})

@@ -62,6 +62,16 @@ def read_marian_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     )
 
 
+def marian_problem(source: Tokenizer, target: Tokenizer) -> str:
+    """Return why two tokenizers cannot be written as those of Marian, or "" if they can."""
+    for side, tokenizer in (("source", source), ("target", target)):
+        missing = [token for token in _ROLES.values() if tokenizer.token_to_id(token) is None]
+        problem = f"it has no {missing[0]}" if missing else sentencepiece_problem(tokenizer.backend)
+        if problem:
+            return f"the {side} tokenizer is not a SentencePiece model of Marian: {problem}"
+    return ""
+
+
 def write_marian_tokenizers(
     folder: Path, source: Tokenizer, target: Tokenizer, options: Mapping[str, Any]
 ) -> None:
@@ -71,15 +81,12 @@ def write_marian_tokenizers(
 
     Raises SpecError if one of them cannot be written as a SentencePiece file.
     """
-    for side, tokenizer in (("source", source), ("target", target)):
-        missing = [token for token in _ROLES.values() if tokenizer.token_to_id(token) is None]
-        problem = f"it has no {missing[0]}" if missing else sentencepiece_problem(tokenizer.backend)
-        if problem:
-            raise SpecError(
-                "this model with a source tokenizer of its own cannot be exported: only Marian's "
-                f"two SentencePiece files can hold them, and the {side} tokenizer is not one of "
-                f"them: {problem}. Train a model without model.separate_vocabularies."
-            )
+    if problem := marian_problem(source, target):
+        raise SpecError(
+            "this model with a source tokenizer of its own cannot be exported: only Marian's two "
+            f"SentencePiece files can hold two tokenizers, but {problem}. Train a model without "
+            "model.separate_vocabularies."
+        )
     vocabularies = [one.backend.get_vocab(with_added_tokens=True) for one in (source, target)]
     separate = vocabularies[0] != vocabularies[1]
     for name, tokenizer in ((SOURCE_PIECES, source), (TARGET_PIECES, target)):
