@@ -87,7 +87,7 @@ class Llama3Scaling(RotaryScaling):
     def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies scaled as in Llama 3.1, and an attention factor of 1."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
+        turns = self.original_max_length / (2 * math.pi / frequency)  # in the original length
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         return kept * frequency + (1.0 - kept) * frequency / self.factor, 1.0
 

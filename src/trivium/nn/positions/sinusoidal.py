@@ -80,5 +80,9 @@ def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool 
 
 
 def frequencies(base: float, width: int, device: torch.device | None = None) -> Tensor:
-    """Return the frequency base^(-2i / D) of each pair i of dimensions: float32 [ceil(D / 2)]."""
-    return base ** -(torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    """Return the frequency base^(-2i / D) of each pair i of dimensions: float32 [ceil(D / 2)].
+
+    It is computed as the reciprocal of a power, so that it is rounded as in `transformers`.
+    """
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+    return 1.0 / base**exponents
