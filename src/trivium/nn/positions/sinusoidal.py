@@ -98,5 +98,8 @@ def frequencies(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the frequency base^(-2i / D) of each pair i of dimensions: [ceil(D / 2)]."""
-    return base ** -(torch.arange(0, width, 2, dtype=dtype, device=device) / width)
+    """Return the frequency base^(-2i / D) of each pair i of dimensions: [ceil(D / 2)].
+
+    It is computed as the reciprocal of a power, so that it is rounded as in `transformers`.
+    """
+    return 1.0 / base ** (torch.arange(0, width, 2, dtype=dtype, device=device) / width)
