@@ -51,6 +51,10 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
+class ToolFormatError(TokenizerError):
+    """The chat template does not render tools, or writes calls in an unknown format."""
+
+
 class _MalformedError(Exception):
     """Raised if a text does not contain calls, whatever follows."""
 
@@ -332,11 +336,11 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat:
     The template renders a conversation with a call. The format is the one that reads this call back
     from the rendered text.
 
-    Raises TokenizerError if the template does not render tools or tool calls, or writes calls in a
+    Raises ToolFormatError if the template does not render tools or tool calls, or writes calls in a
     format that is not known.
     """
     if not template.reads_tools:
-        raise TokenizerError(
+        raise ToolFormatError(
             "the chat template of this model does not render tools, so that the model would not "
             "see them: leave tools out, or use a model whose template has them."
         )
@@ -357,7 +361,7 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat:
     except TokenizerError as error:
         reason = str(error)
     if name not in written:
-        raise TokenizerError(
+        raise ToolFormatError(
             "it is unknown how this model writes tool calls, because its chat template does not "
             f"render a message with a call: {reason}"
         )
@@ -369,7 +373,7 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat:
     for long, short in ((name, "f"), ("x2718281828", "x"), ("y1618033988", "y")):
         written = written.replace(long, short)
     known = ", ".join(each.name for each in TOOL_FORMATS)
-    raise TokenizerError(
+    raise ToolFormatError(
         "the chat template of this model writes tool calls in a format that cannot be read: a call "
         f"of f with x = y is written as {shorten(written.strip(), 200)!r}. The formats that can be "
         f"read are {known}."
