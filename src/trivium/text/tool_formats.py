@@ -22,6 +22,8 @@ from trivium.errors import TokenizerError, shorten
 from trivium.text.chat_template import ChatTemplate
 from trivium.text.reasoning import ReasoningReader
 
+_MAX_MALFORMED = 32
+"""After this number of malformed calls, the rest of a text is content, so that reading is fast."""
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
 
 
@@ -76,7 +78,7 @@ class ToolFormat(ABC):
     names: ClassVar[tuple[str, ...]]
     """The texts of the format that are special tokens in some tokenizers."""
     ends: ClassVar[str]
-    """The characters with which calls can end."""
+    """The characters with which complete calls end."""
     begins_with_json: ClassVar[bool] = False
     """Whether a message that begins with "{" may be a call, too."""
     is_parallel: ClassVar[bool] = True
@@ -102,7 +104,7 @@ class ToolFormat(ABC):
 class HermesFormat(ToolFormat):
     """The format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
 
-    name, marker, ends = "Hermes", "<tool_call>", ">}"
+    name, marker, ends = "Hermes", "<tool_call>", ">"
     names = ("<tool_call>", "</tool_call>")
     separator = "\n"
     after_arguments = "}\n</tool_call>"
@@ -264,7 +266,7 @@ class ToolCallReader:
 
     def __init__(self, format: ToolFormat) -> None:
         self._format = format
-        self._held, self._space = "", ""
+        self._held, self._space, self._num_malformed = "", "", 0
         self._has_content, self._after_call = False, False
 
     def push(self, piece: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
@@ -286,6 +288,7 @@ class ToolCallReader:
                 if isinstance(error, _IncompleteError) and not is_last:
                     break
                 # The beginning of the call is content. The text after it is read again.
+                self._num_malformed += 1
                 marked = self._held.startswith(self._format.marker)
                 content += self._take_content(len(self._format.marker) if marked else 1)
                 continue
@@ -303,6 +306,8 @@ class ToolCallReader:
         If no call follows, the characters after the content may be the beginning of a marker.
         """
         text, marker = self._held, self._format.marker
+        if self._num_malformed >= _MAX_MALFORMED:
+            return len(text), False
         if self._format.begins_with_json and not self._has_content:
             before = re.match(r"\s*;?\s*" if self._after_call else r"\s*", text)
             assert before is not None
