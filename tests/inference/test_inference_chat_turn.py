@@ -17,7 +17,9 @@ from serving import TEXT, transformer
 
 from trivium.errors import TokenizerError, TriviumError
 from trivium.inference.chat_turn import ChatTurn
+from trivium.inference.constraint import Constraint
 from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.speculative import PromptLookup
 from trivium.inference.text_stream import TextStream
 from trivium.interop.settings import Settings
@@ -245,3 +247,49 @@ def test_tools_that_cannot_be_used_are_refused(models):
     plain = LanguageModel(lm.spec, lm.module, lm.tokenizer, Settings(chat_template="{{ 1 }}"))
     with pytest.raises(TokenizerError, match="does not render tools"):
         plain.chat([USER], tools=[CLOCK])
+
+
+def follows(lm: LanguageModel, grammar: str, text: str) -> bool:
+    """Whether a complete text follows a grammar, token by token."""
+    tokenizer, stop_ids = lm.text_tokenizer, lm.generation_rules.stop_ids
+    constraint = Constraint(tokenizer, stop_ids, grammar)
+    for token_id in tokenizer.reading("special").encode(text, add_special_tokens=False).ids:
+        allowed = constraint.allowed_tokens(tokenizer.vocab_size)
+        assert allowed is not None
+        if not allowed[token_id]:
+            return False
+        constraint.append(token_id)
+    allowed = constraint.allowed_tokens(tokenizer.vocab_size)
+    assert allowed is not None
+    return constraint.is_complete or bool(allowed[[*stop_ids]].any())
+
+
+@pytest.mark.parametrize("special", [(), SPECIAL[1:]], ids=["text", "special"])
+@pytest.mark.parametrize("name", ["hermes", "thinking", "llama", "mistral", "mistral-args"])
+def test_strict_calls_follow_their_schemas(name, special):
+    lm = make(name, *special)
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    turn = ChatTurn(lm, [USER], tools=[strict, CLOCK])
+    assert turn.prompt_ids == ChatTurn(lm, [USER], tools=[WEATHER, CLOCK]).prompt_ids
+    grammar = turn.request(lm.sampling_params(turn.prompt_ids, {})).params.grammar
+    assert ChatTurn(lm, [USER], tools=[CLOCK]).request(SamplingParams()).params.grammar is None
+    assert grammar is not None
+
+    def write(tool: str, arguments: str) -> str:
+        form = turn._format
+        assert form is not None
+        start = form.opening + form.before_arguments(tool)
+        return start + arguments + form.after_arguments + form.closing
+
+    good, free = write("weather", '{"city": "Rome", "days": 3}'), write("clock", '{"a": [1]}')
+    for text in ("", "It is [sunny] in <Rome>.", good, free):
+        assert follows(lm, grammar, text), text
+    for arguments in ('{"city": "Oslo", "days": 3}', '{"city": "Rome"}'):
+        assert not follows(lm, grammar, write("weather", arguments))
+    assert not follows(lm, grammar, write("f", "{}"))
+    assert not follows(lm, grammar, f"So {write('f', '{}')}") or name == "llama"
+    if name != "llama":
+        for text in (f"I see. {good}", f"{good}\n{free} Well."):
+            assert follows(lm, grammar, text), text
+    if name == "thinking":
+        assert follows(lm, grammar, f"<think>So</think>\n\n{good}")

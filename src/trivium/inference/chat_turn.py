@@ -6,17 +6,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from trivium.errors import TriviumError, did_you_mean
-from trivium.inference.constraint import Constraint, json_rule, literal, output_rule
+from trivium.inference.chat_grammar import call_rules, content_rule, reasoning_rules, text_rules
+from trivium.inference.constraint import Constraint
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel, prompt_ids
-from trivium.text import Tokenizer
 from trivium.text.chat_template import TEMPLATE_VARIABLES, Message, Tools, read_arguments
 from trivium.text.reasoning import END_THINK, THINK, ReasoningReader, opens_reasoning
 from trivium.text.tool_formats import ToolCall, ToolCallReader, ToolFormat, find_tool_format
@@ -100,7 +99,8 @@ class ChatTurn:
     Args:
         lm: the model, which has a chat template.
         messages: the messages so far, in OpenAI's format.
-        tools: the tools that the model may call: functions with a JSON schema.
+        tools: the tools that the model may call: functions with a JSON schema. The arguments of
+            functions with `"strict": True` always follow their schema.
         tool_choice: whether the model may or must call tools.
         parallel_tool_calls: whether the message may have several calls. If not, the message ends
             after the first call.
@@ -136,8 +136,17 @@ class ChatTurn:
         has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
         template = lm.get_chat_template(tools=has_tools)
         self._functions = functions if tools else {}
+        strict = {
+            str(tool["function"]["name"]) for tool in tools or () if tool["function"].get("strict")
+        }
+        self._is_strict = bool(strict)
+        self._strict_functions = {
+            name: schema if name in strict else {"type": "object"}
+            for name, schema in self._functions.items()
+        }
         self._format = find_tool_format(template) if tools else None
-        prompt = template.render(messages, add_generation_prompt=True, tools=tools, **variables)
+        shown = [_without_strict(tool) for tool in tools or ()]
+        prompt = template.render(messages, add_generation_prompt=True, tools=shown, **variables)
         self.prompt_ids = prompt_ids(lm, prompt)
         self._in_reasoning = opens_reasoning(prompt)
         closed = prompt.rstrip().endswith(END_THINK)
@@ -188,34 +197,35 @@ class ChatTurn:
 
     def _constrain(self, params: SamplingParams) -> SamplingParams:
         """Return the options with a grammar for the whole text, if the text is constrained."""
-        tokenizer, stop_ids = self._lm.text_tokenizer, self._lm.generation_rules.stop_ids
-        constraint = next((name for name in _CONSTRAINTS if getattr(params, name)), None)
-        if params.json_schema is not None:  # {} allows any JSON
-            constraint = "json_schema"
-        if self._required:
-            if constraint is not None:
-                raise TriviumError(
-                    f"tool_choice requires a call, and {constraint} constrains the text: set one."
-                )
-            rules, option = ["message: calls"], "the tools"
-        elif constraint is not None and (self._format is not None or self._may_reason):
-            output = output_rule(
-                json_schema=params.json_schema, regex=params.regex, choices=params.choices
+        tokenizer, format = self._lm.text_tokenizer, self._format
+        given = [name for name in _CONSTRAINTS if getattr(params, name) not in (None, ())]
+        if self._required and given:
+            raise TriviumError(
+                f"tool_choice requires a call, and {given[0]} constrains the text: set one."
             )
-            output = output or f"%lark {{\n{params.grammar}\n}}"
-            body = "output" if self._format is None else "calls | output"
-            rules, option = [f"message: {body}", f"output: {output}"], constraint
+        rules, option = list[str](), given[0] if given else "the tools"
+        if self._required:
+            message, functions = "calls", self._required
+        elif given and (format is not None or self._may_reason):
+            message, functions = "output" if format is None else "calls | output", self._functions
+            rules.append(f"output: {content_rule(params)}")
+        elif format is not None and self._is_strict:
+            message, functions = "(before_call calls)* text", self._strict_functions
+            if format.begins_with_json:
+                message = "calls | text"
+            rules += text_rules(format, tokenizer)
         else:
             return params
-        if self._format is not None:
-            rules += _call_rules(
-                self._format, self._required or self._functions, tokenizer, self._parallel
+        if format is not None:
+            after_text = message.startswith("(")
+            rules += call_rules(
+                format, functions, tokenizer, parallel=self._parallel, after_marker=after_text
             )
         thinking = "thinking " if self._in_reasoning else "thinking? " if self._may_reason else ""
         if thinking:
-            rules += _reasoning_rules(tokenizer, is_open=self._in_reasoning)
-        grammar = "\n".join([f'start: " "? {thinking}message', *rules, ""])
-        Constraint(tokenizer, stop_ids, grammar, option)  # raises an error early
+            rules += reasoning_rules(tokenizer, is_open=self._in_reasoning)
+        grammar = "\n".join([f'start: " "? {thinking}message', f"message: {message}", *rules, ""])
+        Constraint(tokenizer, self._lm.generation_rules.stop_ids, grammar, option)  # may raise
         free = dict.fromkeys(_CONSTRAINTS, None) | {"choices": (), "grammar": grammar}
         return params.replace(**free)
 
@@ -244,6 +254,12 @@ def _read_functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
             raise TriviumError(f"the parameters of the tool {name!r} are not a JSON schema.")
         functions[name] = schema
     return functions
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool without `strict`, which is not for the model to read."""
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
 
 
 def _find_required(
@@ -292,52 +308,3 @@ def _complete_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             message = {"name": names[call_id], **message}
         completed.append(message)
     return completed
-
-
-def _call_rules(
-    format: ToolFormat,
-    functions: Mapping[str, Mapping[str, Any]],
-    tokenizer: Tokenizer,
-    parallel: bool,
-) -> list[str]:
-    """Return the rules of a Lark grammar for calls of functions. The first rule is `calls`."""
-    write = functools.partial(_write_text, tokenizer=tokenizer, names=format.names)
-    calls = [f"call_{index}" for index in range(len(functions))]
-    more = f"({write(format.separator)} call)*" if parallel and format.is_parallel else ""
-    return [
-        f"calls: {write(format.opening)} call {more} {write(format.closing)}",
-        f"call: {' | '.join(calls)}",
-        *(
-            f"{call}: {write(format.before_arguments(name))} {json_rule(schema)} "
-            f"{write(format.after_arguments)}"
-            for call, (name, schema) in zip(calls, functions.items(), strict=True)
-        ),
-    ]
-
-
-def _reasoning_rules(tokenizer: Tokenizer, *, is_open: bool) -> list[str]:
-    """Return the rules of a Lark grammar for reasoning. The first rule is `thinking`.
-
-    `is_open` is whether the prompt has already begun the reasoning.
-    """
-    special = tokenizer.special_tokens
-    start = "" if is_open else _write_text(THINK, tokenizer=tokenizer, names=(THINK,))
-    rules = [rf"thinking: {start} reasoning /[ \n]{{0,4}}/"]
-    if END_THINK in special:
-        return [*rules, rf"reasoning: /(?s:.*)/ <[{special[END_THINK]}]>"]
-    return [*rules, rf"reasoning[suffix={literal(END_THINK)}]: /(?s:.*)/"]
-
-
-def _write_text(text: str, *, tokenizer: Tokenizer, names: Sequence[str]) -> str:
-    """Return a text as a sequence of literals and special tokens of a Lark grammar.
-
-    `names` are the texts that are special tokens if the tokenizer has them.
-    """
-    special = next(
-        (name for name in names if name in tokenizer.special_tokens and name in text), ""
-    )
-    if not special:
-        return literal(text) if text else ""
-    before, _, after = text.partition(special)
-    write = functools.partial(_write_text, tokenizer=tokenizer, names=names)
-    return f"{write(before)} <[{tokenizer.special_tokens[special]}]> {write(after)}"

@@ -97,8 +97,6 @@ def _make_turn(lm: LanguageModel, request: ChatRequest) -> ChatTurn:
     used with the model.
     """
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-    for tool in tools:
-        tool["function"].pop("strict", None)  # not for the model to read
     choice: ToolChoice = "auto"
     if isinstance(request.tool_choice, str):
         choice = request.tool_choice

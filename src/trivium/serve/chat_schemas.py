@@ -78,8 +78,8 @@ class FunctionDefinition(StrictModel):
     parameters: dict[str, Any] | None = Field(None, description="The JSON schema of the arguments.")
     strict: bool | None = Field(
         None,
-        description="Accepted without effect: calls that tool_choice requires always follow the "
-        "schema, and other calls are not constrained.",
+        description="Whether the arguments follow the schema also if the model itself decides to "
+        "call the function. Calls that tool_choice requires always follow it.",
     )
 
 
