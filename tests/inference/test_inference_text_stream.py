@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,3 +105,26 @@ def test_tokens_that_are_no_whole_characters_show_their_bytes():
     ids = list(tokenizer.encode("a\u5929b", add_special_tokens=False).ids)
     texts = token_texts(tokenizer, list(zip([None, *ids], ids)))
     assert texts == ["a", r"\xe5", r"\xa4", r"\xa9", "b"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_shown_special_tokens_are_part_of_the_text(data):
+    special = ["<|endoftext|>", "<unk>", "[CALL]", "[ARGS]"]
+    for kind in ("byte-bpe", "bpe", "unigram"):
+        tokenizer = special_tokenizer(kind, tuple(special))
+        shown = [tokenizer.token_to_id(name) for name in ("[CALL]", "[ARGS]")]
+        hidden = {*tokenizer.special_ids} - {*shown}
+        ordinary = st.integers(0, tokenizer.vocab_size - 1)
+        ids = data.draw(st.lists(ordinary | st.sampled_from(sorted(tokenizer.special_ids))))
+        stream = TextStream(tokenizer, shown_ids=shown)
+        text = "".join([*map(stream.push, ids), stream.finish()])
+        kept = [token_id for token_id in ids if token_id not in hidden]
+        assert text == tokenizer.decode(kept, skip_special_tokens=False)
+
+
+@functools.cache
+def special_tokenizer(kind: str, special: tuple[str, ...]) -> Tokenizer:
+    return Tokenizer.train(
+        kind, texts=TEXT * 5, vocab_size=300, special_tokens=[*special], progress=False
+    )

@@ -18,8 +18,8 @@ from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives.chat import Chat, Conversation
 from trivium.presets import presets
-from trivium.serve.generation import _encode_conversation as serving_ids
-from trivium.serve.schemas import ChatMessage
+from trivium.serve.chat_completion import _make_turn
+from trivium.serve.chat_schemas import ChatMessage, ChatRequest
 from trivium.text import chat_template
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import defaults
@@ -174,7 +174,7 @@ def test_a_conversation_begins_alike_in_training_serving_and_generation(family):
         rendered = ChatTemplate.of(template, tokenizer).render(messages, add_generation_prompt=True)
         assert prompt_ids(lm, rendered) == ids
         served = [ChatMessage(**message) for message in messages]
-        assert serving_ids(lm, served) == ids
+        assert _make_turn(lm, ChatRequest(model="lm", messages=served)).prompt_ids == ids
         row = Chat().encode([one], lm).take([0]).input_ids[0].tolist()
         assert row[: len(ids)] == ids
         expected = hf.apply_chat_template(

@@ -21,11 +21,12 @@ from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.serve import create_app
 from trivium.serve.api_error import ApiError
+from trivium.serve.chat_schemas import ChatMessage, ChatRequest
 from trivium.serve.endpoints import ENDPOINTS, ScoreRequest, score
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ServedModel, parse_model_arguments
-from trivium.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+from trivium.serve.schemas import CompletionRequest, StreamOptions
 from trivium.serve.server import find_allowed_hosts, listen
 
 NONSENSE: list[Any] = [
@@ -139,7 +140,7 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
             "prompt is missing; there is no field input, did you mean prompt? /docs",
         ),
         ("completions", [7], "the body must be a JSON object; "),
-        ("chat/completions", chat, "messages[0].content is missing; "),
+        ("chat/completions", chat, "messages[0].content is missing, but a message of the role"),
         ("chat/completions", {**chat, "messages": [image]}, "messages[0].content[0].type is "),
     ):
         error = check_error(served.post(path, body), 400)
@@ -418,16 +419,13 @@ def test_scores_of_positions_without_an_end_have_the_limit_of_prompts():
 
 
 NOT_SUPPORTED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{"name": "f"}],
-    "tool_choice": "required",
     "reasoning_effort": "low",
     "verbosity": "low",
     "modalities": ["audio"],
     "audio": {"voice": "x"},
     "prediction": {"type": "content"},
     "web_search_options": {"user_location": None},
-    "response_format": {"type": "json_object"},
 }
 
 
@@ -447,16 +445,16 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "tool", "content": "4", "tool_call_id": "1"},
         {"role": "function", "name": "f", "content": "4"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "content": "a", "function_call": CALL["function"]},
     ],
 )
-def test_messages_of_tools_are_refused_by_the_name_of_the_feature(served, message):
+def test_messages_of_functions_are_refused_by_the_name_of_the_feature(served, message):
     body = {"model": "decoder", "messages": [{"role": "user", "content": "a"}, message]}
     error = check_error(served.post("chat/completions", body), 400)
-    assert error["message"].endswith(": tools are not supported.")
+    assert error["message"].endswith(
+        ": functions are not supported: use tools, which replace them."
+    )
     assert error["param"] == "messages"
 
 

@@ -180,7 +180,7 @@ def test_fields_that_mean_nothing_here_are_accepted_and_others_refused(client):
     neutral = {
         "tools": [],
         "tool_choice": "none",
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": False,
         "service_tier": "auto",
         "modalities": ["text"],
         "audio": None,
@@ -196,11 +196,16 @@ def test_fields_that_mean_nothing_here_are_accepted_and_others_refused(client):
     assert "tool_calls" in history[1]
     assert ask(messages=history, **options).choices
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "f"}}]
     for field, wrong in (
-        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ("tools", {"tools": tools}),  # which the template does not render
+        ("tools", {"tools": [{"type": "function", "function": {"name": "f g"}}]}),
         ("tool_choice", {"tool_choice": "required"}),
         ("modalities", {"modalities": ["text", "audio"]}),
-        ("messages", {"messages": [{"role": "assistant", "content": "a", "tool_calls": [call]}]}),
+        ("messages", {"messages": [{"role": "user", "content": "a", "tool_calls": [call]}]}),
+        ("messages", {"messages": [{"role": "tool", "content": "a"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}),
+        ("chat_template_kwargs", {"extra_body": {"chat_template_kwargs": {"tools": []}}}),
     ):
         with pytest.raises(openai.BadRequestError) as error:
             ask(**{"messages": messages, **options, **wrong})

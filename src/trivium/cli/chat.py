@@ -54,7 +54,7 @@ def chat(
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     ).reading(special_tokens)
-    from trivium.inference.request import GenerationRequest
+    from trivium.inference.chat_turn import ChatTurn
 
     options = {**opt.drop_unset(options), "max_new_tokens": max_new_tokens}
     beginning = [] if system is None else [{"role": "system", "content": system}]
@@ -67,8 +67,8 @@ def chat(
             messages = [*beginning]
             continue
         messages.append({"role": "user", "content": line})
-        ids = lm.conversation_ids(messages)
-        request = GenerationRequest(ids, lm.sampling_params(ids, options), answers=True)
+        turn = ChatTurn(lm, messages)
+        request = turn.request(lm.sampling_params(turn.prompt_ids, options))
         engine = lm.engine_for([request], slots=1)
         try:
             for piece in engine.stream(engine.add(request)):
@@ -79,7 +79,7 @@ def chat(
             engine.cancel(request)
         typer.echo()
         lm.warn_of_lengths([request])
-        messages.append({"role": "assistant", "content": request.text})
+        messages.append(turn.read(request).to_message())
 
 
 def _read_messages() -> Iterator[str]:

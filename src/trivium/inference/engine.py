@@ -380,7 +380,8 @@ class _RequestState:
             constraint,
         )
         context = () if rules.decoder_start else request.prompt_ids
-        self._stream, self._stop = TextStream(tokenizer, context), StopStrings(params.stop)
+        self._stream = TextStream(tokenizer, context, shown_ids=request.shown_ids)
+        self._stop = StopStrings(params.stop)
         self._last = context[-1] if context else None
 
     @property
@@ -415,11 +416,14 @@ class _RequestState:
             top = request.params.top_logprobs or 0
             request.logprobs.append(token_logprob(self._tokenizer, last, token_id, logprobs, top))
         request.output_ids.append(token_id)
+        length = len(request.text)
         self._append_text(self._stop.push(self._stream.push(token_id)))
         if self._stop.matched:
             request.finish_reason = "stop"
-        elif (choices and not next_choice_ids(choices, request.output_ids, stop_ids)) or (
-            constraint is not None and constraint.is_complete
+        elif (
+            (choices and not next_choice_ids(choices, request.output_ids, stop_ids))
+            or (constraint is not None and constraint.is_complete)
+            or (request.is_complete is not None and request.is_complete(request.text[length:]))
         ):
             self.finish("stop")
         elif len(request.output_ids) >= self.limit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -52,6 +52,9 @@ class GenerationRequest:
         params: the sampling parameters.
         answers: whether the output is an answer in a conversation. If so, its leading space is
             removed, because the space only separates the answer from the prompt.
+        shown_ids: the special tokens whose names are part of the text, such as Mistral's
+            `[TOOL_CALLS]`.
+        is_complete: called with each new piece of the text; the text ends where it returns True.
 
     Attributes:
         output_ids: the generated tokens, without a stop id but including those of a stop string.
@@ -59,8 +62,9 @@ class GenerationRequest:
         text: the text generated so far; it excludes stop strings, a possible start of a stop
             string, and incomplete characters.
         logprobs: one entry per token of `output_ids` if `params.top_logprobs` is not None.
-        finish_reason: None while generating; "stop" (end of text, a stop string or a complete
-            choice), "length" (max_new_tokens reached, or no positions left), "cancelled".
+        finish_reason: None while generating; "stop" (end of text, a stop string, a complete
+            choice, or `is_complete`), "length" (max_new_tokens reached, or no positions left),
+            "cancelled".
         seed: the seed in the parameters, or a random seed.
         error: why the text was cancelled, if its constraint cannot be followed further.
     """
@@ -71,10 +75,12 @@ class GenerationRequest:
         params: SamplingParams | None = None,
         *,
         answers: bool = False,
+        shown_ids: Collection[int] = (),
+        is_complete: Callable[[str], bool] | None = None,
     ) -> None:
         self.prompt_ids = tuple(prompt_ids)
         self.params = params or SamplingParams()
-        self.answers = answers
+        self.answers, self.shown_ids, self.is_complete = answers, shown_ids, is_complete
         self.seed = secrets.randbits(31) if self.params.seed is None else self.params.seed
         self.output_ids: list[int] = []
         self.end_id: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers.decoders import DecodeStream
 
@@ -21,10 +21,19 @@ class TextStream:
         tokenizer: the tokenizer of the ids.
         context_ids: the tokens before the first token; they decide whether the text begins with a
             space.
+        shown_ids: the special tokens whose names are part of the text. The others are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = ()) -> None:
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context_ids: Sequence[int] = (),
+        *,
+        shown_ids: Collection[int] = (),
+    ) -> None:
+        self._tokenizer, self._skips_all = tokenizer, not shown_ids
+        self._hidden_ids = {*tokenizer.special_ids} - {*shown_ids} if shown_ids else set[int]()
+        self._stream = self._new_stream()
         self._held, self._known = list[int](), ""
         for token_id in context_ids[-_CONTEXT_TOKENS:]:
             self.push(token_id)
@@ -32,12 +41,14 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Add one token. Returns the characters that the token completes."""
+        if token_id in self._hidden_ids:
+            return ""
         self._held.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
         except Exception:  # a stray byte, which makes the character before it invalid
-            self._stream = DecodeStream(skip_special_tokens=True)
-            piece = self._tokenizer.decode(self._held)
+            self._stream = self._new_stream()
+            piece = self._decode(self._held)
         if piece is None:
             return ""
         known, self._known, self._held = self._known, "", []
@@ -45,7 +56,15 @@ class TextStream:
 
     def finish(self) -> str:
         """End the stream. Returns the text held back so far: that of an incomplete character."""
-        return self._tokenizer.decode(self._held).removeprefix(self._known)
+        return self._decode(self._held).removeprefix(self._known)
+
+    def _new_stream(self) -> DecodeStream:
+        """Return a decoder of `tokenizers` without any tokens."""
+        return DecodeStream(skip_special_tokens=self._skips_all)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens that are not hidden."""
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skips_all)
 
 
 class StopStrings:

@@ -10,12 +10,14 @@ from typing import Any, TypeVar, Unpack, get_args
 
 from trivium.errors import SpecError, TriviumError, shorten
 from trivium.inference.beam import beam_search
+from trivium.inference.chat_turn import ChatAnswer, ChatTurn, ToolChoice
 from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import BeamSearchOptions, GenerationOptions, SamplingOptions
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel, prepend_bos
 from trivium.inference.text_stream import TextStream
+from trivium.text.chat_template import Message, Tools
 from trivium.text.infilling import InfillTokens, Order
 from trivium.text.languages import find_language, is_source_token, list_languages
 
@@ -117,6 +119,60 @@ class GenerationMixin(TextModel):
                 engine.cancel(request)
 
         return stream_text()
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> ChatAnswer:
+        """Return the model's answer to a conversation: content, reasoning and tool calls.
+
+        The format of tool calls is that of the model's chat template. A malformed call stays part
+        of the content. To continue the conversation, append `answer.to_message()` and, for each
+        call, a message `{"role": "tool", "tool_call_id": call.id, "content": result}`.
+
+        Args:
+            messages: the messages so far, in OpenAI's format.
+            tools: the tools that the model may call, in OpenAI's format: functions with a JSON
+                schema.
+            tool_choice: "auto" (the model decides), "none" (the model does not see the tools),
+                "required" (the text is constrained to calls), or
+                `{"type": "function", "function": {"name": ...}}` (to one call of this function).
+            parallel_tool_calls: whether the answer may have several calls. If not, it ends after
+                the first one.
+            chat_template_kwargs: additional variables of the chat template, such as
+                `{"enable_thinking": False}`.
+            draft: as for `generate`.
+            **options: the fields of `SamplingParams`. The default of `max_new_tokens` is 512. A
+                JSON schema, a regular expression, a grammar or choices constrain the content, but
+                not the reasoning and tool calls.
+
+        Raises:
+            TokenizerError: the model has no chat template, the template rejects the messages, or
+                tools are given, and the template does not render them or writes calls in a format
+                that cannot be read.
+            TriviumError: a tool, `tool_choice` or an option is invalid.
+        """
+        self.require("generate")
+        turn = ChatTurn(
+            self,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        params = self.sampling_params(turn.prompt_ids, options, max_new_tokens=512)
+        request = turn.request(params)
+        self.run_requests([request], slots=1, draft=draft)
+        self.warn_of_lengths([request])
+        return turn.read(request)
 
     def engine(
         self,

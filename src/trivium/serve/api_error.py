@@ -21,7 +21,6 @@ CLIENT_CLOSED = 499
 
 _MAX_NAME, _MAX_VALUE = 100, 60
 _TYPE_NAMES = ("str", "int", "float", "bool")
-_TOOL_FIELDS, _TOOL_ROLES = ("tool_calls", "tool_call_id", "function_call"), ("tool", "function")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -129,10 +128,10 @@ def _make_body_error(
         case _ if description.startswith(NOT_SUPPORTED):
             verb, object_ = ("are", "them") if param.endswith("s") else ("is", "it")
             message = f"{param} {verb} not supported: leave {object_} out."
-        case _ if path[-1] in _TOOL_FIELDS or (
-            path[-1] == "role" and deepest["input"] in _TOOL_ROLES
+        case _ if path[-1] == "function_call" or (
+            path[-1] == "role" and deepest["input"] == "function"
         ):
-            message = f"{name}: tools are not supported."
+            message = f"{name}: functions are not supported: use tools, which replace them."
         case "too_short":
             message = f"{name} is empty, but must have at least one entry."
         case "missing":

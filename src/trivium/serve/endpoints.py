@@ -2,7 +2,8 @@
 
 The table `ENDPOINTS` is the source of the routes, the OpenAPI document and `/v1/models`. An
 endpoint consists of a request schema, a function and an entry in the table. For completions and
-chat, the schemas are in `schemas.py` and the functions in `generation.py`.
+chat, the schemas are in `schemas.py` and `chat_schemas.py`, and the functions in `generation.py`
+and `chat_completion.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from trivium.inference.tag import merge_entities
 from trivium.language_model import LanguageModel
 from trivium.models.heads.text import Pooling
 from trivium.serve.api_error import ApiError
+from trivium.serve.chat_completion import complete_chat
+from trivium.serve.chat_schemas import ChatRequest
 from trivium.serve.generation import (
     check_num_texts,
     check_num_tokens,
     check_token_ids,
     complete,
-    complete_chat,
     find_prompt_limit,
 )
 from trivium.serve.model_thread import Function
@@ -39,7 +41,6 @@ from trivium.serve.schemas import (
     ITEMS,
     NO_EFFECT,
     PROMPT_DESCRIPTION,
-    ChatRequest,
     CompletionRequest,
     ModelRequest,
     Prompt,

@@ -1,4 +1,4 @@
-"""The endpoints `/v1/completions` and `/v1/chat/completions`, compatible with OpenAI's API."""
+"""The endpoint `/v1/completions`, compatible with OpenAI's API, and what chat shares with it."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from typing import Any
 
 import torch
 
-from trivium.errors import TokenizerError
+from trivium.errors import TriviumError
+from trivium.inference.constraint import Constraint
 from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest, TokenLogprob, token_logprob
+from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import prompt_ids
-from trivium.inference.text_stream import is_utf8, token_texts
+from trivium.inference.text_stream import token_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.model_thread import TextDelta
 from trivium.serve.models import ServedModel
 from trivium.serve.replies import Json, Reply, Usage
-from trivium.serve.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    GenerateRequest,
-    as_list,
-)
+from trivium.serve.schemas import CompletionRequest, GenerateRequest, as_list
 from trivium.text import Tokenizer
 
 _DEFAULT_TOKENS = 16  # the default of OpenAI's completions
 _MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
 _CHUNK_SIZE = 256  # the number of positions whose logits are in memory at the same time
 
-_MakeChoice = Callable[[int, TextDelta, bool], Json]
+MakeChoice = Callable[[int, TextDelta, bool], Json | None]
 """Builds one entry of `choices` from its index, its new text, and whether that text is its first.
+
+Returns None if the new text adds nothing to the entry.
 """
+MakeRequest = Callable[[Sequence[int], SamplingParams], GenerationRequest]
+"""Builds the request to the engine from the ids of a prompt and the sampling options."""
 
 
-async def _generate_reply(
+async def generate_reply(
     model: ServedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
     options: Json,
-    make_choice: _MakeChoice,
+    make_choice: MakeChoice,
     *,
+    make_request: MakeRequest = GenerationRequest,
     chat: bool = False,
 ) -> Reply:
     """Generate `n` texts per prompt.
@@ -65,7 +66,10 @@ async def _generate_reply(
         options: the sampling options.
         make_choice: builds an entry of `choices` from its index, its new text, and whether this is
             its first text.
+        make_request: builds the request to the engine from a prompt and the sampling options.
         chat: whether the texts are assistant messages of a conversation.
+
+    Raises ApiError (400) if an option is invalid.
     """
     common: Json = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -75,14 +79,16 @@ async def _generate_reply(
     }
     usage = Usage(sum(map(len, prompts)))
     copies = [prompt for prompt in prompts for _ in range(request.n or 1)]
+    options = {**options, **read_constraint(request)}
     if options["max_new_tokens"] == 0:
         texts = dict.fromkeys(range(len(copies)), TextDelta("", (), "length", 0))
     else:
-        requests = []
-        for number, ids in enumerate(copies):
-            params = model.lm.sampling_params(ids, options, temperature=1.0)
-            seed = None if params.seed is None else params.seed + number
-            requests.append(GenerationRequest(ids, params.replace(seed=seed), answers=chat))
+        try:
+            requests = await asyncio.to_thread(
+                _make_requests, model.lm, copies, options, make_request
+            )
+        except TriviumError as error:
+            raise ApiError(400, str(error), param=find_constraint_field(request)) from None
         deltas = model.thread.generate(requests, stream=bool(request.stream))
         if request.stream:
             if chat:
@@ -95,12 +101,71 @@ async def _generate_reply(
     return Reply({**common, "choices": choices, "usage": usage.to_dict()}, usage)
 
 
+def _make_requests(
+    lm: LanguageModel, prompts: Sequence[Sequence[int]], options: Json, make_request: MakeRequest
+) -> list[GenerationRequest]:
+    """Return one request to the engine per prompt. Prompt i uses the seed plus i.
+
+    Constraints are compiled here, because this can take long, and the model's thread would wait.
+
+    Raises the errors of `LanguageModel.sampling_params` and `Constraint.from_params`.
+    """
+    requests = []
+    for number, ids in enumerate(prompts):
+        params = lm.sampling_params(ids, options, temperature=1.0)
+        seed = None if params.seed is None else params.seed + number
+        requests.append(make_request(ids, params.replace(seed=seed)))
+    first, stop_ids = requests[0], lm.generation_rules.stop_ids
+    Constraint.from_params(first.params, lm.text_tokenizer, stop_ids, leading_space=first.answers)
+    return requests
+
+
+def read_constraint(request: GenerateRequest) -> Json:
+    """Return the option of `SamplingParams` that constrains the text, by its name, or {}.
+
+    Raises ApiError (400) if there are several constraints, or a schema is missing.
+    """
+    options: Json = {}
+    if (format := request.response_format) is not None:
+        if (format.json_schema is not None) != (format.type == "json_schema"):
+            message = "response_format has a json_schema if and only if its type is json_schema."
+            raise ApiError(400, message, param="response_format")
+        if format.json_schema is not None:
+            options["json_schema"] = format.json_schema.schema_
+        elif format.type == "json_object":
+            options["json_schema"] = {"type": "object"}
+    if (outputs := request.structured_outputs) is not None:
+        given = {
+            "json_schema": outputs.json_,
+            "regex": outputs.regex,
+            "choices": outputs.choice,
+            "grammar": outputs.grammar,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1 or options:
+            raise ApiError(
+                400,
+                "a text can follow only one of json, regex, choice and grammar in "
+                "structured_outputs, or response_format: set one.",
+                param="structured_outputs",
+            )
+        options |= given
+    return options
+
+
+def find_constraint_field(request: GenerateRequest) -> str | None:
+    """Return the field of a request that constrains the text, or None."""
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    return "response_format" if request.response_format is not None else None
+
+
 async def _stream_chunks(
     request: GenerateRequest,
     deltas: AsyncGenerator[tuple[int, TextDelta]],
     usage: Usage,
     common: Json,
-    make_choice: _MakeChoice,
+    make_choice: MakeChoice,
 ) -> AsyncGenerator[Json]:
     """Yield the chunks of a streamed reply. Each chunk has one entry in `choices`.
 
@@ -113,18 +178,16 @@ async def _stream_chunks(
     num_tokens: dict[int, int] = {}
     async with contextlib.aclosing(deltas):
         async for index, delta in deltas:
-            yield {
-                **common,
-                "choices": [make_choice(index, delta, index not in num_tokens)],
-                **no_usage,
-            }
+            choice = make_choice(index, delta, index not in num_tokens)
+            if choice is not None:
+                yield {**common, "choices": [choice], **no_usage}
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
         yield {**common, "choices": [], "usage": usage.to_dict()}
 
 
-def _check_limits(
+def check_limits(
     model: ServedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
@@ -199,8 +262,6 @@ def check_token_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> Non
         raise ApiError(400, f"{param} has the id {largest}, but the last is {last}.", param=param)
 
 
-# /v1/completions
-
 _Token = tuple[str, float | None, dict[str, float] | None]
 """A tuple of a token's text, its log-probability, and a dict of the most probable tokens.
 
@@ -236,7 +297,7 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
         raise ApiError(400, "max_tokens is 0: there is nothing to stream.", param="stream")
     prompts = await asyncio.to_thread(_encode_prompts, model.lm.prompting, as_list(request.prompt))
     ids = [prompt.ids for prompt in prompts]
-    _check_limits(model, request, ids, prompt_field="prompt")
+    check_limits(model, request, ids, prompt_field="prompt")
     tokens: list[list[_Token]] = [[] for _ in prompts]
     if request.echo and request.logprobs is not None:
         if model.lm.spec.family != "decoder-only":
@@ -270,7 +331,7 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     options = request.get_sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate_reply(model, request, ids, options, make_choice)
+    return await generate_reply(model, request, ids, options, make_choice)
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
@@ -327,82 +388,10 @@ def _format_token(score: TokenLogprob) -> _Token:
     """
     top: dict[str, float] = {}
     for each in (*score.top, score):
-        top.setdefault(each.text, _clamp_logprob(each.logprob))
-    return score.text, _clamp_logprob(score.logprob), top
+        top.setdefault(each.text, clamp_logprob(each.logprob))
+    return score.text, clamp_logprob(score.logprob), top
 
 
-def _clamp_logprob(logprob: float) -> float:
+def clamp_logprob(logprob: float) -> float:
     """Replace minus infinity with `_MIN_LOGPROB`, because JSON cannot express infinity."""
     return max(logprob, _MIN_LOGPROB)
-
-
-# /v1/chat/completions
-
-
-async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
-    """Generate the next message of a conversation, using the model's chat template."""
-    if request.top_logprobs and not request.logprobs:
-        message = "top_logprobs needs logprobs: set both, or neither."
-        raise ApiError(400, message, param="top_logprobs")
-    most = model.limits.max_tokens
-    max_tokens = min(request.max_completion_tokens or request.max_tokens or most, most)
-    ids = await asyncio.to_thread(_encode_conversation, model.lm, request.messages)
-    tokenizer = model.lm.text_tokenizer
-    _check_limits(model, request, [ids], prompt_field="messages")
-
-    def make_choice(index: int, delta: TextDelta, first: bool) -> Json:
-        """Return one entry of `choices` in the format of OpenAI's API."""
-        message: Json = {"content": delta.text}
-        if first:
-            message |= {"role": "assistant", "refusal": None}
-        logprobs = None
-        if request.logprobs:
-            tokens = [_format_chat_token(tokenizer, scored) for scored in delta.logprobs]
-            logprobs = {"content": tokens, "refusal": None}
-        return {
-            "index": index,
-            "delta" if request.stream else "message": message,
-            "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
-        }
-
-    top = (request.top_logprobs or 0) if request.logprobs else None
-    options = request.get_sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
-    return await _generate_reply(model, request, [ids], options, make_choice, chat=True)
-
-
-def _encode_conversation(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """Apply the model's chat template to a conversation. Returns the token ids.
-
-    Raises ApiError (400) if the template rejects the messages.
-    """
-    turns: list[dict[str, str]] = []
-    for index, message in enumerate(messages):
-        role = "system" if message.role == "developer" else message.role  # OpenAI's newer name
-        content = message.content
-        if content is None and role != "assistant":
-            name = f"messages[{index}].content"
-            raise ApiError(
-                400, f"{name} is null, but a message of the {role} needs text.", param="messages"
-            )
-        content = content or ""
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        turns.append({"role": role, "content": content})
-    try:
-        return lm.conversation_ids(turns)
-    except TokenizerError as error:
-        raise ApiError(400, str(error), param="messages") from None
-
-
-def _format_chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Return a generated token and its top log-probabilities in the format of OpenAI's chat API."""
-    top = [_format_chat_logprob(tokenizer, each) for each in score.top]
-    return {**_format_chat_logprob(tokenizer, score), "top_logprobs": top}
-
-
-def _format_chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    """Return a token's text, log-probability and UTF-8 bytes in the format of OpenAI's chat API."""
-    data = tokenizer.token_bytes[score.id]
-    data = score.text.encode() if is_utf8(data) else data
-    return {"token": score.text, "logprob": _clamp_logprob(score.logprob), "bytes": list(data)}

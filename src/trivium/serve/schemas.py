@@ -1,4 +1,4 @@
-"""Base classes of all request bodies, and the request bodies of the text generation endpoints.
+"""Base classes of all request bodies, and the request body of `/v1/completions`.
 
 Unknown fields and values of the wrong type are rejected.
 """
@@ -29,17 +29,16 @@ PROMPT_DESCRIPTION = "A text, a list of texts, a list of token ids, or several l
 
 NO_EFFECT = "Accepted for compatibility with OpenAI's API, but has no effect."
 NOT_SUPPORTED = "Not supported"
-_NEUTRAL = f"{NOT_SUPPORTED}. Only values that do not request this feature are accepted."
-_Empty = Annotated[list[Any], Field(max_length=0)]
+NEUTRAL = f"{NOT_SUPPORTED}. Only values that do not request this feature are accepted."
 
 
-class _StrictModel(BaseModel):
+class StrictModel(BaseModel):
     """Base class of request schemas. Rejects unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ModelRequest(_StrictModel):
+class ModelRequest(StrictModel):
     """The fields that all request bodies contain."""
 
     model: str = Field(description="The id of the model, as listed by /v1/models.")
@@ -51,7 +50,7 @@ class ModelRequest(_StrictModel):
     )
 
 
-class StreamOptions(_StrictModel):
+class StreamOptions(StrictModel):
     """The options of a streamed response."""
 
     include_usage: bool | None = Field(
@@ -68,8 +67,10 @@ _JSON_TYPES: dict[str, Any] = {
         Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]
     ],
 }
-_CONSTRAINTS = ("choices", "json_schema", "regex", "grammar")
-_OMITTED_FIELDS = ("max_new_tokens", "top_logprobs", *_CONSTRAINTS)
+_OMITTED_FIELDS = (
+    *("max_new_tokens", "top_logprobs"),
+    *("choices", "json_schema", "regex", "grammar"),
+)
 """Fields of `SamplingParams` that have another name in OpenAI's API, or do not exist there."""
 
 
@@ -92,6 +93,43 @@ _SAMPLING_FIELDS = _make_sampling_fields()
 _Sampling: type[ModelRequest] = create_model("_Sampling", __base__=ModelRequest, **_SAMPLING_FIELDS)
 
 
+class JsonSchema(StrictModel):
+    """A JSON schema with its name, as in OpenAI's API."""
+
+    name: Text = Field(description="The name of the schema, which has no effect.")
+    schema_: dict[str, Any] = Field(alias="schema", description="The JSON schema.")
+    description: Text | None = Field(None, description=NO_EFFECT)
+    strict: bool | None = Field(
+        None, description="Accepted without effect: the text always follows the schema."
+    )
+
+
+class ResponseFormat(StrictModel):
+    """The format of a text: plain text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = Field(
+        None, description="The schema, if the type is json_schema."
+    )
+
+
+class StructuredOutputs(StrictModel):
+    """A constraint of a text, as in vLLM. Only one field may be set."""
+
+    json_: dict[str, Any] | None = Field(
+        None, alias="json", description="A JSON schema that the text follows; {} allows any JSON."
+    )
+    regex: Text | None = Field(None, description="A regular expression that matches the text.")
+    choice: Annotated[list[NonEmptyText], ITEMS] | None = Field(
+        None, description="The only texts that may be generated."
+    )
+    grammar: Text | None = Field(
+        None,
+        description="A grammar that the text follows, in llguidance's variant of the syntax of "
+        "Lark.",
+    )
+
+
 class GenerateRequest(_Sampling):
     """The fields that the bodies of `/v1/completions` and `/v1/chat/completions` have in common."""
 
@@ -103,6 +141,14 @@ class GenerateRequest(_Sampling):
     )
     stream_options: StreamOptions | None = Field(
         None, description="Options of the stream; only allowed if stream is true."
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="Whether the text is JSON, and the schema that it follows."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="A JSON schema, a regular expression, a list of choices or a grammar that the "
+        "text follows, as in vLLM.",
     )
     user: str | None = Field(None, description=NO_EFFECT)
     metadata: dict[str, str] | None = Field(None, description=NO_EFFECT)
@@ -142,67 +188,6 @@ class CompletionRequest(GenerateRequest):
         None, description="Only the value of n is accepted."
     )
     suffix: None = Field(None, description="Not supported.")
-
-
-class TextPart(_StrictModel):
-    """A text part in the content of a chat message."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class ChatMessage(_StrictModel):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], ITEMS] | None = Field(
-        description="The text of the message. It may be null only if the role is assistant."
-    )
-    name: str | None = Field(None, description=NO_EFFECT)
-    # Fields of an earlier answer that the client sends back as part of the conversation.
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: _Empty | None = None
-    tool_calls: _Empty | None = None
-
-
-class TextFormat(_StrictModel):
-    """The response format of a chat request: plain text, the only supported format."""
-
-    type: Literal["text"]
-
-
-class ChatRequest(GenerateRequest):
-    """The request body of `POST /v1/chat/completions`."""
-
-    messages: Annotated[list[ChatMessage], ITEMS] = Field(
-        description="The messages of the conversation so far."
-    )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Maximum number of tokens to generate; default: the server's limit."
-    )
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="The newer name of max_tokens, which it overrides."
-    )
-    logprobs: bool | None = Field(
-        None, description="Whether to return the log-probability of each token."
-    )
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Number of most probable tokens to return at each position."
-    )
-    response_format: TextFormat | None = Field(None, description=_NEUTRAL)
-    tools: _Empty | None = Field(None, description=_NEUTRAL)
-    tool_choice: Literal["none", "auto"] | None = Field(None, description=_NEUTRAL)
-    parallel_tool_calls: bool | None = Field(None, description=NO_EFFECT)
-    functions: _Empty | None = Field(None, description=_NEUTRAL)
-    function_call: Literal["none", "auto"] | None = Field(None, description=_NEUTRAL)
-    modalities: list[Literal["text"]] | None = Field(None, description=_NEUTRAL)
-    reasoning_effort: Literal["none"] | None = Field(None, description=_NEUTRAL)
-    verbosity: Literal["medium"] | None = Field(None, description=_NEUTRAL)
-    audio: None = Field(None, description=_NEUTRAL)
-    prediction: None = Field(None, description=_NEUTRAL)
-    web_search_options: None = Field(None, description=_NEUTRAL)
 
 
 class ErrorDetail(BaseModel):

@@ -71,7 +71,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, tokens: Mapping[str, str], literals: Literals | None = None
     ) -> None:
-        self.template, self.tokens = _compile_template(source), dict(tokens)
+        self.source, self.template, self.tokens = source, _compile_template(source), dict(tokens)
         self._literals = literals or Literals({}, {})
 
     @classmethod

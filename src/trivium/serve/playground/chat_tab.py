@@ -10,7 +10,7 @@ import gradio as gr
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.texts import make_label
+from trivium.serve.playground.texts import make_label, translate
 from trivium.serve.replies import Json
 
 _MAX_TOKENS = 512
@@ -45,20 +45,34 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
         """
         if not message.strip():
             raise tabs.make_empty_error(request)
-        turns = [{"role": turn["role"], "content": _get_text(turn["content"])} for turn in history]
+        turns = [
+            {"role": turn["role"], "content": _get_text(turn["content"])}
+            for turn in history
+            if not _is_reasoning(turn)
+        ]
         turns.append({"role": "user", "content": message})
         most = min(_MAX_TOKENS, registry.limits.max_tokens)
-        path, answer = "/v1/chat/completions", ""
+        path, answer, reasoning = "/v1/chat/completions", "", ""
+        title = translate("chat.reasoning", request)
         async with tabs.stream_api(
             registry, path, request, model=name, messages=turns, max_tokens=most
         ) as events:
             async for event in events:
-                answer += event["choices"][0]["delta"]["content"]
-                yield [*turns, {"role": "assistant", "content": answer}], ""
+                delta = event["choices"][0]["delta"]
+                answer += delta.get("content") or ""
+                reasoning += delta.get("reasoning_content") or ""
+                said = {"role": "assistant", "content": answer}
+                thought = {"role": "assistant", "content": reasoning, "metadata": {"title": title}}
+                yield [*turns, *([thought] if reasoning else []), said], ""
 
     events = [opened, run.click, message.submit]
     chatting = gr.on(events, chat, [shown, model, message], [shown, message], **tabs.EVENT)
     clear.click(list, None, shown, cancels=[chatting], api_visibility="private")
+
+
+def _is_reasoning(turn: Json) -> bool:
+    """Return whether a message of the page is the reasoning before an answer, which has a title."""
+    return bool((turn.get("metadata") or {}).get("title"))
 
 
 def _get_text(content: str | list[Json]) -> str:
