@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from trivium.language_model.adapting import AdapterMixin
 from trivium.language_model.generating import GenerationMixin
 from trivium.language_model.predicting import PredictionMixin
 from trivium.language_model.saving import SavingMixin
@@ -12,7 +13,7 @@ from trivium.models import LogitsModel
 from trivium.text import Tokenizer
 
 
-class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
+class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, AdapterMixin, SavingMixin):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
 
     Each mixin contains the methods of one group of tasks. The base class `TextModel` contains the

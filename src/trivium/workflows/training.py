@@ -138,7 +138,7 @@ def pretrain(
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
         with handle_signals(signal.default_int_handler), log.running(), opened:
-            base = None if origin is None else load(origin, device="cpu")
+            base = None if origin is None else load(origin, device="cpu").merge_adapter()
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
             # Several processes build the model on the host before it is sharded.
