@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,11 +100,12 @@ def with_adapter(module: LanguageModule, adapter: Adapter) -> LanguageModule:
 
 
 def share_weights(module: LanguageModule) -> LanguageModule:
-    """Return a copy of a module whose tensors are those of `module`."""
+    """Return a copy of a module whose tensors are those of `module`, without its hooks."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     packed = (part.packed for part in module.modules() if isinstance(part, PackedLinear))
-    shared = {id(tensor): tensor for tensor in itertools.chain(tensors, packed)}
-    return copy.deepcopy(module, shared)
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in itertools.chain(tensors, packed)}
+    memo |= {id(part._forward_pre_hooks): OrderedDict() for part in module.modules()}
+    return copy.deepcopy(module, memo)
 
 
 def with_spec(module: LanguageModule, spec: Spec) -> LanguageModule:

@@ -121,7 +121,11 @@ def _to_peft(
                     "separate adapter and export the merged model."
                 )
     else:
-        own = {"base_model_class": type(model).__name__, "parent_library": "trivium"}
+        own = {
+            "base_model_class": type(model).__name__,
+            "parent_library": "trivium",
+            "heads": model.spec.to_dict().get("heads", []),
+        }
         names = [name for name in model.state_dict() if not name.endswith(LORA_TENSORS)]
         weights, extra = [HFWeight(name, (name,)) for name in names], {"auto_mapping": own}
     config, tensors = _weights_to_peft(model, whole, weights)

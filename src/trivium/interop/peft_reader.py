@@ -234,11 +234,7 @@ class _Names:
 
     @classmethod
     def find(
-        cls,
-        spec: Spec,
-        model_type: str | None,
-        config: PeftOptions,
-        tensors: Mapping[str, Tensor],
+        cls, spec: Spec, model_type: str | None, config: PeftOptions, tensors: Mapping[str, Tensor]
     ) -> _Names:
         """Return the names for the class that an adapter was trained on.
 
@@ -247,7 +243,10 @@ class _Names:
             CheckpointError: the adapter has a task head that the model does not have and the family
                 neither.
         """
-        if (config.auto_mapping or {}).get("parent_library") == "trivium":
+        mapping = config.auto_mapping or {}
+        if mapping.get("parent_library") == "trivium":
+            if "heads" in mapping:
+                spec = Spec.from_dict({**spec.to_dict(), "heads": mapping["heads"]})
             shapes = _shapes(spec)
             return cls(spec, None, "", {name: HFWeight(name, (name,)) for name in shapes}, shapes)
         if not isinstance(spec, Transformer | TransformerSpec):
