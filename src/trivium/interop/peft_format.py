@@ -26,6 +26,7 @@ from trivium.errors import SpecError
 from trivium.files import write_json
 from trivium.interop.convert import exported_spec, hf_weight_map, is_expressible, to_hf_config
 from trivium.interop.family import Family
+from trivium.interop.settings import Settings
 from trivium.interop.spec_config import HFConfig
 from trivium.interop.tensor_files import write_safetensors
 from trivium.interop.weight_map import HFWeight, weight_map
@@ -81,6 +82,14 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, {**config, "base_model_name_or_path": base})
     write_safetensors(folder / WEIGHTS, tensors, {"format": "pt"})
+
+
+def write_adapter_settings(folder: Path, settings: Settings) -> None:
+    """Write labels, task, generation options and chat template to the folder of an adapter.
+
+    The tokenizer is that of the base model.
+    """
+    replace(settings, tokenizer={}).write(folder)
 
 
 def adapter_to_peft(

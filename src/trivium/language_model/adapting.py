@@ -12,7 +12,7 @@ from trivium.adapt.adapter import with_adapter
 from trivium.adapt.lora import merged_state
 from trivium.errors import CheckpointError, SpecError
 from trivium.inference.text_model import TextModel
-from trivium.interop.peft_format import save_read_adapter
+from trivium.interop.peft_format import save_read_adapter, write_adapter_settings
 from trivium.interop.peft_reader import read_adapter
 from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
@@ -25,9 +25,9 @@ class AdapterMixin(TextModel):
     def with_adapter(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Self:
         """Return this model with an adapter. Both models share all weights that do not differ.
 
-        A tokenizer and a chat template in the folder replace those of the base. An adapter that was
-        trained with a task head for a model without this head (`task_type` is SEQ_CLS, TOKEN_CLS or
-        QUESTION_ANS) replaces the heads.
+        A tokenizer, a chat template and settings in the folder replace those of the base. An
+        adapter that was trained with a task head for a model without this head (`task_type` is
+        SEQ_CLS, TOKEN_CLS or QUESTION_ANS) replaces the heads.
 
         Args:
             folder: a folder with `adapter_config.json` and `adapter_model.safetensors`.
@@ -53,6 +53,8 @@ class AdapterMixin(TextModel):
             adapter,
         )
         own = Settings.read(path)
+        if own.config:  # of an adapter that was saved by this library
+            other.settings = replace(other.settings, config=own.config, generation=own.generation)
         if own.chat_template is not None:
             other.settings = replace(other.settings, chat_template=own.chat_template)
         for_encoder = adapter.spec.family != "decoder-only"
@@ -82,6 +84,8 @@ class AdapterMixin(TextModel):
     def save_adapter(self, folder: str | os.PathLike[str]) -> Path:
         """Write the adapter in PEFT's format, which `peft`, `load` and `with_adapter` read.
 
+        Labels, task, generation options and chat template are written alongside.
+
         Args:
             folder: a new or empty folder.
 
@@ -97,4 +101,5 @@ class AdapterMixin(TextModel):
         save_read_adapter(
             path, self.module, self.adapter, model_type=self.settings.config.get("model_type")
         )
+        write_adapter_settings(path, self.settings)
         return path

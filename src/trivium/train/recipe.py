@@ -223,8 +223,10 @@ class Recipe(Config):
         """Whether any data source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
 
-    def freeze_weights(self, model: LanguageModule) -> None:
+    def freeze_weights(self, model: LanguageModule, model_type: str | None = None) -> None:
         """Freeze weights of the model as in `model.freeze`, or add the LoRA adapter, in place.
+
+        `model_type` is the Hugging Face family that the base model was imported as, if it was.
 
         Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
         model. Also raises SpecError if the adapter is to be saved separately, but PEFT could not
@@ -233,6 +235,6 @@ class Recipe(Config):
         if self.adapter.rank:
             add_lora(model, self.adapter.lora, seed=self.seed)
             if self.adapter.save_separately:
-                adapter_to_peft(model, self.adapter.lora)
+                adapter_to_peft(model, self.adapter.lora, model_type)
         else:
             freeze(model, self.model.freeze)
