@@ -8,6 +8,7 @@ from torch import nn
 
 from trivium.adapt.new_tokens import extend_vocabulary, find_pieces
 from trivium.errors import SpecError
+from trivium.language_model.adapting import AdapterMixin
 from trivium.language_model.generating import GenerationMixin
 from trivium.language_model.predicting import PredictionMixin
 from trivium.language_model.saving import SavingMixin
@@ -16,7 +17,7 @@ from trivium.models import LogitsModel
 from trivium.text import Tokenizer
 
 
-class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
+class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, AdapterMixin, SavingMixin):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
 
     Each mixin contains the methods of one group of tasks. The base class `TextModel` contains the

@@ -79,7 +79,8 @@ class SavingMixin(TextModel):
                 )
             if isinstance(module, LoRALinear):
                 raise SpecError(
-                    "this model has a LoRA adapter: load its merged_state into a new one first."
+                    "this model has a LoRA adapter: save `merge_adapter()` of it, or the adapter "
+                    "alone with `save_adapter`."
                 )
         if self.module.device.type == "meta":
             raise SpecError('this model has no weights: load it on another device than "meta".')

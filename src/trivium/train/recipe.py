@@ -235,11 +235,11 @@ class Recipe(Config):
         """Whether any data source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
 
-    def freeze_weights(self, model: LanguageModule) -> None:
+    def freeze_weights(self, model: LanguageModule, model_type: str | None = None) -> None:
         """Freeze weights of the model as in `model.freeze`, or add the LoRA adapter, in place.
 
         With an adapter, the embeddings and heads of a vocabulary that has new tokens are trained,
-        too.
+        too. `model_type` is the Hugging Face family that the base model was imported as, if any.
 
         Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
         model. Also raises SpecError if the adapter is to be saved separately, but PEFT could not
@@ -251,6 +251,6 @@ class Recipe(Config):
                 lora = lora.replace(trained=(*lora.trained, *find_vocabulary_tables(model)))
             add_lora(model, lora, seed=self.seed)
             if self.adapter.save_separately:
-                adapter_to_peft(model, self.adapter.lora)
+                adapter_to_peft(model, self.adapter.lora, model_type)
         else:
             freeze(model, self.model.freeze)

@@ -358,12 +358,13 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
 def load_base_model(recipe: Recipe, device: str) -> LanguageModel | None:
     """Load the model that training starts from, with the new tokens of the recipe.
 
-    Returns None if training starts from a preset or a spec. Raises RecipeError if a new token
+    An adapter is merged. Returns None if training starts from a preset or a spec. Raises RecipeError if a new token
     cannot be added.
     """
     if recipe.model.init_from is None:
         return None
-    base, tokenizer = load(recipe.model.init_from, device=device), recipe.tokenizer
+    base = load(recipe.model.init_from, device=device).merge_adapter()
+    tokenizer = recipe.tokenizer
     if not isinstance(tokenizer, ExtendedTokenizer):
         return base
     try:
