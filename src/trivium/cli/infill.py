@@ -51,12 +51,12 @@ def infill(
         order: The order in which the model reads the parts: prefix, suffix, middle (psm) or suffix,
             prefix, middle (spm).
     """
-    text = sys.stdin.read() if text is None else text
-    prefix, gap, suffix = text.partition(_GAP)
+    whole = sys.stdin.read() if text is None else text
+    prefix, gap, suffix = whole.partition(_GAP)
     if not gap or _GAP in suffix:
         raise UsageError(
-            f"a text to fill has one {_GAP}, and this one has {text.count(_GAP)}: put it where the "
-            "new text belongs."
+            f"a text to fill has one {_GAP}, and this one has {whole.count(_GAP)}: put it where "
+            "the new text belongs."
         )
     lm = load(
         model, checkpoint=checkpoint, device=device, dtype=dtype, quantize=quantize, pack=True

@@ -264,8 +264,8 @@ class GenerationMixin(TextModel):
             raise TriviumError(f'order is "{order}", but must be "psm" or "spm".')
         tokenizer = self.text_tokenizer
         tokens = InfillTokens.find(tokenizer.special_tokens)
-        parts = tokenizer.encode_ids_batch([prefix, suffix])
-        return prepend_bos(tokenizer, tokens.arrange(*parts, order))
+        before, after = tokenizer.encode_ids_batch([prefix, suffix])
+        return prepend_bos(tokenizer, tokens.arrange(before, after, order))
 
     def _make_requests(
         self, prompts: Sequence[str], options: Mapping[str, Any]

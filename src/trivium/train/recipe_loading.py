@@ -358,8 +358,8 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
 def load_base_model(recipe: Recipe, device: str) -> LanguageModel | None:
     """Load the model that training starts from, with the new tokens of the recipe.
 
-    An adapter is merged. Returns None if training starts from a preset or a spec. Raises RecipeError if a new token
-    cannot be added.
+    An adapter is merged. Returns None if training starts from a preset or a spec. Raises
+    RecipeError if a new token cannot be added.
     """
     if recipe.model.init_from is None:
         return None
