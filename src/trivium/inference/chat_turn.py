@@ -126,8 +126,6 @@ class ChatTurn:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         variables = {**(chat_template_kwargs or {})}
-        if reserved := [name for name in TEMPLATE_VARIABLES if name in variables]:
-            raise TriviumError(f"chat_template_kwargs cannot set {reserved[0]}.")
         functions = _read_functions(tools or ())
         self._required = _find_required(tool_choice, functions)
         tools = None if tool_choice == "none" else tools
@@ -135,6 +133,9 @@ class ChatTurn:
         messages = _complete_messages(messages)
         has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
         template = lm.get_chat_template(tools=has_tools)
+        for name in (*TEMPLATE_VARIABLES, *template.tokens):
+            if name in variables:
+                raise TriviumError(f"chat_template_kwargs cannot set {name}.")
         self._functions = functions if tools else {}
         strict = {
             str(tool["function"]["name"]) for tool in tools or () if tool["function"].get("strict")
