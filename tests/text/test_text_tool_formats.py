@@ -6,9 +6,12 @@ import importlib.util
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tool_templates import TEMPLATES, WEATHER, call
+from transformers.utils.chat_parsing import parse_response
+from trl.chat_template_utils import llama3_template, qwen3_template
 
 from trivium.errors import TokenizerError
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_arguments
@@ -239,3 +242,42 @@ def test_a_prompt_may_open_the_reasoning():
     }
     assert opens_reasoning(prompts["open-thinking"])
     assert not opens_reasoning(prompts["thinking"])
+
+
+RESPONSES = [
+    f"<tool_call>\n{F}\n</tool_call>",
+    f"<tool_call>\n{F}\n</tool_call>\n<tool_call>\n{G}\n</tool_call>",
+    f"Let me see.\n<tool_call>\n{F}\n</tool_call>",
+    f"<think>\nWhich one?\n</think>\n\n<tool_call>\n{F}\n</tool_call>",
+    f"<think>\nWhich one?\n</think>\n\nThat one.\n<tool_call>\n{G}\n</tool_call>",
+    "<think>\nWhich one?\n</think>\n\nThat one.",
+    "Just text: {}",
+]
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+def test_responses_of_qwen_are_read_as_by_transformers(response):
+    cases = [("<|im_start|>assistant\n", response)]
+    if response.startswith("<think>"):
+        cases.append((f"{cases[0][0]}<think>\n", response.removeprefix("<think>\n")))
+    for prompt, text in cases:
+        expected = parse_response(f"{text}<|im_end|>", qwen3_template, prefix=prompt)
+        check_parts(FORMATS[HERMES], text, expected, is_open=opens_reasoning(prompt))
+
+
+@pytest.mark.parametrize("response", [F.replace("arguments", "parameters"), "Just text: {}"])
+def test_responses_of_llama_are_read_as_by_transformers(response):
+    prompt = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    expected = parse_response(f"{response}<|eot_id|>", llama3_template, prefix=prompt)
+    check_parts(FORMATS[LLAMA], response, expected, is_open=False)
+
+
+def check_parts(format: ToolFormat, text: str, expected: dict[str, Any], *, is_open: bool) -> None:
+    reasoning, rest = ReasoningReader(is_open=is_open).push(text, is_last=True)
+    content, calls = read(format, rest)
+    assert reasoning == expected.get("reasoning_content", "").strip()
+    assert content == expected.get("content", "").strip()
+    assert [(one.name, one.arguments) for one in calls] == [
+        (one["function"]["name"], one["function"]["arguments"])
+        for one in expected.get("tool_calls", [])
+    ]
