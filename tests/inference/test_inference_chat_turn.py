@@ -96,7 +96,7 @@ def test_required_calls_follow_the_schemas(name, models):
         check_calls(named.tool_calls)
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral-args"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral-args", "qwen-xml"])
 def test_parallel_calls(name, models):
     def counts(**options: Any) -> set[int]:
         answers = [
@@ -123,7 +123,8 @@ def test_an_answer_continues_the_conversation(models):
         assert "<t>noon<e>" in text
         arguments = "parameters" if name == "llama" else "arguments"
         expected = '"clock", "arguments": {}'.replace("arguments", arguments)
-        assert ("clock[ARGS]{}" if name == "mistral-args" else expected) in text
+        others = {"mistral-args": "clock[ARGS]{}", "qwen-xml": "<function=clock>\n</function>"}
+        assert others.get(name, expected) in text
 
 
 def test_special_tokens_of_a_format_are_part_of_the_text():
@@ -265,7 +266,7 @@ def follows(lm: LanguageModel, grammar: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("special", [(), SPECIAL[1:]], ids=["text", "special"])
-@pytest.mark.parametrize("name", ["hermes", "thinking", "llama", "mistral", "mistral-args"])
+@pytest.mark.parametrize("name", [name for name in READABLE if name != "open-thinking"])
 def test_strict_calls_follow_their_schemas(name, special):
     lm = make(name, *special)
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
@@ -279,6 +280,11 @@ def test_strict_calls_follow_their_schemas(name, special):
         form = turn._format
         assert form is not None
         start = form.opening + form.before_arguments(tool)
+        if name == "qwen-xml":
+            arguments = "".join(
+                f"<parameter={key}>\n{value}\n</parameter>\n"
+                for key, value in json.loads(arguments).items()
+            )
         return start + arguments + form.after_arguments + form.closing
 
     good, free = write("weather", '{"city": "Rome", "days": 3}'), write("clock", '{"a": [1]}')
@@ -293,3 +299,49 @@ def test_strict_calls_follow_their_schemas(name, special):
             assert follows(lm, grammar, text), text
     if name == "thinking":
         assert follows(lm, grammar, f"<think>So</think>\n\n{good}")
+
+
+def test_required_arguments_in_xml():
+    lm = make("qwen-xml")
+    schema = {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"$ref": "#/$defs/Count"},
+            "kind": {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]},
+            "parts": {"type": "array", "items": {"$ref": "#/$defs/Count"}},
+        },
+        "required": ["text", "count"],
+        "$defs": {"Count": {"type": "integer", "maximum": 9}},
+    }
+
+    def grammar_of(schema: dict[str, Any]) -> str:
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        turn = ChatTurn(lm, [USER], tools=[tool], tool_choice="required")
+        grammar = turn.request(SamplingParams()).params.grammar
+        assert grammar is not None
+        return grammar
+
+    def write(**values: str) -> str:
+        parts = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+        return f"<tool_call>\n<function=f>\n{parts}</function>\n</tool_call>"
+
+    grammar = grammar_of(schema)
+    for values in (
+        {"text": "two\nlines", "count": "7"},
+        {"text": "", "count": "7", "kind": "b", "parts": "[1, 2]"},
+        {"text": "7", "count": "-1", "kind": "null"},
+    ):
+        assert follows(lm, grammar, write(**values)), values
+    for values in (
+        {"text": "x"},
+        {"count": "7"},
+        {"text": "x", "count": "12"},
+        {"text": "x", "count": "7", "kind": "c"},
+        {"text": "x", "count": "7", "parts": '["x"]'},
+        {"text": "x", "count": "7", "other": "x"},
+    ):
+        assert not follows(lm, grammar, write(**values)), values
+    assert follows(lm, grammar_of({"type": "object"}), write(other="x", count="7"))
+    with pytest.raises(TriviumError, match="the schema of a tool has 'pattern', which cannot be"):
+        grammar_of({"properties": {"x": {"type": "string", "pattern": "a"}}})

@@ -266,6 +266,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tools", {"tools": [CLOCK, CLOCK]}, "two tools have the name 'clock'"),
     ("tool_choice", {"tools": [CLOCK], "tool_choice": NAMED}, "the tools are: clock"),
     ("tool_choice", {"tool_choice": "required"}, "there are no tools"),
+    ("tool_choice", {"tool_choice": "any"}, 'tool_choice is .*"any.*, but must be .*"required'),
+    ("tool_choice", {"tool_choice": {"type": "x"}}, "tool_choice.type is .*function"),
+    (
+        "chat_template_kwargs",
+        {"extra_body": {"chat_template_kwargs": {"bos_token": "x"}}},
+        "chat_template_kwargs cannot set bos_token",
+    ),
     (
         "tools",
         {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},

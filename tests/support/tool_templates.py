@@ -81,6 +81,22 @@ MISTRAL_ARGS = (
     + _OTHER
 )
 
+QWEN_XML = (
+    _TOOLS
+    + """\
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}{{ '<a>' + m.content }}
+{%- for c in m.tool_calls or [] %}
+{{- ('\n' if m.content or not loop.first else '') + '<tool_call>\n<function=' }}
+{{- c.function.name + '>\n' }}
+{%- for k, v in c.function.arguments | items %}
+{{- '<parameter=' + k + '>\n' + (v if v is string else v | tojson) + '\n</parameter>\n' }}
+{%- endfor %}
+{{- '</function>\n</tool_call>' }}
+{%- endfor %}{{ '<e>\n' }}"""
+    + _OTHER
+)
+
 PYTHONIC = (
     _TOOLS
     + """\
@@ -99,6 +115,7 @@ TEMPLATES = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mistral-args": MISTRAL_ARGS,
+    "qwen-xml": QWEN_XML,
     "pythonic": PYTHONIC,
 }
 

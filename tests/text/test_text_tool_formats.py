@@ -6,12 +6,16 @@ import importlib.util
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tool_templates import TEMPLATES, WEATHER, call
+from transformers.utils.chat_parsing import parse_response
+from trl.chat_template_utils import llama3_template, qwen3_5_template, qwen3_template
 
 from trivium.errors import TokenizerError
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_arguments
+from trivium.text.json_types import read_value
 from trivium.text.reasoning import ReasoningReader, opens_reasoning
 from trivium.text.tool_formats import (
     TOOL_FORMATS,
@@ -22,14 +26,21 @@ from trivium.text.tool_formats import (
 )
 
 FORMATS: dict[str, ToolFormat] = {each.name: each for each in TOOL_FORMATS}
-HERMES, LLAMA, MISTRAL, ARGS = FORMATS
+HERMES, LLAMA, MISTRAL, ARGS, XML = FORMATS
 F = '{"name": "f", "arguments": {"x": 1}}'
 G = '{"name": "g", "arguments": {"y": ["a", {"b": "}"}]}}'
+FX = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+GX = (
+    "<tool_call>\n<function=g>\n<parameter=y>\na\n\n</parameter>\n"
+    "<parameter=z></tool_call></parameter>\n</function>\n</tool_call>"
+)
 CALLS = [("f", {"x": 1}), ("g", {"y": ["a", {"b": "}"}]})]
 
 
-def read(format: ToolFormat, *pieces: str) -> tuple[str, list[ToolCall]]:
-    reader, content, calls = ToolCallReader(format), "", []
+def read(
+    format: ToolFormat, *pieces: str, functions: dict[str, Any] | None = None
+) -> tuple[str, list[ToolCall]]:
+    reader, content, calls = ToolCallReader(format, functions), "", []
     for piece, is_last in [*((piece, False) for piece in pieces), ("", True)]:
         more, new = reader.push(piece, is_last=is_last)
         content, calls = content + more, calls + new
@@ -48,7 +59,9 @@ PUBLISHED = {
     "qwen3": HERMES,
     "qwen3_instruct_2507": HERMES,
     "qwen3_vl": HERMES,
-    "qwen3_6": r"<tool_call>\\n<function=f>\\n<parameter=x>\\ny\\n</parameter>",
+    "qwen3_5_think": XML,
+    "qwen3_6": XML,
+    "nemotron_3_nano": XML,
     "glm4moe": r"<tool_call>f\\n<arg_key>x</arg_key>",
     "gptoss": "to=functions.f",
     "gemma4": "call:f",
@@ -85,6 +98,7 @@ def test_the_formats_of_published_templates(name):
         ("llama", LLAMA),
         ("mistral", MISTRAL),
         ("mistral-args", ARGS),
+        ("qwen-xml", XML),
     ],
 )
 def test_what_a_template_writes_is_read_back(name, expected):
@@ -101,7 +115,7 @@ def test_what_a_template_writes_is_read_back(name, expected):
     text, spans = template.responses(messages, tools=[WEATHER])
     reasoning = ReasoningReader(is_open=name == "open-thinking")
     _, turn = reasoning.push(text[slice(*spans[-1])].partition("<e>")[0], is_last=True)
-    content, found = read(format, *turn)
+    content, found = read(format, *turn, functions={"weather": WEATHER["function"]["parameters"]})
     assert content == ""
     assert [(one.name, one.arguments) for one in found] == [
         (one["function"]["name"], one["function"]["arguments"]) for one in calls
@@ -133,6 +147,14 @@ READ = [
     (MISTRAL, f"[TOOL_CALLS] [{F}, {G}]", "", CALLS),
     (MISTRAL, f"So[TOOL_CALLS][{F}]", "So", CALLS[:1]),
     (ARGS, '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS] ' + G[27:-1], "", CALLS),
+    (
+        XML,
+        f"I see.\n{FX}\n{GX}",
+        "I see.",
+        [("f", {"x": "1"}), ("g", {"y": "a\n", "z": "</tool_call>"})],
+    ),
+    (XML, FX.removesuffix("</tool_call>"), "", [("f", {"x": "1"})]),
+    (XML, "<tool_call><function=f></function></tool_call>", "", [("f", {})]),
     (ARGS, 'So [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"x": 1}', "So", CALLS[:1]),
 ]
 
@@ -170,6 +192,13 @@ STAYS = [
     (MISTRAL, f"[TOOL_CALLS] [{F}, 3]"),
     (MISTRAL, "[TOOL_CALLS] []"),
     (MISTRAL, f"[{F}]"),
+    (XML, f"<tool_call>{F}</tool_call>"),
+    (XML, FX.replace("</parameter>", "")),
+    (XML, FX.replace("</function>", "")),
+    (XML, FX.replace("function=f", "function=f g")),
+    (XML, FX.replace("</tool_call>", "!")),
+    (XML, FX.replace("<tool_call>", "")),
+    (XML, FX[:30]),
     (ARGS, f"[TOOL_CALLS] [{F}]"),
     (ARGS, "[TOOL_CALLS]f[ARGS]3"),
     (ARGS, "[TOOL_CALLS]f and g[ARGS]{}"),
@@ -194,7 +223,7 @@ def test_the_pieces_of_a_text_do_not_matter():
     parts = [
         *("<tool_call>", "</tool_call>", F, G, f"[{F}]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         *('{"name"', '"', " ", "\n", "hello", "<", "<tool", "f", "{}", "[", "}", "]", ";", "\\"),
-        *("<|python_tag|>", "<|py", F.replace("arguments", "parameters"), "é"),
+        *("<|python_tag|>", "<|py", F.replace("arguments", "parameters"), "é", FX, GX, FX[:40]),
     ]
     for _ in range(3000):
         text = "".join(rng.choice(parts) for _ in range(rng.randrange(9)))
@@ -239,3 +268,101 @@ def test_a_prompt_may_open_the_reasoning():
     }
     assert opens_reasoning(prompts["open-thinking"])
     assert not opens_reasoning(prompts["thinking"])
+
+
+RESPONSES = [
+    f"<tool_call>\n{F}\n</tool_call>",
+    f"<tool_call>\n{F}\n</tool_call>\n<tool_call>\n{G}\n</tool_call>",
+    f"Let me see.\n<tool_call>\n{F}\n</tool_call>",
+    f"<think>\nWhich one?\n</think>\n\n<tool_call>\n{F}\n</tool_call>",
+    f"<think>\nWhich one?\n</think>\n\nThat one.\n<tool_call>\n{G}\n</tool_call>",
+    "<think>\nWhich one?\n</think>\n\nThat one.",
+    "Just text: {}",
+]
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+def test_responses_of_qwen_are_read_as_by_transformers(response):
+    cases = [("<|im_start|>assistant\n", response)]
+    if response.startswith("<think>"):
+        cases.append((f"{cases[0][0]}<think>\n", response.removeprefix("<think>\n")))
+    for prompt, text in cases:
+        expected = parse_response(f"{text}<|im_end|>", qwen3_template, prefix=prompt)
+        check_parts(FORMATS[HERMES], text, expected, is_open=opens_reasoning(prompt))
+
+
+@pytest.mark.parametrize("response", [F.replace("arguments", "parameters"), "Just text: {}"])
+def test_responses_of_llama_are_read_as_by_transformers(response):
+    prompt = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    expected = parse_response(f"{response}<|eot_id|>", llama3_template, prefix=prompt)
+    check_parts(FORMATS[LLAMA], response, expected, is_open=False)
+
+
+TYPED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "items": {"type": "array", "items": {"type": "integer"}},
+        "object": {"type": "object"},
+        "kind": {"enum": ["a", "1"]},
+    },
+}
+VALUES = [
+    {"text": "7", "count": "7"},
+    {"text": "true", "flag": "true"},
+    {"text": "two\nlines", "items": "[1, 2]"},
+    {"text": '{"a": 1}', "object": '{"a": 1}'},
+    {"ratio": "2.5", "kind": "1"},
+    {"text": "", "ratio": "3"},
+]
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_arguments_in_xml_have_the_types_of_transformers(values):
+    parameters = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+    text = f"<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
+    prompt, function = "<|im_start|>assistant\n", {"name": "f", "parameters": TYPED}
+    tools = [{"type": "function", "function": function}]
+    expected = parse_response(f"{text}<|im_end|>", qwen3_5_template, prefix=prompt, tools=tools)
+    check_parts(FORMATS[XML], text, expected, is_open=False, functions={"f": TYPED})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "7", "7"),
+        ({"$ref": "#/$defs/Count"}, "7", 7),
+        ({"allOf": [{"$ref": "#/$defs/Count"}]}, "7", 7),
+        ({"$ref": "#/$defs/none"}, "7", "7"),
+        ({"type": ["integer", "string"]}, "7", 7),
+        ({"enum": [1, "b"]}, "1", 1),
+        ({"const": 2}, "2", 2),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "integer"}, "seven", "seven"),
+        ({}, '{"a": 1}', '{"a": 1}'),
+    ],
+)
+def test_values_without_quotation_marks(schema, text, value):
+    assert read_value(text, schema, {"$defs": {"Count": {"type": "integer"}}}) == value
+
+
+def check_parts(
+    format: ToolFormat,
+    text: str,
+    expected: dict[str, Any],
+    *,
+    is_open: bool,
+    functions: dict[str, Any] | None = None,
+) -> None:
+    reasoning, rest = ReasoningReader(is_open=is_open).push(text, is_last=True)
+    content, calls = read(format, rest, functions=functions)
+    assert reasoning == expected.get("reasoning_content", "").strip()
+    assert content == expected.get("content", "").strip()
+    assert [(one.name, one.arguments) for one in calls] == [
+        (one["function"]["name"], one["function"]["arguments"])
+        for one in expected.get("tool_calls", [])
+    ]

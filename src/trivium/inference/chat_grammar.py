@@ -7,13 +7,15 @@ schema, `<[5]>` is the token with the id 5, and `[suffix="x"]` ends a text at th
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from trivium.errors import TriviumError
 from trivium.inference.constraint import json_rule, literal, output_rule
 from trivium.inference.sampling_params import SamplingParams
 from trivium.text import Tokenizer
+from trivium.text.json_types import Schema, find_members, find_types
 from trivium.text.reasoning import END_THINK, THINK
 from trivium.text.tool_formats import ToolFormat
 
@@ -28,7 +30,7 @@ def content_rule(params: SamplingParams) -> str:
 
 def call_rules(
     format: ToolFormat,
-    functions: Mapping[str, Mapping[str, Any]],
+    functions: Mapping[str, Schema],
     tokenizer: Tokenizer,
     *,
     parallel: bool,
@@ -45,6 +47,7 @@ def call_rules(
             already written the marker.
     """
     write = functools.partial(_write, tokenizer=tokenizer, names=format.names)
+    rule = json_rule if format.has_json_arguments else _xml_rule
     opening, starts = format.opening, [format.before_arguments(name) for name in functions]
     if after_marker:
         opening = opening.removeprefix(format.marker)
@@ -56,10 +59,60 @@ def call_rules(
         f"calls: {write(opening)} call {more} {write(format.closing)}",
         f"call: {' | '.join(names)}",
         *(
-            f"{name}: {write(start)} {json_rule(schema)} {write(format.after_arguments)}"
+            f"{name}: {write(start)} {rule(schema)} {write(format.after_arguments)}"
             for name, start, schema in zip(names, starts, functions.values(), strict=True)
         ),
+        *([] if format.has_json_arguments else _XML_RULES),
     ]
+
+
+_XML_RULES = (
+    r'string[suffix="\n</parameter>"]: /(?s:.*)/',
+    'parameter: "<parameter=" /[a-zA-Z0-9_.-]+/ ">\\n" string "\\n"',
+)
+"""A string without quotation marks up to the end of its parameter, and any parameter."""
+
+
+def _xml_rule(schema: Schema) -> str:
+    """Return the right side of a rule for arguments in XML, in the order of the schema.
+
+    Raises TriviumError if the schema of a string cannot be required without quotation marks.
+    """
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return "parameter*"
+    required, rules = schema.get("required") or (), []
+    for name, value in properties.items():
+        values = [
+            each for member in find_members(value, schema) for each in _xml_values(member, schema)
+        ]
+        rule = (
+            f"{literal(f'<parameter={name}>' + chr(10))} ({' | '.join(values)}) {literal(chr(10))}"
+        )
+        rules.append(rule if name in required else f"({rule})?")
+    return " ".join(rules)
+
+
+def _xml_values(schema: Schema, root: Schema) -> list[str]:
+    """Return the alternatives for a value in XML, each with the end of its parameter."""
+    types, end = find_types(schema, root), literal("\n</parameter>")
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum") or [schema["const"]]
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        return [f"{literal(text)} {end}" for text in texts]
+    rules = ["string"] if "string" in types else []
+    if "string" in types and (unknown := _STRING_KEYS & schema.keys()):
+        raise TriviumError(
+            f"the schema of a tool has {min(unknown)!r}, which cannot be required of a string in "
+            "the XML of this model: leave it out."
+        )
+    if others := sorted(types - {"string"}):
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        rules.append(f"{json_rule({**definitions, **schema, 'type': others})} {end}")
+    return rules
+
+
+_STRING_KEYS = {"pattern", "format", "minLength", "maxLength"}
 
 
 def text_rules(format: ToolFormat, tokenizer: Tokenizer) -> list[str]:

@@ -17,6 +17,7 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel, prompt_ids
 from trivium.text.chat_template import TEMPLATE_VARIABLES, Message, Tools, read_arguments
+from trivium.text.json_types import Schema
 from trivium.text.reasoning import END_THINK, THINK, ReasoningReader, opens_reasoning
 from trivium.text.tool_formats import ToolCall, ToolCallReader, ToolFormat, find_tool_format
 
@@ -68,15 +69,18 @@ class AnswerReader:
 
     Args:
         format: the format of tool calls; None if the text has none.
+        functions: the JSON schema of the arguments of each function, by the name of the function.
         in_reasoning: whether the prompt has already begun the reasoning.
 
     Attributes:
         num_calls: the number of calls so far.
     """
 
-    def __init__(self, format: ToolFormat | None, *, in_reasoning: bool) -> None:
+    def __init__(
+        self, format: ToolFormat | None, functions: Mapping[str, Schema], *, in_reasoning: bool
+    ) -> None:
         self._reasoning = ReasoningReader(is_open=in_reasoning)
-        self._calls = None if format is None else ToolCallReader(format)
+        self._calls = None if format is None else ToolCallReader(format, functions)
         self.num_calls = 0
 
     def push(self, piece: str, *, is_last: bool = False) -> AnswerDelta:
@@ -126,8 +130,6 @@ class ChatTurn:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         variables = {**(chat_template_kwargs or {})}
-        if reserved := [name for name in TEMPLATE_VARIABLES if name in variables]:
-            raise TriviumError(f"chat_template_kwargs cannot set {reserved[0]}.")
         functions = _read_functions(tools or ())
         self._required = _find_required(tool_choice, functions)
         tools = None if tool_choice == "none" else tools
@@ -135,6 +137,9 @@ class ChatTurn:
         messages = _complete_messages(messages)
         has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
         template = lm.get_chat_template(tools=has_tools)
+        for name in (*TEMPLATE_VARIABLES, *template.tokens):
+            if name in variables:
+                raise TriviumError(f"chat_template_kwargs cannot set {name}.")
         self._functions = functions if tools else {}
         strict = {
             str(tool["function"]["name"]) for tool in tools or () if tool["function"].get("strict")
@@ -154,7 +159,7 @@ class ChatTurn:
 
     def reader(self) -> AnswerReader:
         """Return a reader for the text of the message."""
-        return AnswerReader(self._format, in_reasoning=self._in_reasoning)
+        return AnswerReader(self._format, self._functions, in_reasoning=self._in_reasoning)
 
     def request(self, params: SamplingParams) -> GenerationRequest:
         """Return the request for the text of the message.
@@ -233,12 +238,12 @@ class ChatTurn:
 _CONSTRAINTS = ("choices", "json_schema", "regex", "grammar")
 
 
-def _read_functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
+def _read_functions(tools: Tools) -> dict[str, Schema]:
     """Return the JSON schema of the arguments of each function, by the name of the function.
 
     Raises TriviumError if a tool is not a function in OpenAI's format.
     """
-    functions: dict[str, Mapping[str, Any]] = {}
+    functions: dict[str, Schema] = {}
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -263,8 +268,8 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_required(
-    tool_choice: ToolChoice, functions: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Mapping[str, Any]]:
+    tool_choice: ToolChoice, functions: Mapping[str, Schema]
+) -> Mapping[str, Schema]:
     """Return the functions of which one must be called; {} if a call is not required.
 
     Raises TriviumError if `tool_choice` is invalid.

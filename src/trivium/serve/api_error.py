@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from trivium.config import expected
 from trivium.errors import TriviumError, nearest_name, shorten
-from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail
+from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail, StrictModel
 
 CLIENT_CLOSED = 499
 """The status code in the log and metrics when a client disconnects before the response is sent."""
@@ -162,11 +162,12 @@ def _get_field_path(error: Any) -> list[str | int]:
     `error` is an error from pydantic. For unions, pydantic adds type names to the path; they are
     removed.
     """
+    type_names = {*_TYPE_NAMES, *(schema.__name__ for schema in StrictModel.__subclasses__())}
     steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
     return [
         step
         for number, step in enumerate(steps)
-        if not number or isinstance(step, int) or (step.isidentifier() and step not in _TYPE_NAMES)
+        if not number or isinstance(step, int) or (step.isidentifier() and step not in type_names)
     ]
 
 

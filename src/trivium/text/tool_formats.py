@@ -3,8 +3,8 @@
 A model writes tool calls as its chat template does. `find_tool_format` therefore recognizes the
 format by rendering a conversation with a call and reading the call back.
 
-Sources: the chat templates of NousResearch Hermes 2 Pro and Qwen, Llama 3.1, Mistral 7B v0.3 and
-Mistral Small 3.2. As in vLLM, a malformed call stays text.
+Sources: the chat templates of NousResearch Hermes 2 Pro and Qwen, Llama 3.1, Mistral 7B v0.3,
+Mistral Small 3.2 and Qwen 3 Coder. As in vLLM, a malformed call stays text.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from trivium.errors import TokenizerError, shorten
 from trivium.text.chat_template import ChatTemplate
+from trivium.text.json_types import Schema, read_value
 from trivium.text.reasoning import ReasoningReader
 
 _MAX_MALFORMED = 32
@@ -81,6 +82,8 @@ class ToolFormat(ABC):
     """The characters with which complete calls end."""
     begins_with_json: ClassVar[bool] = False
     """Whether a message that begins with "{" may be a call, too."""
+    has_json_arguments: ClassVar[bool] = True
+    """Whether arguments are a JSON object. If not, each argument is a parameter in XML."""
     is_parallel: ClassVar[bool] = True
     """Whether a message may have several calls."""
     opening: ClassVar[str] = ""
@@ -93,10 +96,18 @@ class ToolFormat(ABC):
         """Return the text of a call of the function `name` up to its arguments."""
 
     @abstractmethod
-    def read(self, text: str, *, is_last: bool) -> tuple[list[ToolCall], int]:
+    def read(
+        self, text: str, functions: Mapping[str, Schema], *, is_last: bool
+    ) -> tuple[list[ToolCall], int]:
         """Read the calls at the start of a text. Returns the calls and their number of characters.
 
-        `is_last` is whether the text is complete. Raises _MalformedError or _IncompleteError if
+        Args:
+            text: the text.
+            functions: the JSON schema of the arguments of each function, by the name of the
+                function, for formats that write strings without quotation marks.
+            is_last: whether the text is complete.
+
+        Raises _MalformedError or _IncompleteError if
         there are no calls.
         """
 
@@ -113,7 +124,9 @@ class HermesFormat(ToolFormat):
         """Return the text of a call of the function `name` up to its arguments."""
         return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
 
-    def read(self, text: str, *, is_last: bool) -> tuple[list[ToolCall], int]:
+    def read(
+        self, text: str, functions: Mapping[str, Schema], *, is_last: bool
+    ) -> tuple[list[ToolCall], int]:
         """Read one call. At the end of a text, the closing tag may be missing."""
         value, stop = _read_json(text, len(self.marker), "{")
         after, closing = text[stop:].lstrip(), "</tool_call>"
@@ -143,7 +156,9 @@ class LlamaFormat(ToolFormat):
         """Return the text of a call of the function `name` up to its arguments."""
         return f'{{"name": {json.dumps(name)}, "parameters": '
 
-    def read(self, text: str, *, is_last: bool) -> tuple[list[ToolCall], int]:
+    def read(
+        self, text: str, functions: Mapping[str, Schema], *, is_last: bool
+    ) -> tuple[list[ToolCall], int]:
         """Read one call."""
         beginning = self._BEGINNING.match(text)
         assert beginning is not None
@@ -163,7 +178,9 @@ class MistralFormat(ToolFormat):
         """Return the text of a call of the function `name` up to its arguments."""
         return f'{{"name": {json.dumps(name)}, "arguments": '
 
-    def read(self, text: str, *, is_last: bool) -> tuple[list[ToolCall], int]:
+    def read(
+        self, text: str, functions: Mapping[str, Schema], *, is_last: bool
+    ) -> tuple[list[ToolCall], int]:
         """Read a list of calls, which has at least one."""
         values, stop = _read_json(text, len(self.marker), "[")
         if not values:
@@ -187,7 +204,9 @@ class MistralArgsFormat(ToolFormat):
         """Return the text of a call of the function `name` up to its arguments."""
         return f"[TOOL_CALLS]{name}[ARGS]"
 
-    def read(self, text: str, *, is_last: bool) -> tuple[list[ToolCall], int]:
+    def read(
+        self, text: str, functions: Mapping[str, Schema], *, is_last: bool
+    ) -> tuple[list[ToolCall], int]:
         """Read one call."""
         header = self._HEADER.match(text, len(self.marker))
         if header is None:
@@ -198,11 +217,65 @@ class MistralArgsFormat(ToolFormat):
         return [_to_call(value, "arguments")], stop
 
 
+class QwenXMLFormat(ToolFormat):
+    """The format of Qwen 3 Coder and Qwen 3.5, and of Nemotron 3, in XML.
+
+    A call is `<tool_call><function=f><parameter=x>value</parameter></function></tool_call>`, with
+    line breaks. Strings have no quotation marks. Other values are JSON.
+    """
+
+    name, marker, ends = "Qwen XML", "<tool_call>", ">"
+    names = ("<tool_call>", "</tool_call>")
+    has_json_arguments = False
+    separator = "\n"
+    after_arguments = "</function>\n</tool_call>"
+
+    _NAME = re.compile(r"[^\s<>]+>")
+
+    def before_arguments(self, name: str) -> str:
+        """Return the text of a call of the function `name` up to its arguments."""
+        return f"<tool_call>\n<function={name}>\n"
+
+    def read(
+        self, text: str, functions: Mapping[str, Schema], *, is_last: bool
+    ) -> tuple[list[ToolCall], int]:
+        """Read one call. At the end of a text, the last closing tag may be missing."""
+        name, stop = self._read_name(text, _skip(text, len(self.marker), "<function="))
+        root = functions.get(name, {})
+        properties = root.get("properties")
+        schemas = properties if isinstance(properties, Mapping) else {}
+        arguments = dict[str, Any]()
+        while True:
+            start = _skip(text, stop, "<parameter=", "</function>")
+            if text[start - 1] == ">":  # the end of the function
+                break
+            key, start = self._read_name(text, start)
+            value, closing, _ = text[start:].partition("</parameter>")
+            if not closing:
+                raise _IncompleteError
+            stop = start + len(value) + len(closing)
+            value = value.removeprefix("\n").removesuffix("\n")
+            arguments[key] = read_value(value, schemas.get(key, {}), root)
+        if not is_last or text[start:].strip():
+            start = _skip(text, start, "</tool_call>")
+        else:
+            start = len(text)
+        return [_to_call({"name": name, "arguments": arguments}, "arguments")], start
+
+    def _read_name(self, text: str, start: int) -> tuple[str, int]:
+        """Read a name up to ">". Returns the name and the offset after it."""
+        match = self._NAME.match(text, start)
+        if match is None:
+            raise _MalformedError if re.search(r"[\s<>]", text[start:]) else _IncompleteError
+        return match[0][:-1], match.end()
+
+
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     HermesFormat(),
     LlamaFormat(),
     MistralFormat(),
     MistralArgsFormat(),
+    QwenXMLFormat(),
 )
 """The formats that can be read."""
 
@@ -234,6 +307,19 @@ def _read_json(text: str, start: int, bracket: str) -> tuple[Any, int]:
     raise _IncompleteError
 
 
+def _skip(text: str, start: int, *expected: str) -> int:
+    """Return the offset after one of several texts, and after the spaces before it.
+
+    Raises _IncompleteError if the text ends before, and _MalformedError if other text follows.
+    """
+    after = text[start:].lstrip()
+    for each in expected:
+        if after.startswith(each):
+            return len(text) - len(after) + len(each)
+    begins = any(each.startswith(after) for each in expected)
+    raise _IncompleteError if begins else _MalformedError
+
+
 def _to_call(value: Any, key: str) -> ToolCall:
     """Return the call that a JSON value describes, whose arguments have the key `key`.
 
@@ -262,10 +348,11 @@ class ToolCallReader:
 
     Args:
         format: the format of the calls.
+        functions: the JSON schema of the arguments of each function, by the name of the function.
     """
 
-    def __init__(self, format: ToolFormat) -> None:
-        self._format = format
+    def __init__(self, format: ToolFormat, functions: Mapping[str, Schema] | None = None) -> None:
+        self._format, self._functions = format, functions or {}
         self._held, self._space, self._num_malformed = "", "", 0
         self._has_content, self._after_call = False, False
 
@@ -283,7 +370,7 @@ class ToolCallReader:
             if not is_start or not may_end:
                 break
             try:
-                new, length = self._format.read(self._held, is_last=is_last)
+                new, length = self._format.read(self._held, self._functions, is_last=is_last)
             except (_MalformedError, _IncompleteError) as error:
                 if isinstance(error, _IncompleteError) and not is_last:
                     break
@@ -372,7 +459,7 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat:
         )
     _, turn = ReasoningReader().push(written, is_last=True)
     for each in TOOL_FORMATS:
-        _, read = ToolCallReader(each).push(turn)
+        _, read = ToolCallReader(each, {name: parameters}).push(turn)
         if [(one.name, one.arguments) for one in read] == [(name, arguments)]:
             return each
     for long, short in ((name, "f"), ("x2718281828", "x"), ("y1618033988", "y")):
