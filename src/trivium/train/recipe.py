@@ -80,6 +80,15 @@ class Recipe(Config):
             raise ValueError("set the weight of every source in [[mix]], or of none")
         if self.adapter.rank and self.model.freeze != "none":
             raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
+        if self.model.quantize is not None:
+            if not self.adapter.rank:
+                raise ValueError(
+                    "model.quantize is for the frozen weights under an adapter: set adapter.rank"
+                )
+            if not self.model.starts_from_weights:
+                raise ValueError("model.quantize is for the weights of model.init_from: set it")
+            if self.train.compile:
+                raise ValueError("model.quantize and train.compile: leave one of them out")
         if self.train.average > 1 and self.adapter.rank:
             raise ValueError("train.average is for runs without an adapter: leave it out")
         return self
