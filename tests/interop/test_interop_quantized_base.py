@@ -142,3 +142,22 @@ def test_a_model_is_loaded_with_4_bits_and_its_adapter_on_top(tmp_path):
                 each.save(tmp_path / "again")
     with pytest.raises(SpecError, match="packed or quantised already"):
         pack(base.module)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_gpu_computes_with_the_same_weights(kind):
+    """On a GPU as on a CPU, up to the precision of LLM.int8(), which is float16 there."""
+    model = small_model("llama").eval()
+    add_lora(model, EVERY)
+    on_cpu, on_gpu = copy.deepcopy(model), copy.deepcopy(model)
+    quantize_base(on_cpu, kind, CPU)
+    quantize_base(on_gpu, kind, torch.device("cuda"))
+    on_gpu.to("cuda")
+    ids = random_ids(2, 11)
+    with torch.no_grad():
+        expected = on_cpu.logits(on_cpu(ids))
+        actual = on_gpu.logits(on_gpu(ids.cuda())).cpu()
+    assert relative(actual, expected) < (0.01 if kind == "nf4" else 0.2)
+    on_gpu.lm_loss(on_gpu(ids.cuda()).flatten(0, 1), random_targets().cuda()).backward()
+    assert all(p.grad is not None for p in on_gpu.parameters() if p.requires_grad)

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from trivium.adapt.bitsandbytes_layers import LLMInt8Linear, NF4Linear
 from trivium.adapt.lora import LoRALinear, is_quantized, replace_module
-from trivium.errors import SpecError, require_extra
+from trivium.errors import SpecError
 from trivium.models import LanguageModule
 from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.packed_linear import Int8Linear, PackedLinear
@@ -65,12 +66,9 @@ def quantize_base(model: LanguageModule, kind: BaseQuantization, device: torch.d
     Raises:
         MissingExtraError: bitsandbytes is not installed.
     """
-    with require_extra(f'quantize = "{kind}"', "qlora"):
-        from trivium.adapt.bitsandbytes_layers import LLMInt8Linear, NF4Linear
-
     if model.device.type == "meta":
         return
-    layer = {"nf4": NF4Linear, "int8": LLMInt8Linear}[kind]
+    layer = NF4Linear if kind == "nf4" else LLMInt8Linear
     _replace_linear_layers(model, lambda weight, bias: layer(weight, bias, device))
 
 
