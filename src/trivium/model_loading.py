@@ -65,8 +65,9 @@ def load(
             Face folder contains several, the default is the dtype of most parameters.
         lowercase: whether a tokenizer that is read from a `vocab.txt` lowercases text. It is used
             only if the folder does not contain this setting.
-        quantize: quantise the weights to 8 bits, for less memory and, on a CPU, faster generation.
-            Such a model cannot be trained or saved.
+        quantize: quantise the weights to 8 bits ("int8"), for less memory and, on a CPU, faster
+            generation, or those of the layers to 4 bits ("nf4", with bitsandbytes). Such a model
+            cannot be trained or saved.
         pack: store the weights in the memory layout that a CPU reads fastest. Such a model cannot
             be trained or saved.
         compile: compile the decode step of `generate` with `torch.compile`. This needs a C++

@@ -62,6 +62,7 @@ WITHOUT_TORCH = (
     "report",
 )
 OPTIONAL = {
+    "bitsandbytes",
     "pytorch_optimizer",
     "datasets",
     "datatrove",

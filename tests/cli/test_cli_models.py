@@ -20,11 +20,13 @@ from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
 
 from trivium import cli
+from trivium.adapt import LoRA, add_lora
 from trivium.cli import main
 from trivium.cli._shared import check_characters
 from trivium.inference.score import encode_item, score_continuations
 from trivium.inference.speculative import PromptLookup
 from trivium.inference.text_model import prompt_ids
+from trivium.interop.peft_format import save_adapter
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -485,3 +487,38 @@ def test_real_output_that_cannot_be_encoded_is_escaped(
     assert not full.isascii() or name == "presets"
     escaped = full.encode(encoding, "backslashreplace")
     assert shown[encoding] in (escaped, shown["utf-8"])  # click writes UTF-8 in place of ASCII
+
+
+def test_an_adapter_is_a_model_for_every_command(saved, capsys, tmp_path):
+    """Its folder names the base; what is exported has the adapter merged into it."""
+    own = load(saved["generate"])
+    described, lora, folder = own.spec.replace(d_model=30), LoRA(rank=2), tmp_path / "adapter"
+    lm = LanguageModel(described, build(described, seed=4), own.tokenizer)
+    lm.save(tmp_path / "base")
+    module = build(described, seed=4)
+    add_lora(module, lora)
+    for weight in module.parameters():
+        if weight.requires_grad:
+            weight.data.normal_(0.0, 1.0)
+    save_adapter(folder, module, lora, base=str(tmp_path / "base"))
+    options = {"max_new_tokens": 5, "temperature": 0}
+    expected = load(folder, device="cpu").generate("Ada", **options)
+    assert expected != lm.generate("Ada", **options)
+    flags = ["--max-new-tokens", "5", "--temperature", "0", "--device", "cpu"]
+
+    def generate(model):
+        assert main(["generate", str(model), "Ada", *flags]) == 0
+        return capsys.readouterr().out.rstrip("\n")
+
+    assert generate(folder) == "Ada" + expected
+    (tmp_path / "valid.txt").write_text("Ada wrote it.\n" * 20)
+    results = {}
+    for name, command in (("exported", "export"), ("imported", "import")):
+        assert main([command, str(folder), str(tmp_path / name)]) == 0
+        capsys.readouterr()
+        assert generate(tmp_path / name) == "Ada" + expected
+    for name in ("adapter", "exported"):
+        arguments = ["eval", str(tmp_path / name), str(tmp_path / "valid.txt"), "--json"]
+        assert main([*arguments, "--device", "cpu"]) == 0
+        results[name] = json.loads(capsys.readouterr().out)
+    assert results["adapter"]["loss"] == pytest.approx(results["exported"]["loss"], rel=1e-4)

@@ -17,9 +17,11 @@ from trivium.adapt.adapter import with_adapter
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.peft_format import save_read_adapter
 from trivium.interop.peft_reader import read_adapter
+from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
+from trivium.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -345,3 +347,22 @@ def test_an_adapter_is_added_to_packed_weights(tmp_path):
     packed = pack(copy.deepcopy(base), "int8")
     actual = outputs(read_with(tmp_path, packed, "llama"), "LlamaForCausalLM")
     assert (actual[0] - expected[0]).abs().max() / expected[0].abs().max() < 0.1
+
+
+def test_a_tokenizer_and_a_template_in_the_folder_replace_those_of_the_base(tmp_path):
+    hf = hf_model(Case("LlamaForCausalLM", {}))
+    base = ours_of(copy.deepcopy(hf))
+    random_adapter(hf, {"target_modules": ["q_proj"]}, tmp_path)
+    own, other = (
+        Tokenizer.train("whitespace", texts=["a b c d e f"], vocab_size=size, progress=False)
+        for size in (9, 8)
+    )
+    lm = LanguageModel(base.spec, base, own, Settings(chat_template="{{ messages }}"))
+    assert lm.with_adapter(tmp_path).tokenizer is own
+    assert lm.with_adapter(tmp_path).settings.chat_template == "{{ messages }}"
+    other.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0] }}")
+    changed = lm.with_adapter(tmp_path)
+    assert changed.tokenizer.vocab_size == other.vocab_size != own.vocab_size
+    assert changed.settings.chat_template == "{{ messages[0] }}"
+    assert lm.tokenizer is own

@@ -565,3 +565,52 @@ def test_generator_and_discriminator_resume_and_go_on_from_a_run(text, tmp_path)
     again = pretrain(run.path, data=text, out=tmp_path / "on", changes=still, console=quiet())
     after = load_file(again.weights), load_file(again.path / "generator" / "model.safetensors")
     torch.testing.assert_close(after, (saved, beside), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_an_adapter_is_trained_on_a_quantised_base_and_resumed(kind, encoder, reviews, tmp_path):
+    """The written model has the dequantised weights; the adapter is written alone, too."""
+    pytest.importorskip("bitsandbytes")
+    changes = {
+        "model": {"quantize": kind},
+        "adapter": {"rank": 3, "targets": ["all-linear"], "save_separately": True},
+        "optimizer": {"lr": 0.01},
+        "train": {"steps": 4, "save_every": 2, "eval_every": 2, "device": "cpu"},
+    }
+    arguments = {"model": encoder.path, "data": reviews, "console": quiet()}
+    run = finetune("classification", out=tmp_path / "run", changes=changes, **arguments)
+    texts = ["the good cat", "a bad dog"]
+    lm = load(run.path, device="cpu")
+    scores = lm.classify(texts)
+    quantised = {n for n in lm.module.state_dict() if n.endswith(("query.weight", "up.weight"))}
+    base = load(encoder.path, device="cpu").module.state_dict()
+    assert all(not torch.equal(lm.module.state_dict()[name], base[name]) for name in quantised)
+    checkpoint = load_file(run.path / "checkpoints" / "step-00000004" / "model.safetensors")
+    assert not quantised & checkpoint.keys()
+    assert any(name.endswith("query.lora_a") for name in checkpoint)
+    alone = load(run.path / "adapter", device="cpu").classify(texts)
+    for one, other in zip(scores, alone, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=0.1)
+    shutil.copytree(run.path, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "step-00000004")
+    again = finetune("", out=tmp_path / "again", resume=True, console=quiet())
+    for name, weight in load(again.path, device="cpu").module.state_dict().items():
+        assert torch.equal(weight, lm.module.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"quantize": "nf4"}}, "set adapter.rank"),
+        ({"model": {"quantize": "nf4", "new_weights": True}, "adapter": {"rank": 2}}, "init_from"),
+        (
+            {"model": {"quantize": "int8"}, "adapter": {"rank": 2}, "train": {"compile": True}},
+            "train.compile",
+        ),
+        ({"model": {"quantize": "int4"}, "adapter": {"rank": 2}}, "model.quantize"),
+    ],
+)
+def test_a_base_that_cannot_be_quantised_is_refused(changes, message, encoder, reviews, tmp_path):
+    arguments = {"model": encoder.path, "data": reviews, "console": quiet()}
+    with pytest.raises(RecipeError, match=message):
+        finetune("classification", out=tmp_path / "run", changes=changes, **arguments)

@@ -104,6 +104,8 @@ def share_weights(module: LanguageModule) -> LanguageModule:
     tensors = itertools.chain(module.parameters(), module.buffers())
     packed = (part.packed for part in module.modules() if isinstance(part, PackedLinear))
     memo: dict[int, Any] = {id(tensor): tensor for tensor in itertools.chain(tensors, packed)}
+    states = (getattr(part, "quant_state", None) for part in module.modules())
+    memo |= {id(state): state for state in states if state is not None}
     memo |= {id(part._forward_pre_hooks): OrderedDict() for part in module.modules()}
     return copy.deepcopy(module, memo)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import LanguageModule
+from trivium.nn.part import num_weights
 
 _EMBEDDINGS = ("tokens.*", "source_tokens.*", "before", "*coder.embedding.*")
 _KEYWORDS = ("none", "embeddings", "layers:N", "encoder", "body")
@@ -27,7 +28,7 @@ def count_parameters(module: nn.Module) -> ParameterCounts:
     """Return the number of trainable and the number of frozen parameters in a module."""
     counts = [0, 0]
     for weight in module.parameters():
-        counts[not weight.requires_grad] += weight.numel()
+        counts[not weight.requires_grad] += num_weights(weight)
     return ParameterCounts(*counts)
 
 

@@ -19,6 +19,7 @@ from trivium.adapt.freezing import ParameterCounts, set_trainable
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import LanguageModule
 from trivium.models.heads.vocabulary import VocabularyHead
+from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.nn.part import Part
 
 _ALL, _TASK_HEADS = "all-linear", "task-heads"
@@ -150,17 +151,32 @@ class LoRALinear(nn.Linear):
         """Return W + scale * B A, [O, I], the merged weight, in the dtype of W.
 
         Raises:
-            SpecError: the weights of the base are packed or quantised.
+            SpecError: the weights of the base are packed or quantised for inference.
         """
-        if self.base is not None:
-            raise SpecError(
-                "an adapter cannot be merged into packed or quantised weights: load the base "
-                "without pack and quantize."
-            )
-        merged = self.weight.detach() + self.update
+        weight = self.weight if self.base is None else dequantize(self.base)
+        merged = weight.detach() + self.update.to(weight.device)
         if self.dora_gain is not None:
             merged = merged * self.dora_gain[:, None]
-        return merged.to(self.weight.dtype)
+        return merged.to(weight.dtype)
+
+
+def is_quantized(layer: nn.Module) -> bool:
+    """Return whether a layer has packed or quantised weights."""
+    return isinstance(layer, PackedLinear | Int8Linear) or hasattr(layer, "dequantize")
+
+
+def dequantize(layer: Any) -> Tensor:
+    """Return the matrix W [O, I] of a layer that bitsandbytes has quantised.
+
+    Raises:
+        SpecError: the weights are packed or quantised for inference.
+    """
+    if not hasattr(layer, "dequantize"):
+        raise SpecError(
+            "an adapter cannot be merged into packed or quantised weights: load the base "
+            "without pack and quantize."
+        )
+    return layer.dequantize()
 
 
 def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -171,6 +187,8 @@ def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor
     """
     if type(layer) in (nn.Linear, LoRALinear):
         return layer.weight.detach()
+    if hasattr(layer, "dequantize"):
+        return layer.dequantize()
     with torch.no_grad():
         output = layer(torch.eye(layer.in_features, dtype=dtype, device=device))
         return (output if layer.bias is None else output - layer.bias).T
@@ -212,18 +230,40 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
     return set_trainable(model, {*trained, *matrices})
 
 
-def merged_state(model: LanguageModule) -> dict[str, Tensor]:
+def merged_state(
+    model: LanguageModule, device: torch.device | str | None = None
+) -> dict[str, Tensor]:
     """Return the `state_dict` of the model with the LoRA updates merged into the weights.
 
     A new model with the same spec can load the result. If the model has no adapter, the result is
-    its plain `state_dict`.
+    its plain `state_dict`. Weights that bitsandbytes has quantised are dequantised, so that the
+    merged model computes what the adapter was trained on.
+
+    Args:
+        model: the model.
+        device: the device to move each tensor to; None: that of the model.
 
     Raises:
-        SpecError: the weights of an adapted layer are packed or quantised.
+        SpecError: the weights of an adapted layer are packed or quantised for inference.
     """
-    state = {name: weight.detach() for name, weight in model.state_dict().items()}
-    for name, layer in adapted_layers(model).items():
-        state[f"{name}.weight"] = layer.merged_weight()
+    if any(isinstance(layer, PackedLinear | Int8Linear) for layer in model.modules()):
+        raise SpecError(
+            "an adapter cannot be merged into packed or quantised weights: load the base without "
+            "pack and quantize."
+        )
+    state = {
+        name: each.detach().to(device or each.device) for name, each in model.state_dict().items()
+    }
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoRALinear):
+            weight, bias = layer.merged_weight(), getattr(layer.base or layer, "bias", None)
+        elif hasattr(layer, "dequantize") and not name.endswith(".base"):
+            weight, bias = dequantize(layer), layer.bias
+        else:
+            continue
+        state[f"{name}.weight"] = weight.to(device or weight.device)
+        if isinstance(bias, Tensor):
+            state[f"{name}.bias"] = bias.detach().to(device or bias.device)
         for own in LORA_TENSORS:
             state.pop(f"{name}.{own}", None)
     return state

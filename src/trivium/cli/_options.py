@@ -46,7 +46,7 @@ Dtype = Annotated[
     typer.Option(help="Data type of the weights.", show_default="as stored"),
 ]
 Quantize = Annotated[
-    Literal["int8"] | None,
+    Literal["int8", "nf4"] | None,
     typer.Option(help="Quantize the weights of the linear layers.", show_default=False),
 ]
 Compile = Annotated[

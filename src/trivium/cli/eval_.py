@@ -90,7 +90,9 @@ def eval_(
     log = ProgressLine()
     text = TextOptions(**options)
 
-    def evaluate_files(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    def evaluate_files(
+        quantize: Literal["int8", "nf4"] | None,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield each file or harness task with its metrics, optionally after quantization."""
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trivium.adapt.adapter import Adapter, with_untied_heads
-from trivium.adapt.lora import LORA_TENSORS, LoRA, LoRALinear, adapted_layers, trainable_names
+from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trainable_names
 from trivium.errors import SpecError
 from trivium.files import write_json
 from trivium.interop.convert import exported_spec, hf_weight_map, is_expressible, to_hf_config
@@ -135,7 +135,7 @@ def _to_peft(
             "parent_library": "trivium",
             "heads": model.spec.to_dict().get("heads", []),
         }
-        names = [name for name in model.state_dict() if not name.endswith(LORA_TENSORS)]
+        names = build(model.spec, device="meta").state_dict()
         weights, extra = [HFWeight(name, (name,)) for name in names], {"auto_mapping": own}
     config, tensors = _weights_to_peft(model, whole, weights)
     return {**config, "lora_dropout": dropout, **extra}, tensors
@@ -270,9 +270,9 @@ def _fuse_lora(
         return first, weight.fuse(b), scale
     a = torch.cat([layer.lora_a.detach() for layer in adapted])
     rest = iter(b)
+    shapes = build(model.spec, device="meta").state_dict()  # quantised weights have others
     blocks = [
-        next(rest) if name in layers else a.new_zeros(len(model.get_parameter(name)), 0)
-        for name in weight.local
+        next(rest) if name in layers else a.new_zeros(len(shapes[name]), 0) for name in weight.local
     ]
     rows = torch.block_diag(*blocks).split([len(block) for block in blocks])
     return a, weight.fuse(rows), scale

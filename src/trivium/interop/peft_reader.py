@@ -30,7 +30,7 @@ from trivium.interop.family import Family
 from trivium.interop.hf_config import read_json_object
 from trivium.interop.peft_format import CONFIG, PREFIX, WEIGHTS
 from trivium.interop.spec_config import read_spec
-from trivium.interop.tensor_files import read_safetensors
+from trivium.interop.tensor_files import PICKLED, SAFETENSORS, read_safetensors
 from trivium.interop.weight_map import HFWeight, missing_prefix, tied_original, weight_map
 from trivium.models import LanguageModule, Transformer, build
 from trivium.models.base_model import Spec
@@ -68,8 +68,9 @@ _TIED_NAMES = ("embed_tokens", "lm_head")
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """Return whether a folder has the files of a PEFT adapter, and no model."""
-    return (folder / CONFIG).is_file()
+    """Return whether a folder has the files of a PEFT adapter, and no whole model."""
+    whole = ("spec.json", SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLED)
+    return (folder / CONFIG).is_file() and not any((folder / name).is_file() for name in whole)
 
 
 class PeftOptions(BaseModel):

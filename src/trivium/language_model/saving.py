@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trivium.adapt.lora import LoRALinear
+from trivium.adapt.lora import LoRALinear, is_quantized
 from trivium.errors import SpecError
 from trivium.inference.text_model import TextModel
 from trivium.interop.hf_folder import write_folder
 from trivium.model_folder import new_model_folder, write_model
-from trivium.nn.packed_linear import Int8Linear, PackedLinear
 
 
 class SavingMixin(TextModel):
@@ -72,7 +71,7 @@ class SavingMixin(TextModel):
     def _check_savable(self) -> None:
         """Raise SpecError if the model is packed, quantised, without weights, or has an adapter."""
         for module in self.module.modules():
-            if isinstance(module, PackedLinear | Int8Linear):
+            if is_quantized(module):
                 raise SpecError(
                     "a packed or quantised model cannot be saved: load it without pack and "
                     "quantize first."

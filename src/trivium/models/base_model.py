@@ -23,7 +23,7 @@ from trivium.nn.activations import apply_soft_cap
 from trivium.nn.flex import MIN_HEAD_DIM
 from trivium.nn.loss import PAD_TO_MULTIPLE_OF, linear_cross_entropy
 from trivium.nn.mixers.attention import AttentionModule
-from trivium.nn.part import Count, Part, PartModule, to_field_error
+from trivium.nn.part import Count, Part, PartModule, num_weights, to_field_error
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.state import Cache
 
@@ -443,7 +443,8 @@ def build_heads(model: Spec) -> nn.ModuleDict:
 def num_matrix_weights(module: nn.Module) -> int:
     """Return the number of weights in the matrices of linear and recurrent layers of a module."""
     layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.RNNBase))
-    return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)
+    weights = (w for m in layers for w in m.parameters(recurse=False))
+    return sum(num_weights(w) for w in weights if w.ndim > 1)
 
 
 def refuse(reason: str, **arguments: object) -> None:

@@ -115,6 +115,12 @@ def empty_embedding(rows: int, width: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
+def num_weights(parameter: Tensor) -> int:
+    """Return the number of weights in a parameter. bitsandbytes stores two 4-bit ones in a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else state.shape.numel()
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """Return the autocast dtype for the device of `x`, or `x.dtype` if autocast is disabled."""
     device = x.device.type

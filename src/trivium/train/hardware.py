@@ -118,7 +118,12 @@ def choose_precision(
             fastest = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
     else:
         blocks: Iterable[nn.Module] = model.blocks  # type: ignore[assignment]
-        shapes = [p.shape for block in blocks for p in block.parameters() if p.ndim == 2]
+        parts = [part for block in blocks for part in block.modules()]
+        own = (p for part in parts for p in part.parameters(recurse=False))
+        shapes = [p.shape for p in own if p.ndim == 2 and p.is_floating_point()]
+        # Quantised matrices have other shapes in memory.
+        linear = (part for part in parts if isinstance(part, nn.Linear))
+        shapes += [torch.Size((part.out_features, part.in_features)) for part in linear]
         height, width = max(shapes, key=math.prod, default=(256, 256))
         if not _THREADS & os.environ.keys():
             threads = min(

@@ -39,6 +39,8 @@ _CPU_LOGITS, _GPU_LOGITS = 2**22, 2**28
 _SOME_EXAMPLES = 64
 # DDP is chosen if weights, gradients and optimizer state fit in this fraction of the free memory.
 _STATE_FRACTION = 0.5
+# NF4 has an 8-bit scale for each 64 weights.
+_QUANTIZED_BYTES = {"nf4": 0.5 + 1 / 64, "int8": 1.0}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def training_memory(
     references: int = 0,
     samples: int = 0,
     labelled: float = 1.0,
+    quantized: float = 0.0,
+    quantized_bytes: float = 4.0,
 ) -> dict[str, float]:
     """Estimate the peak memory per training device in bytes, by use ("weights", "gradients", ...).
 
@@ -106,6 +110,8 @@ def training_memory(
         references: the number of frozen reference models of the same size.
         samples: the number of texts, of `length` tokens, that the model generates at the same time.
         labelled: the fraction of tokens with labels, for which logits are computed.
+        quantized: the fraction of the parameters that are quantised.
+        quantized_bytes: the number of bytes per quantised parameter.
     """
     sizes = count_model_parameters(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
@@ -115,7 +121,8 @@ def training_memory(
         # one of them prefetched.
         copies = 8 * sizes.outside + 2 * (item + 4) * sizes.largest_block
     else:
-        copies = item * sizes.parameters if precision is not torch.float32 else 0
+        exact = (1.0 - quantized) * sizes.parameters
+        copies = item * exact if precision is not torch.float32 else 0
     most = _CPU_LOGITS if device == "cpu" else _GPU_LOGITS
     chunk = min(most, labelled * rows * length * spec.vocab_size)
     table = spec.vocab_size * spec.head_config.d_embedding
@@ -123,7 +130,7 @@ def training_memory(
         length, item, on_cpu=device == "cpu", recompute=layout.activation_checkpointing
     )
     memory = {
-        "weights": 4 * sizes.parameters / shards,
+        "weights": (4 + quantized * (quantized_bytes - 4)) * sizes.parameters / shards,
         "gradients": 4 * trained * sizes.parameters / shards,
         "optimizer": 4 * moments * trained * sizes.parameters / shards,
         "copies": copies / tensor,
@@ -162,12 +169,26 @@ def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]
     """
     parameters, objective = count_parameters(module), recipe.objectives[0]
     draws = isinstance(objective, PolicyGradient)
+    quantized = {}
+    if (kind := recipe.model.quantize) is not None:
+        linear = sum(map(num_linear_weights, objective.models_to_save(module)[""].blocks))
+        quantized = {
+            "quantized": linear / max(1, sum(parameters)),
+            "quantized_bytes": _QUANTIZED_BYTES[kind],
+        }
     return {
         "trained": parameters.trained / max(1, sum(parameters)),
         "moments": recipe.optimizer.state_size(module) / max(1, parameters.trained),
         "references": int(draws and objective.has_reference and not recipe.adapter.rank),
         "samples": SLOTS if draws else 0,
+        **quantized,
     }
+
+
+def num_linear_weights(block: nn.Module) -> int:
+    """Return the number of weights in the matrices of a block's linear layers, without adapters."""
+    layers = (m for name, m in block.named_modules() if not name.endswith(".base"))
+    return sum(m.in_features * m.out_features for m in layers if isinstance(m, nn.Linear))
 
 
 @dataclass(frozen=True)

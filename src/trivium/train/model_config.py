@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from trivium.adapt import LoRA
+from trivium.adapt.quantize import BaseQuantization
 from trivium.config import Config, merge_changes
 from trivium.errors import RecipeError, SpecError
 from trivium.models.base_model import Spec
@@ -47,6 +48,10 @@ class ModelConfig(Config):
     )
     freeze: str = Field(
         "none", description='frozen weights: "embeddings", "encoder", "layers:N", ...'
+    )
+    quantize: BaseQuantization | None = Field(
+        None,
+        description='quantise the frozen weights under an adapter: "nf4" (4 bits, QLoRA) or "int8"',
     )
     separate_vocabularies: bool = Field(
         False,

@@ -62,10 +62,9 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
-        """Raise ValueError for data sources, source names or adapter settings that conflict.
+        """Raise ValueError for data sources or source names that conflict.
 
-        For example, a recipe cannot have both `data.paths` and `[[mix]]`, and an adapter cannot be
-        combined with frozen or averaged weights.
+        For example, a recipe cannot have both `data.paths` and `[[mix]]`.
         """
         if self.mix and (self.objective is not None or self.data.paths):
             raise ValueError("set either data.paths and [objective], or several [[mix]]")
@@ -79,9 +78,17 @@ class Recipe(Config):
         weights = {source.weight is None for source in self.mix}
         if len(weights) > 1:
             raise ValueError("set the weight of every source in [[mix]], or of none")
-        if self.adapter.rank and self.model.freeze != "none":
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Self:
+        """Raise ValueError for keys that cannot be combined with an adapter, or that need one."""
+        rank = self.adapter.rank
+        if rank and self.model.freeze != "none":
             raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
-        if isinstance(self.tokenizer, ExtendedTokenizer) and self.adapter.rank:
+        if rank and self.train.average > 1:
+            raise ValueError("train.average is for runs without an adapter: leave it out")
+        if rank and isinstance(self.tokenizer, ExtendedTokenizer):
             if self.adapter.save_separately:
                 raise ValueError(
                     "adapter.save_separately: the base model has no rows for the new tokens of "
@@ -92,8 +99,15 @@ class Recipe(Config):
                     "tokenizer.extend trains the embeddings, which an adapter's reference model "
                     "needs unchanged: add the tokens in an earlier run, or leave adapter.rank out"
                 )
-        if self.train.average > 1 and self.adapter.rank:
-            raise ValueError("train.average is for runs without an adapter: leave it out")
+        if self.model.quantize is not None:
+            if not rank:
+                raise ValueError(
+                    "model.quantize is for the frozen weights under an adapter: set adapter.rank"
+                )
+            if not self.model.starts_from_weights:
+                raise ValueError("model.quantize is for the weights of model.init_from: set it")
+            if self.train.compile:
+                raise ValueError("model.quantize and train.compile: leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trivium.adapt import merged_state
 from trivium.interop.peft_format import save_adapter, write_adapter_settings
 from trivium.language_model import LanguageModel
 from trivium.messages import translate_english, translated
@@ -261,6 +262,8 @@ class FinishedRun:
         if not self.corpus.examples and not config.rank:
             self._write_model()
             return {}
+        if self.recipe.model.quantize is not None:
+            return self._write_quantized()
         candidate_weights = self.kept.candidate_weights()
         self.lm = copy.copy(self.model.lm)
         self.lm.module = build(self.lm.spec, seed=0, device=module.device)
@@ -278,16 +281,48 @@ class FinishedRun:
         except KeyboardInterrupt:
             if not self.model.parallel.is_main:
                 raise
-            self.log.warn(
-                f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
-                f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
-            )
+            self._warn_of_stopped_evaluation()
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
         self.lm.module.load_state_dict(candidate_weights[best])
         if best:
             self._write_model()
-        chosen = results[best] if results else {}
+        return self._add_generations(results[best] if results else {})
+
+    def _write_quantized(self) -> dict[str, Metrics]:
+        """Write the model of a run whose base is quantised, evaluate it, and return its metrics.
+
+        The written model has the dequantised weights with the adapter merged into them. It is
+        assembled in host memory. The metrics are those of the quantised model, which the GPU has.
+        """
+        trained = self.model.lm
+        self.lm = copy.copy(trained)
+        self.lm.module = build(trained.spec, device="meta")
+        self.lm.module.load_state_dict(merged_state(trained.module, "cpu"), assign=True)
+        self._write_model()
+        self.lm = trained
+        if not self.corpus.examples:
+            return {}
+        limit = self.validation.count_affordable_examples(
+            self.recipe.train.eval_examples, _END_FRACTION
+        )
+        try:
+            with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
+                self._print_final_evaluation(limit)
+                return self._add_generations(self.validation.evaluate(self.lm, limit))
+        except KeyboardInterrupt:
+            self._warn_of_stopped_evaluation()
+            return {}
+
+    def _warn_of_stopped_evaluation(self) -> None:
+        """Warn that the final evaluation was interrupted, and print how to repeat it."""
+        self.log.warn(
+            f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
+            f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
+        )
+
+    def _add_generations(self, chosen: dict[str, Metrics]) -> dict[str, Metrics]:
+        """Return the metrics of each data source, with the metrics of generated texts."""
         named = {source.config.name: source.objective for source in self.validation.sources}
         return {name: named[name].add_generations(self.lm, one) for name, one in chosen.items()}
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trivium.adapt import ParameterCounts, count_parameters
+from trivium.adapt.quantize import quantize_base
 from trivium.errors import RecipeError
 from trivium.interop.label_scale import change_label_scale
 from trivium.interop.settings import Settings
@@ -131,7 +132,8 @@ def set_up_model(
     answers = final.family == "decoder-only" and any(head.kind == "lm" for head in final.heads)
     if corpus.examples and answers:
         settings = _with_end_of_turn(settings, corpus.tokenizer)
-    module = objectives[0].build(final, seed=recipe.seed, device=device)
+    start = device if recipe.model.quantize is None else torch.device("cpu")
+    module = objectives[0].build(final, seed=recipe.seed, device=start)
     models = objectives[0].models_to_save(module)
     for model in models.values():
         model.set_character_ids(corpus.tokenizer)
@@ -160,8 +162,30 @@ def set_up_model(
         final, models[""], corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
     )
     recipe.freeze_weights(lm.module, settings.config.get("model_type"))
+    recipe = _quantize_base(recipe, module, lm, device)
     parameters = count_parameters(module)
     return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit)
+
+
+def _quantize_base(
+    recipe: Recipe, module: nn.Module, lm: LanguageModel, device: torch.device
+) -> Recipe:
+    """Quantise the frozen weights as in `model.quantize`, and move the model to the device.
+
+    Returns the recipe, without `torch.compile` if the weights are quantised.
+
+    Raises RecipeError if the run trains two models at once.
+    """
+    if recipe.model.quantize is None:
+        return recipe
+    if module is not lm.module:
+        raise RecipeError(
+            f'objective.kind = "{recipe.objectives[0].kind}" trains two models at once, which is '
+            "not supported with model.quantize: leave it out."
+        )
+    quantize_base(lm.module, recipe.model.quantize, device)
+    module.to(device)
+    return recipe.replace(train=recipe.train.replace(compile=False))
 
 
 def copy_weights(

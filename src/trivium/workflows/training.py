@@ -141,8 +141,9 @@ def pretrain(
             base = load_base_model(recipe, "cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
-            # Several processes build the model on the host before it is sharded.
-            start = device if parallel.size == 1 else torch.device("cpu")
+            # The model is built on the host if it is sharded or quantised afterwards.
+            on_host = parallel.size > 1 or recipe.model.quantize is not None
+            start = torch.device("cpu") if on_host else device
             _check_model(recipe, spec, start, num_copies=parallel.local_size)
             _check_parallel_layout(recipe, spec, parallel)
             with parallel.main_process_first():
@@ -160,7 +161,7 @@ def pretrain(
                         "several machines choose --out on a file system that they share."
                     )
                 corpus = load_corpus(recipe, spec, base, run, log)
-            setup = set_up_model(corpus, spec, base, start)
+            setup = set_up_model(corpus, spec, base, device if parallel.size == 1 else start)
             context = RunContext(run, log, device, parallel, callbacks, started)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
@@ -311,6 +312,8 @@ def _check_requirements(run: Run, recipe: Recipe, *, resume: bool) -> None:
         raise CheckpointError(f"{run.path} is a file: choose a folder.")
     if recipe.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError("train.tensorboard = true", "tensorboard")
+    if recipe.model.quantize is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError(f'model.quantize = "{recipe.model.quantize}"', "qlora")
     for source in () if resume else recipe.sources:
         held_out = source.validation if isinstance(source.validation, tuple) else ()
         check_libraries((*source.paths, *held_out))
@@ -366,6 +369,11 @@ def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> No
     The check runs before any data is prepared. Only RNNs can combine stateful training with
     activation checkpointing, because their blocks are not recomputed.
     """
+    if recipe.model.quantize is not None and parallel.size > 1:
+        raise RecipeError(
+            f'model.quantize = "{recipe.model.quantize}" trains in one process, and there are '
+            f"{parallel.size}: leave it out, or start the run without torchrun."
+        )
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
             raise RecipeError(
