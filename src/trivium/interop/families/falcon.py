@@ -107,7 +107,7 @@ FALCON = replace(
     fixed=PRE_NORM,
     weights=_weight_names,
     expected={},
-    ignored="apply_residual_connection_post_layernorm classifier_dropout",
+    ignored="apply_residual_connection_post_layernorm classifier_dropout ff_factor",
     buffers=(r".*\.rotary_emb\.inv_freq",),
     hooks=(Hook(_read_attention, _write_attention),),
 )
