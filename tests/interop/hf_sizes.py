@@ -350,6 +350,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "GPT2LMHeadModel": [
         {"tie_word_embeddings": False, "scale_attn_weights": False},
         {"n_inner": None, "activation_function": "gelu", "layer_norm_epsilon": 1e-3},
+        {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True, "n_layer": 3},
+        {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
     ],
     "OPTForCausalLM": [
         {"word_embed_proj_dim": 17, "do_layer_norm_before": False},
@@ -540,7 +542,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "Mamba2ForCausalLM": [
         {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu", "conv_kernel": 3},
-        {"expand": 3, "num_heads": 9, "n_groups": 3, "tie_word_embeddings": True},
+        {"expand": 3, "num_heads": 9, "n_groups": 3, "norm_before_gate": True},
         {"time_step_limit": [0.2, 0.7], "n_groups": 6},
         {"time_step_limit": [0.3, math.inf], "chunk_size": 1, "state_size": 1},
     ],

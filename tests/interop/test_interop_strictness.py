@@ -76,7 +76,6 @@ REFUSED = {
     ],
     "OpenAIGPTLMHeadModel": [({"n_special": 5}, '"n_special"'), ({"afn": "mish"}, '"afn"')],
     "GPT2LMHeadModel": [
-        ({"scale_attn_by_inverse_layer_idx": True}, '"scale_attn_by_inverse_layer_idx"'),
         ({"add_cross_attention": True}, '"add_cross_attention"'),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "'GPT2DoubleHeadsModel'"),
     ],
@@ -186,6 +185,7 @@ REFUSED = {
         ({"sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
         ({"mlp_type": "gated"}, '"mlp_type" is .gated'),
     ],
+    "FalconForCausalLM": [({"n_embed": 7}, '"n_embed" is 7')],
     "NemotronForCausalLM": [({"hidden_act": "sparkle"}, '"hidden_act" is')],
     "OlmoForCausalLM": [({"clip_qkv": -1.0}, "qkv_clip")],
     "PhiForCausalLM": [

@@ -91,7 +91,7 @@ model_max_length padding_side truncation_side
 # Other options that `transformers` writes for every model and that do not change its logits.
 _WITHOUT_EFFECT = """
 _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
-architectures attn_implementation chunk_size_feed_forward cls_token_id dtype eos_token_ids
+architectures attn_implementation auto_map chunk_size_feed_forward cls_token_id dtype eos_token_ids
 gradient_checkpointing initializer_factor initializer_range is_encoder_decoder model_type num_labels
 num_return_sequences output_attentions output_hidden_states output_past output_scores prefix
 prefix_token_id pretraining_tp pruned_heads remove_invalid_values return_dict
@@ -116,6 +116,7 @@ _ALIASES = {
     "deepseek_v2": "num_experts",
     "deepseek_v3": "num_local_experts",
     "distilbert": _SIZES,
+    "falcon": "n_embed",
     "gpt_neo": "num_attention_heads num_hidden_layers",
     "gpt_oss": "num_experts",
     "gptj": f"{_SIZES} max_position_embeddings",

@@ -124,6 +124,6 @@ DEEPSEEK_V2 = replace(
     },
     weights=_weight_names,
     expected={"attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"},
-    ignored="head_dim qk_head_dim output_router_logits moe_layer_freq ep_size seq_aux auto_map",
+    ignored="head_dim qk_head_dim output_router_logits moe_layer_freq ep_size seq_aux",
     hooks=(Hook(_read_mla_and_moe, _write_mla_and_moe), Hook(_read_routing, _write_routing)),
 )

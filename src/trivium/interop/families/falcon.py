@@ -17,7 +17,6 @@ from trivium.interop.family import (
     activation,
     attention_of,
     decoder_classes,
-    first_mlp,
     head_dim,
     per_layer,
 )
@@ -30,29 +29,27 @@ _MIXER = "decoder.layers.mixer"
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the block, the key-value heads, the positions and the feed-forward network's width."""
-    heads, width = tree.get(f"{_MIXER}.num_heads"), tree.get("d_model")
+    """Read the block, the key-value heads and the positions."""
+    heads = tree.get(f"{_MIXER}.num_heads")
     is_new, is_parallel = config.get("new_decoder_architecture"), config.get("parallel_attn", True)
     num_norms = config.get("num_ln_in_parallel_attn", 2 if is_new else 1)
     if num_norms not in ((1, 2) if is_new else (1,)) or (is_new and not is_parallel):
         raise config.unsupported("num_ln_in_parallel_attn", expected="1, or 2 in parallel blocks")
     block = ParallelLayers(norms="separate" if num_norms == 2 else "shared")
     tree.set("decoder.layers.block", block if is_parallel else SequentialLayers())
-    groups = config.get("num_kv_heads", heads)
-    one = 1 if config.get("multi_query", True) else heads
-    tree.set(f"{_MIXER}.num_kv_heads", groups if is_new else one)
+    one, groups = config.get("multi_query", True), config.get("num_kv_heads", heads)
+    tree.set(f"{_MIXER}.num_kv_heads", groups if is_new else 1 if one else heads)
     if config.get("alibi", False):
-        scale = head_dim(width, heads) ** -0.5
+        scale = head_dim(tree.get("d_model"), heads) ** -0.5
         tree.set(f"{_MIXER}.positions", ALiBi(scale=scale, rounding="bfloat16"))
         config.ignore("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
     else:
         tree.set(f"{_MIXER}.positions.kind", "rotary")
         read_rope(config, tree, rope_options(config))
-    tree.set("decoder.layers.feed_forward.d_ff", config.get("ffn_hidden_size", 4 * width))
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the block, the key-value heads, the positions and the feed-forward network's width."""
+    """Write the block, the key-value heads and the positions."""
     attention, block = attention_of(spec), spec.stacks[0].every_layer[0].block
     is_parallel, heads = isinstance(block, ParallelLayers), attention.kv_heads
     is_new = heads not in (1, attention.num_heads) or _has_two_norms(block)
@@ -64,7 +61,6 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
         "num_kv_heads": heads if is_new else attention.num_heads,
         "multi_query": heads == 1,
         "num_ln_in_parallel_attn": 2 if _has_two_norms(block) else 1,
-        "ffn_hidden_size": first_mlp(spec).d_ff,
         "alibi": isinstance(attention.positions, ALiBi),
     }
     if not config["alibi"]:
@@ -97,6 +93,9 @@ FALCON = replace(
         "hidden_size": Option("d_model", 4544),
         "num_hidden_layers": Option("decoder.num_layers", 32),
         "num_attention_heads": Option(f"{_MIXER}.num_heads", 71),
+        "ffn_hidden_size": Option(
+            "decoder.layers.feed_forward.d_ff", lambda config: 4 * config.get("hidden_size", 4544)
+        ),
         "bias": Option((f"{_MIXER}.bias", "decoder.layers.feed_forward.bias"), False),
         "activation": activation("gelu", "decoder.layers.feed_forward"),
         "layer_norm_epsilon": Option("decoder.layers.norm.eps", 1e-5),
@@ -107,7 +106,7 @@ FALCON = replace(
     fixed=PRE_NORM,
     weights=_weight_names,
     expected={},
-    ignored="apply_residual_connection_post_layernorm classifier_dropout",
+    ignored="apply_residual_connection_post_layernorm classifier_dropout ff_factor",
     buffers=(r".*\.rotary_emb\.inv_freq",),
     hooks=(Hook(_read_attention, _write_attention),),
 )

@@ -99,7 +99,7 @@ GEMMA2 = replace(
     },
     expected={"use_bidirectional_attention": False},
     # The first releases set the activation twice; the value of `hidden_act` is wrong.
-    ignored="hidden_act cache_implementation",
+    ignored="hidden_act cache_implementation sliding_window_size",
     hooks=(ROPE_HOOK, SCALES_HOOK, Hook(_read_caps_and_window, _write_soft_caps)),
     tokenizer_class="GemmaTokenizer",
 )

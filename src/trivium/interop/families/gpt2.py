@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import QKV, Family, NameMap, Option, activation, hf_classes, per_layer
+from typing import Any
+
+from trivium.interop.family import (
+    QKV,
+    Family,
+    Hook,
+    NameMap,
+    Option,
+    SpecTree,
+    activation,
+    attention_of,
+    head_dim,
+    hf_classes,
+    per_layer,
+)
+from trivium.interop.hf_config import ConfigReader
+from trivium.models.transformer import TransformerSpec
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -43,6 +59,24 @@ IGNORED = (
     "summary_first_dropout"
 )
 
+_LAYER_SCALES = "scale_attn_by_inverse_layer_idx"
+
+
+def _read_layer_scales(config: ConfigReader, tree: SpecTree) -> None:
+    """Divide the scores of layer i (from 1) by i, if the option is set (Mistral of Stanford)."""
+    if config.get(_LAYER_SCALES, False):
+        mixer = {**tree.get("decoder.layers.mixer"), "kind": "attention"}
+        scale = mixer["scale"] or head_dim(tree.get("d_model"), mixer["num_heads"]) ** -0.5
+        layers = range(1, 1 + config.require("n_layer"))
+        tree.repeat_per_mixer("decoder", [{**mixer, "scale": scale / i} for i in layers])
+
+
+def _write_layer_scales(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write whether the scores of the second layer are scaled otherwise than those of the first."""
+    first = attention_of(spec).score_scale
+    config[_LAYER_SCALES] = any(each.score_scale != first for each in spec.stacks[0].attentions)
+
+
 GPT2 = Family(
     "gpt2",
     architectures=hf_classes(
@@ -68,10 +102,11 @@ GPT2 = Family(
     },
     heads={"classifier": {"score": "classifier"}},
     base="transformer.",
-    expected={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    expected={"add_cross_attention": False},
     # Upcasting changes only the precision of the attention scores.
     ignored=f"{IGNORED} reorder_and_upcast_attn classifier_dropout hidden_dropout",
     transposed=("c_attn", "c_proj", "c_fc"),
     tied_aliases={"lm_head.weight": "transformer.wte.weight"},
     buffers=(r".*\.attn\.(masked_)?bias",),
+    hooks=(Hook(_read_layer_scales, _write_layer_scales),),
 )

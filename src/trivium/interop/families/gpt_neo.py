@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.gpt2 import GPT2, IGNORED, PRE_NORM
+from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
     Hook,
     NameMap,
@@ -13,43 +14,32 @@ from trivium.interop.family import (
     SpecTree,
     activation,
     decoder_classes,
-    first_mlp,
     per_layer,
 )
-from trivium.interop.hf_config import ConfigReader
+from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
-from trivium.nn.patterns import Sliding
 
-_GLOBAL, _LOCAL = "global", "local"
+_KINDS = {"global": FULL, "local": SLIDING}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the attention of each layer, and the width of the feed-forward network."""
-    count, window = tree.get("decoder.num_layers"), config.get("window_size", 256)
-    types = config.get("attention_types", [[[_GLOBAL, _LOCAL], 12]])
-    kinds = [kind for each, times in types for _ in range(min(times, 1000)) for kind in each]
+    """Read the attention of each layer: "attention_types" lists kinds and how often they repeat."""
     config.ignore("attention_layers")  # transformers computes them from attention_types
-    if len(kinds) != count or not {*kinds} <= {_GLOBAL, _LOCAL}:
-        expected = f'"{_GLOBAL}" or "{_LOCAL}" for each layer'
-        raise config.unsupported("attention_types", expected=expected)
-    if window < 2 and _LOCAL in kinds:
-        raise config.unsupported("window_size", expected="2 or more, with local layers")
-    full = {**tree.get("decoder.layers.mixer"), "kind": "attention"}
-    local = {**full, "pattern": {"kind": "sliding", "window": window - 1}}
-    width = tree.get("d_model")
-    tree.set("decoder.layers.feed_forward.d_ff", config.get("intermediate_size", 4 * width))
-    tree.repeat_per_mixer("decoder", [local if kind == _LOCAL else full for kind in kinds])
+    types = config.get("attention_types", [[[*_KINDS], 12]])
+    kinds = [kind for each, times in types for _ in range(min(times, 1000)) for kind in each]
+    if len(kinds) != tree.get("decoder.num_layers") or not {*kinds} <= {*_KINDS}:
+        raise config.unsupported("attention_types", expected='"global" or "local" for each layer')
+    layers = config.with_option("layer_types", [_KINDS[kind] for kind in kinds])
+    window = config.get("window_size", 256)
+    read_layer_types(layers, tree, window, lambda _: False, window_option="window_size")
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the attention of each layer, and the width of the feed-forward network."""
-    patterns = [attention.pattern for attention in spec.stacks[0].attentions]
-    kinds = [_LOCAL if isinstance(one, Sliding) else _GLOBAL for one in patterns]
-    windows = [one.window + 1 for one in patterns if isinstance(one, Sliding)]
-    config["attention_types"] = [[[kind], 1] for kind in kinds]
-    config["attention_layers"] = kinds
-    config["window_size"] = windows[0] if windows else 256
-    config["intermediate_size"] = first_mlp(spec).d_ff
+    """Write the attention of each layer, and the size of the window."""
+    config["window_size"] = write_layer_types(spec, config) or 256
+    names = {kind: name for name, kind in _KINDS.items()}
+    config["attention_layers"] = kinds = [names[kind] for kind in config.pop("layer_types")]
+    config["attention_types"] = [[kinds, 1]]
 
 
 _LAYER: NameMap = {
@@ -71,6 +61,9 @@ GPT_NEO = replace(
         "vocab_size": Option("vocab_size", 50_257),
         "max_position_embeddings": Option("embedding.positions.max_length", 2048),
         "hidden_size": Option("d_model", 2048),
+        "intermediate_size": Option(
+            "decoder.layers.feed_forward.d_ff", lambda config: 4 * config.get("hidden_size", 2048)
+        ),
         "num_layers": Option("decoder.num_layers", 24),
         "num_heads": Option("decoder.layers.mixer.num_heads", 16),
         "activation_function": activation("gelu_new", "decoder.layers.feed_forward"),

@@ -15,7 +15,6 @@ from trivium.interop.family import (
     SpecTree,
     activation,
     attention_of,
-    first_mlp,
     hf_classes,
     per_layer,
 )
@@ -27,23 +26,21 @@ _POSITIONS = "decoder.layers.mixer.positions"
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the number of rotary dimensions of a head, and the width of the feed-forward network."""
-    width, rotary = tree.get("d_model"), config.require("rotary_dim", 64)
-    head = width // tree.get("decoder.layers.mixer.num_heads")
+    """Read the number of rotary dimensions of a head."""
+    rotary = config.require("rotary_dim", 64)
+    head = tree.get("d_model") // tree.get("decoder.layers.mixer.num_heads")
     factor = rotary / max(head, 1)
     if int(head * factor) < rotary:  # the quotient was rounded down
         factor = math.nextafter(factor, 2.0)
     tree.set(f"{_POSITIONS}.partial_rotary_factor", factor)
-    tree.set("decoder.layers.feed_forward.d_ff", config.get("n_inner", 4 * width))
 
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the number of rotary dimensions of a head and the width of the feed-forward network."""
+    """Write the number of rotary dimensions of a head."""
     attention = attention_of(spec)
     if not isinstance(attention.positions, Rotary):
         raise SpecError(f"{_POSITIONS} that are not rotary")
     config["rotary_dim"] = attention.positions.rotary_dim(attention.head_dim)
-    config["n_inner"] = first_mlp(spec).d_ff
 
 
 _LAYER: NameMap = {
@@ -68,6 +65,9 @@ GPTJ = replace(
         "n_embd": Option("d_model", 4096),
         "n_layer": Option("decoder.num_layers", 28),
         "n_head": Option("decoder.layers.mixer.num_heads", 16),
+        "n_inner": Option(
+            "decoder.layers.feed_forward.d_ff", lambda config: 4 * config.get("n_embd", 4096)
+        ),
         "activation_function": activation("gelu_new", "decoder.layers.feed_forward"),
         "resid_pdrop": Option("decoder.dropout", 0.0),
         "tie_word_embeddings": Option("heads.lm.tied", False),

@@ -80,7 +80,7 @@ NOMIC_BERT = replace(
     optional_heads=(),
     expected=_EXPECTED
     | {"rotary_emb_scale_base": None, "rotary_emb_fraction": 1.0, "activation_function": "swiglu"},
-    ignored="classifier_dropout n_positions embd_pdrop dense_seq_output fused_bias_fc auto_map "
+    ignored="classifier_dropout n_positions embd_pdrop dense_seq_output fused_bias_fc "
     "fused_dropout_add_ln last_layer_subset pad_vocab_size_multiple parallel_block_tied_norm "
     "reorder_and_upcast_attn scale_attn_by_inverse_layer_idx summary_activation summary_type "
     "summary_first_dropout summary_proj_to_labels summary_use_proj use_flash_attn use_xentropy",

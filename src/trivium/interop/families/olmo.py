@@ -40,7 +40,7 @@ OLMO = replace(
         "decoder.layers.feed_forward.bias": False,
     },
     expected={},
-    ignored="",
+    ignored="rms_norm_eps",
     hooks=(*LLAMA.hooks, Hook(_read_clip, _write_clip)),
     tokenizer_class="",
 )

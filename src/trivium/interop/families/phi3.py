@@ -63,8 +63,8 @@ PHI3 = replace(
         for name, local in weight_names({**FUSED_GATE, "self_attn.qkv_proj": QKV}).items()
         if name.rpartition(".")[2] not in ("q_proj", "k_proj", "v_proj")
     },
-    expected={"attention_bias": False, "mlp_bias": False},
-    ignored="",
+    expected={"attention_bias": False, "mlp_bias": False, "lm_head_bias": False},
+    ignored="full_attn_mod interpolate_factor",
     hooks=(Hook(_read_rope, _ROPE.write), Hook(_read_window, write_window), WIDTH_HOOK),
     is_variant=True,
 )
