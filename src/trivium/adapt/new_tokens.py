@@ -9,21 +9,6 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, build
-from trivium.text import Tokenizer
-
-
-def find_pieces(old: Tokenizer, new: Tokenizer) -> dict[int, list[int]]:
-    """Return the ids of the pieces of each new token, by the id of the new token.
-
-    The pieces are the tokens into which the old tokenizer splits the text of the new token, without
-    unknown tokens. The list is empty if there are none.
-    """
-    added = [(index, new.tokens[index]) for index in range(old.vocab_size, new.vocab_size)]
-    pieces = old.encode_ids_batch([text for _, text in added])
-    return {
-        index: [one for one in ids if one != old.unk_id]
-        for (index, _), ids in zip(added, pieces, strict=True)
-    }
 
 
 def extend_vocabulary(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from trivium.adapt.new_tokens import extend_vocabulary, find_pieces
+from trivium.adapt.new_tokens import extend_vocabulary
 from trivium.errors import SpecError
 from trivium.language_model.adapting import AdapterMixin
 from trivium.language_model.generating import GenerationMixin
@@ -66,5 +66,5 @@ class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, AdapterMixin, S
         old = self.text_tokenizer
         assert self.tokenizer is not None
         tokenizer = self.tokenizer.extend(tokens, special_tokens=special_tokens)
-        module = extend_vocabulary(self.module, find_pieces(old, tokenizer))
+        module = extend_vocabulary(self.module, old.pieces_of_new_tokens(tokenizer))
         return LanguageModel(module.spec, module, tokenizer, self.settings)

@@ -242,6 +242,19 @@ class Tokenizer:
                 )
         return result
 
+    def pieces_of_new_tokens(self, extended: Tokenizer) -> dict[int, list[int]]:
+        """Return the ids of the pieces of each new token, by the id of the new token.
+
+        The pieces are the tokens into which this tokenizer splits the text of the new token,
+        without unknown tokens. `extended` is a result of `extend`.
+        """
+        added = range(self.vocab_size, extended.vocab_size)
+        pieces = self.encode_ids_batch([extended.tokens[index] for index in added])
+        return {
+            index: [one for one in ids if one != self.unk_id]
+            for index, ids in zip(added, pieces, strict=True)
+        }
+
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
     ) -> Encoding:
