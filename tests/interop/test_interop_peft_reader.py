@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from trivium.adapt import merged_state, pack
 from trivium.adapt.adapter import with_adapter
 from trivium.errors import CheckpointError, SpecError
+from trivium.interop.families import FAMILIES
 from trivium.interop.peft_format import save_read_adapter
 from trivium.interop.peft_reader import read_adapter
 from trivium.interop.settings import Settings
@@ -26,6 +27,13 @@ from trivium.text import Tokenizer
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 peft = pytest.importorskip("peft")
+# The class with a head over the vocabulary, or the first; peft refuses Mamba's layers.
+ENDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "MTModel", "ForConditionalGeneration")
+FAMILY_CLASSES = [
+    next((n for n in family.architectures if n.endswith(ENDS)), next(iter(family.architectures)))
+    for family in FAMILIES.values()
+    if not family.model_type.startswith("mamba")
+]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CASES = [
     ("GPT2LMHeadModel", {"target_modules": ["c_attn", "c_proj"], "use_rslora": True}),
@@ -151,8 +159,26 @@ def test_logits_equal_those_of_peft(name, options, tmp_path):
     assert_same(outputs(merged, name), outputs(model, name))
 
 
+def test_matrices_that_are_always_tied_are_not_untied(tmp_path):
+    hf = hf_model(Case("BartForConditionalGeneration", {}))
+    base = ours_of(copy.deepcopy(hf))
+    random_adapter(hf, {"target_modules": ["q_proj", "lm_head"]}, tmp_path)
+    with pytest.raises(CheckpointError, match="bart always ties token embeddings and output"):
+        read_adapter(tmp_path, base, model_type="bart")
+
+
 def read_with(folder, base, model_type="gpt2"):
     return with_adapter(base, read_adapter(folder, base, model_type=model_type))
+
+
+@pytest.mark.parametrize("name", FAMILY_CLASSES)
+def test_an_adapter_of_all_linear_layers_is_read_in_every_family(name, tmp_path):
+    hf = hf_model(Case(name, {}))
+    base, inputs = ours_of(copy.deepcopy(hf)), inputs_of(Case(name, {}))
+    theirs = random_adapter(hf, {"target_modules": "all-linear"}, tmp_path)
+    model = read_with(tmp_path, base, hf.config.model_type)
+    with torch.no_grad():
+        assert_equal(local_outputs(model, inputs), hf_outputs(theirs, inputs), inputs, name)
 
 
 WRITTEN = [case for case in CASES[:19] if case[1]["target_modules"] != ["wte", "lm_head"]]
