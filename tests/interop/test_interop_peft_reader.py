@@ -236,6 +236,18 @@ def test_the_head_of_a_task_is_added_to_a_base_without_it(name, task, kind, targ
         assert_equal(local_outputs(model, inputs), hf_outputs(theirs, inputs), inputs, name)
 
 
+def test_an_adapter_of_the_model_without_a_head_is_added_to_one_with_a_head(tmp_path):
+    """The names of BertModel's weights lack the prefix that those of BertForMaskedLM have."""
+    hf = hf_model(Case("BertForMaskedLM", {}))
+    base = ours_of(copy.deepcopy(hf))
+    theirs = random_adapter(hf.bert, {"target_modules": ["query", "dense"]}, tmp_path)
+    model, inputs = read_with(tmp_path, base, "bert"), inputs_of(Case("BertForMaskedLM", {}))
+    with torch.no_grad():
+        expected, actual = theirs(**inputs).last_hidden_state, model(**inputs)
+    mask = inputs["attention_mask"].bool()
+    torch.testing.assert_close(actual[mask], expected[mask], rtol=1e-9, atol=1e-9)
+
+
 def test_a_larger_vocabulary_of_the_adapter_replaces_that_of_the_base(tmp_path):
     hf = hf_model(Case("LlamaForCausalLM", {}))
     base = ours_of(copy.deepcopy(hf))

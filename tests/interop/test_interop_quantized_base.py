@@ -9,7 +9,7 @@ import torch
 from double import FLOAT32
 from hf_models import Case, hf_model
 from hugging_face import ours_of
-from small_models import inputs_for, random_ids, small_model
+from small_models import ALL_SPECS, inputs_for, random_ids, small_model
 
 from trivium.adapt import LoRA, add_lora, count_parameters, merged_state, pack
 from trivium.adapt.quantize import quantize_base
@@ -118,6 +118,18 @@ def test_an_adapter_is_trained_on_the_quantised_base_and_merged_into_it(kind):
 
 def random_targets():
     return torch.randint(0, 40, (22,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", [name for name, spec in ALL_SPECS.items() if spec.heads])
+def test_every_model_computes_with_4_bits(name):
+    """The same as with the dequantised weights, so that no layer reads the packed ones."""
+    model = pack(small_model(name).eval(), "nf4")
+    exact = build(model.spec, seed=0).eval()
+    exact.load_state_dict(merged_state(model))
+    inputs = inputs_for(name, random_ids(2, 11))
+    with torch.no_grad():
+        actual, expected = (each.logits(each(**inputs)) for each in (model, exact))
+    assert relative(actual, expected) < FLOAT32
 
 
 def test_a_model_is_loaded_with_4_bits_and_its_adapter_on_top(tmp_path):
