@@ -32,7 +32,7 @@ from trivium.interop.peft_format import CONFIG, PREFIX, WEIGHTS
 from trivium.interop.spec_config import read_spec
 from trivium.interop.tensor_files import PICKLED, SAFETENSORS, read_safetensors
 from trivium.interop.weight_map import HFWeight, missing_prefix, tied_original, weight_map
-from trivium.models import LanguageModule, Transformer, build
+from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
 
@@ -250,7 +250,7 @@ class _Names:
                 spec = Spec.from_dict({**spec.to_dict(), "heads": mapping["heads"]})
             shapes = _shapes(spec)
             return cls(spec, None, "", {name: HFWeight(name, (name,)) for name in shapes}, shapes)
-        if not isinstance(spec, Transformer | TransformerSpec):
+        if not isinstance(spec, TransformerSpec):
             raise SpecError("an adapter of peft is for Transformers, and this model is not one.")
         kind, suffix = _TASK_CLASSES.get(config.task_type or "", ("", ""))
         if kind and kind not in {head.kind for head in spec.heads}:

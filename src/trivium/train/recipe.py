@@ -87,8 +87,11 @@ class Recipe(Config):
                 )
             if not self.model.starts_from_weights:
                 raise ValueError("model.quantize is for the weights of model.init_from: set it")
-            if self.train.compile:
-                raise ValueError("model.quantize and train.compile: leave one of them out")
+            if self.train.compile or self.train.attention == "flex":
+                raise ValueError(
+                    "model.quantize is not for torch.compile: leave train.compile and "
+                    'train.attention = "flex" out'
+                )
         if self.train.average > 1 and self.adapter.rank:
             raise ValueError("train.average is for runs without an adapter: leave it out")
         return self
