@@ -102,8 +102,11 @@ def load(
         options = {"dtype": dtype, "lowercase": lowercase, "verify": verify}
         options |= {"allow_unknown_keys": allow_unknown_keys}
         on_host = quantize == "nf4" and target.type != "meta"  # until it is quantised
-        lm = load(_find_base(folder), device="cpu" if on_host else target, **options)
-        lm = lm.with_adapter(folder, name=Path(path).name)
+        try:
+            base = load(_find_base(folder), device="cpu" if on_host else target, **options)
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: the base of this adapter: {error}") from None
+        lm = base.merge_adapter().with_adapter(folder, name=Path(path).name)
         _move_and_pack(lm.module, target, None, quantize, pack=pack)
         lm.compile = compile
         return lm
@@ -153,12 +156,12 @@ def _find_base(folder: Path) -> str:
         CheckpointError: the adapter does not name its base.
     """
     config = read_adapter_config(folder)
-    if not config.base_model_name_or_path:
+    base = config.base_model_name_or_path
+    if not base or Path(base).resolve() == folder.resolve():
         raise CheckpointError(
-            f"{folder}: the adapter does not name its base. Load the base, and add the adapter: "
+            "adapter_config.json does not name it. Load the base, and add the adapter: "
             'trivium.load("BASE").with_adapter("FOLDER").'
         )
-    base = config.base_model_name_or_path
     return base if Path(base).is_dir() or not config.revision else f"{base}@{config.revision}"
 
 

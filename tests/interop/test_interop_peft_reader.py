@@ -355,7 +355,7 @@ def test_load_reads_the_base_and_shares_its_weights(tmp_path):
     LanguageModel(base.spec, base).save(tmp_path / "base")
     theirs = random_adapter(hf, {"target_modules": ["q_proj", "down_proj"]}, tmp_path / "mine")
     change(tmp_path / "mine", {"base_model_name_or_path": None})
-    with pytest.raises(CheckpointError, match="does not name its base"):
+    with pytest.raises(CheckpointError, match=r"base of this adapter: .* does not name it"):
         load(tmp_path / "mine")
     change(tmp_path / "mine", {"base_model_name_or_path": str(tmp_path / "base")})
     lm = load(tmp_path / "mine", device="cpu")
@@ -366,6 +366,18 @@ def test_load_reads_the_base_and_shares_its_weights(tmp_path):
         for each in (lm, lm.merge_adapter()):
             actual = each.module.logits(each.module(ids))
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    change(tmp_path / "mine", {"base_model_name_or_path": str(tmp_path / "nowhere")})
+    with pytest.raises(CheckpointError, match=r"mine: the base of this adapter: .*nowhere"):
+        load(tmp_path / "mine")
+    change(tmp_path / "mine", {"base_model_name_or_path": str(tmp_path / "base")})
+    other = hf_model(Case("LlamaForCausalLM", {}))
+    random_adapter(other, {"target_modules": ["q_proj"]}, tmp_path / "second")
+    change(tmp_path / "second", {"base_model_name_or_path": str(tmp_path / "mine")})
+    stacked = load(tmp_path / "second", device="cpu")
+    expected = lm.merge_adapter().with_adapter(tmp_path / "second")
+    with torch.no_grad():
+        actual, reference = (one.module.logits(one.module(ids)) for one in (stacked, expected))
+    torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-9)
     plain = load(tmp_path / "base", device="cpu")
     both = [plain.with_adapter(tmp_path / "mine", name=name) for name in ("a", "b")]
     tensors = {each.data_ptr() for lm in (plain, *both) for each in lm.module.parameters()}
