@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import torch
 
-from trivium.adapt.quantize import Quantization
+from trivium.adapt.quantize import Quantization, quantize_base
 from trivium.adapt.quantize import pack as pack_weights
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
 from trivium.interop.hf_folder import is_hf_folder, read_folder
@@ -30,7 +30,7 @@ from trivium.model_folder import (
     read_source_tokenizer,
     read_spec,
 )
-from trivium.models import build
+from trivium.models import LanguageModule, build
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -99,16 +99,15 @@ def load(
     target = find_device(device)
     folder = find_folder(path) if checkpoint is None else find_checkpoint(path, checkpoint)
     if is_adapter_folder(folder):
-        lm = load(
-            _find_base(folder),
-            device=target,
-            dtype=dtype,
-            lowercase=lowercase,
-            verify=verify,
-            allow_unknown_keys=allow_unknown_keys,
-        ).with_adapter(folder, name=Path(path).name)
-        if quantize is not None or pack:
-            pack_weights(lm.module, quantize=quantize)
+        options = {"dtype": dtype, "lowercase": lowercase, "verify": verify}
+        options |= {"allow_unknown_keys": allow_unknown_keys}
+        on_host = quantize == "nf4" and target.type != "meta"  # until it is quantised
+        try:
+            base = load(_find_base(folder), device="cpu" if on_host else target, **options)
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: the base of this adapter: {error}") from None
+        lm = base.merge_adapter().with_adapter(folder, name=Path(path).name)
+        _move_and_pack(lm.module, target, None, quantize, pack=pack)
         lm.compile = compile
         return lm
     on_meta = target.type == "meta"
@@ -124,11 +123,33 @@ def load(
     else:
         lm = _load_folder(folder, on_meta=on_meta, verify=verify)
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    lm.module.to(device=target, dtype=precision)
-    if quantize is not None or pack:
-        pack_weights(lm.module, quantize=quantize)
+    _move_and_pack(lm.module, target, precision, quantize, pack=pack)
     lm.compile = compile
     return lm
+
+
+def _move_and_pack(
+    module: LanguageModule,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    quantize: Quantization | None,
+    *,
+    pack: bool,
+) -> None:
+    """Move a module to a device and dtype, and pack or quantise its weights, in place.
+
+    Weights in 4 bits are quantised one matrix at a time, so that a GPU never holds all of them in
+    full precision.
+    """
+    if quantize == "nf4" and device.type != "meta":
+        if dtype is not None:
+            module.to(dtype=dtype)
+        quantize_base(module, "nf4", device)
+        module.to(device)
+        return
+    module.to(device=device, dtype=dtype)
+    if quantize is not None or pack:
+        pack_weights(module, quantize=quantize)
 
 
 def _find_base(folder: Path) -> str:
@@ -138,12 +159,12 @@ def _find_base(folder: Path) -> str:
         CheckpointError: the adapter does not name its base.
     """
     config = read_adapter_config(folder)
-    if not config.base_model_name_or_path:
+    base = config.base_model_name_or_path
+    if not base or Path(base).resolve() == folder.resolve():
         raise CheckpointError(
-            f"{folder}: the adapter does not name its base. Load the base, and add the adapter: "
+            "adapter_config.json does not name it. Load the base, and add the adapter: "
             'trivium.load("BASE").with_adapter("FOLDER").'
         )
-    base = config.base_model_name_or_path
     return base if Path(base).is_dir() or not config.revision else f"{base}@{config.revision}"
 
 

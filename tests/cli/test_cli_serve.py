@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -41,6 +42,22 @@ def test_options_become_limits(folder, started, capsys):
     assert "serves mine, other: a page at /" in err
     assert started[0][0][0] == "127.0.0.1"
     assert started[0][1] == Limits(slots=3, max_queue=5, max_tokens=7, timeout=1.5)
+
+
+def test_adapters_are_served_beside_their_base(folder, started, capsys, tmp_path):
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "elsewhere"}
+    (tmp_path / "poems").mkdir()
+    (tmp_path / "poems" / "adapter_config.json").write_text(json.dumps(config))
+    arguments = ["serve", str(folder), "--port", "0", "--no-playground"]
+    adapter = str(tmp_path / "poems")
+    assert main([*arguments, "--adapter", adapter, "--adapter", f"x={adapter}"]) == 0
+    assert "serves mine, poems, x: a page at /" in capsys.readouterr().err
+    assert main([*arguments, "--adapter", f"mine={adapter}"]) == 1
+    assert "a model and an adapter are called 'mine'" in capsys.readouterr().err
+    assert main([*arguments, "--adapter", f"y={folder}"]) == 1
+    assert "is no adapter" in capsys.readouterr().err
+    assert main([*arguments[:2], f"other={folder}", *arguments[2:], "--adapter", adapter]) == 1
+    assert "is for elsewhere, and the server has mine, other" in capsys.readouterr().err
 
 
 def test_other_machines_need_a_key(folder, started, capsys, monkeypatch):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from trivium.adapt import merged_state, pack
 from trivium.adapt.adapter import with_adapter
 from trivium.errors import CheckpointError, SpecError
+from trivium.interop.families import FAMILIES
 from trivium.interop.peft_format import save_read_adapter
 from trivium.interop.peft_reader import read_adapter
 from trivium.interop.settings import Settings
@@ -26,6 +27,13 @@ from trivium.text import Tokenizer
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 peft = pytest.importorskip("peft")
+# The class with a head over the vocabulary, or the first; peft refuses Mamba's layers.
+ENDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "MTModel", "ForConditionalGeneration")
+FAMILY_CLASSES = [
+    next((n for n in family.architectures if n.endswith(ENDS)), next(iter(family.architectures)))
+    for family in FAMILIES.values()
+    if not family.model_type.startswith("mamba")
+]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CASES = [
     ("GPT2LMHeadModel", {"target_modules": ["c_attn", "c_proj"], "use_rslora": True}),
@@ -151,8 +159,26 @@ def test_logits_equal_those_of_peft(name, options, tmp_path):
     assert_same(outputs(merged, name), outputs(model, name))
 
 
+def test_matrices_that_are_always_tied_are_not_untied(tmp_path):
+    hf = hf_model(Case("BartForConditionalGeneration", {}))
+    base = ours_of(copy.deepcopy(hf))
+    random_adapter(hf, {"target_modules": ["q_proj", "lm_head"]}, tmp_path)
+    with pytest.raises(CheckpointError, match="bart always ties token embeddings and output"):
+        read_adapter(tmp_path, base, model_type="bart")
+
+
 def read_with(folder, base, model_type="gpt2"):
     return with_adapter(base, read_adapter(folder, base, model_type=model_type))
+
+
+@pytest.mark.parametrize("name", FAMILY_CLASSES)
+def test_an_adapter_of_all_linear_layers_is_read_in_every_family(name, tmp_path):
+    hf = hf_model(Case(name, {}))
+    base, inputs = ours_of(copy.deepcopy(hf)), inputs_of(Case(name, {}))
+    theirs = random_adapter(hf, {"target_modules": "all-linear"}, tmp_path)
+    model = read_with(tmp_path, base, hf.config.model_type)
+    with torch.no_grad():
+        assert_equal(local_outputs(model, inputs), hf_outputs(theirs, inputs), inputs, name)
 
 
 WRITTEN = [case for case in CASES[:19] if case[1]["target_modules"] != ["wte", "lm_head"]]
@@ -208,6 +234,18 @@ def test_the_head_of_a_task_is_added_to_a_base_without_it(name, task, kind, targ
     inputs = inputs_of(Case(family + ends[task], {}))
     with torch.no_grad():
         assert_equal(local_outputs(model, inputs), hf_outputs(theirs, inputs), inputs, name)
+
+
+def test_an_adapter_of_the_model_without_a_head_is_added_to_one_with_a_head(tmp_path):
+    """The names of BertModel's weights lack the prefix that those of BertForMaskedLM have."""
+    hf = hf_model(Case("BertForMaskedLM", {}))
+    base = ours_of(copy.deepcopy(hf))
+    theirs = random_adapter(hf.bert, {"target_modules": ["query", "dense"]}, tmp_path)
+    model, inputs = read_with(tmp_path, base, "bert"), inputs_of(Case("BertForMaskedLM", {}))
+    with torch.no_grad():
+        expected, actual = theirs(**inputs).last_hidden_state, model(**inputs)
+    mask = inputs["attention_mask"].bool()
+    torch.testing.assert_close(actual[mask], expected[mask], rtol=1e-9, atol=1e-9)
 
 
 def test_a_larger_vocabulary_of_the_adapter_replaces_that_of_the_base(tmp_path):
@@ -317,7 +355,7 @@ def test_load_reads_the_base_and_shares_its_weights(tmp_path):
     LanguageModel(base.spec, base).save(tmp_path / "base")
     theirs = random_adapter(hf, {"target_modules": ["q_proj", "down_proj"]}, tmp_path / "mine")
     change(tmp_path / "mine", {"base_model_name_or_path": None})
-    with pytest.raises(CheckpointError, match="does not name its base"):
+    with pytest.raises(CheckpointError, match=r"base of this adapter: .* does not name it"):
         load(tmp_path / "mine")
     change(tmp_path / "mine", {"base_model_name_or_path": str(tmp_path / "base")})
     lm = load(tmp_path / "mine", device="cpu")
@@ -328,6 +366,18 @@ def test_load_reads_the_base_and_shares_its_weights(tmp_path):
         for each in (lm, lm.merge_adapter()):
             actual = each.module.logits(each.module(ids))
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    change(tmp_path / "mine", {"base_model_name_or_path": str(tmp_path / "nowhere")})
+    with pytest.raises(CheckpointError, match=r"mine: the base of this adapter: .*nowhere"):
+        load(tmp_path / "mine")
+    change(tmp_path / "mine", {"base_model_name_or_path": str(tmp_path / "base")})
+    other = hf_model(Case("LlamaForCausalLM", {}))
+    random_adapter(other, {"target_modules": ["q_proj"]}, tmp_path / "second")
+    change(tmp_path / "second", {"base_model_name_or_path": str(tmp_path / "mine")})
+    stacked = load(tmp_path / "second", device="cpu")
+    expected = lm.merge_adapter().with_adapter(tmp_path / "second")
+    with torch.no_grad():
+        actual, reference = (one.module.logits(one.module(ids)) for one in (stacked, expected))
+    torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-9)
     plain = load(tmp_path / "base", device="cpu")
     both = [plain.with_adapter(tmp_path / "mine", name=name) for name in ("a", "b")]
     tensors = {each.data_ptr() for lm in (plain, *both) for each in lm.module.parameters()}

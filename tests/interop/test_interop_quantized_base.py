@@ -9,7 +9,7 @@ import torch
 from double import FLOAT32
 from hf_models import Case, hf_model
 from hugging_face import ours_of
-from small_models import inputs_for, random_ids, small_model
+from small_models import ALL_SPECS, inputs_for, random_ids, small_model
 
 from trivium.adapt import LoRA, add_lora, count_parameters, merged_state, pack
 from trivium.adapt.quantize import quantize_base
@@ -118,6 +118,54 @@ def test_an_adapter_is_trained_on_the_quantised_base_and_merged_into_it(kind):
 
 def random_targets():
     return torch.randint(0, 40, (22,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_logits_and_gradients_on_a_4_bit_base_equal_those_of_peft(tmp_path):
+    """QLoRA: an adapter of `peft` on a model that `BitsAndBytesConfig` has quantised."""
+    peft = pytest.importorskip("peft")
+    hf = hf_model(Case("LlamaForCausalLM", {}))
+    hf.save_pretrained(tmp_path / "base")
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    theirs = type(hf).from_pretrained(
+        tmp_path / "base", quantization_config=config, dtype=torch.float32, device_map="cpu"
+    )
+    theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=3, target_modules="all-linear"))
+    for layer in theirs.modules():
+        layer.support_avx512bf16_for_cpu = False
+    generator = torch.Generator().manual_seed(0)
+    for weight in theirs.parameters():
+        if weight.requires_grad:
+            weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
+    theirs.save_pretrained(tmp_path / "adapter")
+    lm = load(tmp_path / "adapter", device="cpu", quantize="nf4")
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    expected, actual = theirs.eval()(ids).logits, lm.module.logits(lm.module(ids))
+    assert relative(actual, expected) < FLOAT32
+    noise = torch.randn(expected.shape, generator=generator)
+    (expected * noise).sum().backward()
+    (actual * noise).sum().backward()
+    layer = theirs.base_model.model.model.layers[0].self_attn.q_proj
+    ours = lm.module.get_submodule("decoder.layers.0.mixer.query")
+    assert relative(ours.lora_a.grad, layer.lora_A.default.weight.grad) < FLOAT32
+    assert relative(ours.lora_b.grad, layer.lora_B.default.weight.grad) < FLOAT32
+
+
+@pytest.mark.parametrize("name", [name for name, spec in ALL_SPECS.items() if spec.heads])
+def test_every_model_computes_with_4_bits(name):
+    """The same as with the dequantised weights, so that no layer reads the packed ones."""
+    model = pack(small_model(name).eval(), "nf4")
+    exact = build(model.spec, seed=0).eval()
+    exact.load_state_dict(merged_state(model))
+    inputs = inputs_for(name, random_ids(2, 11))
+    with torch.no_grad():
+        actual, expected = (each.logits(each(**inputs)) for each in (model, exact))
+    assert relative(actual, expected) < FLOAT32
 
 
 def test_a_model_is_loaded_with_4_bits_and_its_adapter_on_top(tmp_path):

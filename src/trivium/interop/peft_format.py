@@ -153,7 +153,13 @@ def _tied_output_matrix(spec: TransformerSpec, hf: HFConfig) -> list[HFWeight]:
     own = {f"heads.{head.kind}.weight" for head in spec.heads} - {
         *build(spec, device="meta").state_dict()
     }
-    weights = weight_map(hf.family, hf.architecture, untied, names)
+    try:
+        weights = weight_map(hf.family, hf.architecture, untied, names)
+    except SpecError:
+        raise SpecError(
+            f"PEFT trains only one of two tied matrices, and {hf.family.model_type} always ties "
+            "token embeddings and output matrix: merge the adapter and export the whole model."
+        ) from None
     return [replace(each, local=("tokens.weight",)) for each in weights if own & {*each.local}]
 
 

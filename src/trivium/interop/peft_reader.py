@@ -32,7 +32,7 @@ from trivium.interop.peft_format import CONFIG, PREFIX, WEIGHTS
 from trivium.interop.spec_config import read_spec
 from trivium.interop.tensor_files import PICKLED, SAFETENSORS, read_safetensors
 from trivium.interop.weight_map import HFWeight, missing_prefix, tied_original, weight_map
-from trivium.models import LanguageModule, Transformer, build
+from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
 
@@ -250,7 +250,7 @@ class _Names:
                 spec = Spec.from_dict({**spec.to_dict(), "heads": mapping["heads"]})
             shapes = _shapes(spec)
             return cls(spec, None, "", {name: HFWeight(name, (name,)) for name in shapes}, shapes)
-        if not isinstance(spec, Transformer | TransformerSpec):
+        if not isinstance(spec, TransformerSpec):
             raise SpecError("an adapter of peft is for Transformers, and this model is not one.")
         kind, suffix = _TASK_CLASSES.get(config.task_type or "", ("", ""))
         if kind and kind not in {head.kind for head in spec.heads}:
@@ -277,7 +277,13 @@ class _Names:
             shapes = _shapes(spec)
             weights = {name: HFWeight(name, (name,)) for name in shapes}
             return _Names(spec, None, "", weights, shapes)
-        return self._of_class(spec, self.family, self.architecture, changed)
+        try:
+            return self._of_class(spec, self.family, self.architecture, changed)
+        except SpecError:
+            raise CheckpointError(
+                f"{self.family.model_type} always ties token embeddings and output matrix, and the "
+                "adapter changes only one of them."
+            ) from None
 
     def get(self, name: str) -> HFWeight | None:
         """Return the weight with a name in the adapter's files, or None if there is none."""
@@ -397,8 +403,11 @@ class _Reader:
         if not any(getattr(head, "tied", False) for head in self.names.spec.heads):
             return False
         whole, parts = self.tensors.whole, self.tensors.parts
+        matrices = [f"{path}.weight" for path in parts if _TOKENS not in parts[path]]
+        weights = [self.names.get(name) for name in (*matrices, *whole)]
+        if not any(weight and "tokens.weight" in weight.local for weight in weights):
+            return False
         untied, changed = self.names.untied(self.tensors.names), dict[str, str]()
-        matrices = (f"{path}.weight" for path in parts if _TOKENS not in parts[path])
         for name in (*matrices, *whole):
             if (weight := untied.get(name)) is not None:
                 changed |= dict.fromkeys(weight.local, name)

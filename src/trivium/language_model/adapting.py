@@ -12,6 +12,7 @@ from trivium.adapt.adapter import with_adapter
 from trivium.adapt.lora import merged_state
 from trivium.errors import CheckpointError, SpecError
 from trivium.inference.text_model import TextModel
+from trivium.interop.hub import find_folder
 from trivium.interop.peft_format import save_read_adapter, write_adapter_settings
 from trivium.interop.peft_reader import read_adapter
 from trivium.interop.settings import Settings
@@ -30,7 +31,8 @@ class AdapterMixin(TextModel):
         SEQ_CLS, TOKEN_CLS or QUESTION_ANS) replaces the heads.
 
         Args:
-            folder: a folder with `adapter_config.json` and `adapter_model.safetensors`.
+            folder: a folder with `adapter_config.json` and `adapter_model.safetensors`, or a name
+                on the Hugging Face hub.
             name: the name of the adapter; None: the name of the folder.
 
         Raises:
@@ -38,14 +40,17 @@ class AdapterMixin(TextModel):
                 model.
             SpecError: the model has an adapter already.
         """
-        path, other = Path(folder), copy.copy(self)
+        path, other = find_folder(folder), copy.copy(self)
         if self.adapter is not None:
             raise SpecError(
                 f"this model has the adapter {self.adapter.name!r} already: add the other to its "
                 "base, or to `merge_adapter()` of it."
             )
         adapter = read_adapter(
-            path, self.module, model_type=self.settings.config.get("model_type"), name=name
+            path,
+            self.module,
+            model_type=self.settings.config.get("model_type"),
+            name=name or Path(folder).resolve().name,
         )
         other.module, other.spec, other.adapter = (
             with_adapter(self.module, adapter),

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trivium.adapt.quantize import quantize_base
 from trivium.data.documents import ReadOptions, read_documents, text_bytes
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
@@ -329,8 +330,14 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
 
     def build_module(device: torch.device) -> Any:
         """Build the module to train on a device."""
-        module = objective.build(spec, seed=recipe.seed, device=device)
-        recipe.freeze_weights(objective.models_to_save(module)[""])
+        quantize = None if device.type == "meta" else recipe.model.quantize
+        start = device if quantize is None else torch.device("cpu")
+        module = objective.build(spec, seed=recipe.seed, device=start)
+        model = objective.models_to_save(module)[""]
+        recipe.freeze_weights(model)
+        if quantize is not None:
+            quantize_base(model, quantize, device)
+            module.to(device)
         return module
 
     planned = build_module(torch.device("meta"))
@@ -341,7 +348,7 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     module = build_module(device)
     if recipe.train.uses_flex(device):
         module.use_flex_attention()
-    if recipe.train.compiles(device):
+    if recipe.train.compiles(device) and recipe.model.quantize is None:
         module.compile_blocks()
     tokens = memory.micro_batch_tokens
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
+from trivium.interop.hub import find_folder
 from trivium.interop.peft_reader import is_adapter_folder, read_adapter_config
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -67,7 +68,8 @@ def parse_adapter_arguments(
         TriviumError: a folder is no adapter, an id is taken, or the base is not served.
     """
     adapters: dict[str, tuple[str, str]] = {}
-    for name, path in parse_model_arguments(arguments).items():
+    for name, argument in parse_model_arguments(arguments).items():
+        path = str(find_folder(argument))
         if name in models:
             raise TriviumError(
                 f"a model and an adapter are called {name!r}. Write --adapter name=folder to "

@@ -106,8 +106,11 @@ class Recipe(Config):
                 )
             if not self.model.starts_from_weights:
                 raise ValueError("model.quantize is for the weights of model.init_from: set it")
-            if self.train.compile:
-                raise ValueError("model.quantize and train.compile: leave one of them out")
+            if self.train.compile or self.train.attention == "flex":
+                raise ValueError(
+                    "model.quantize is not for torch.compile: leave train.compile and "
+                    'train.attention = "flex" out'
+                )
         return self
 
     @model_validator(mode="after")
