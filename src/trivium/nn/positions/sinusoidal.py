@@ -82,7 +82,16 @@ def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool 
 def frequencies(base: float, width: int, device: torch.device | None = None) -> Tensor:
     """Return the frequency base^(-2i / D) of each pair i of dimensions: float32 [ceil(D / 2)].
 
-    It is computed as the reciprocal of a power, so that it is rounded as in `transformers`.
+    They are computed as reciprocals of powers, so that they are rounded as in `transformers`.
     """
-    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
-    return 1.0 / base**exponents
+    return 1.0 / inverse_frequencies(base, width, device)
+
+
+def inverse_frequencies(
+    base: float | Tensor, width: int, device: torch.device | None = None
+) -> Tensor:
+    """Return base^(2i / D) for each pair i of dimensions: float32 [ceil(D / 2)].
+
+    For a tensor `base` [..., 1], the shape is [..., ceil(D / 2)].
+    """
+    return base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
