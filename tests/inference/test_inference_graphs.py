@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import pytest
 import torch
-from generating_models import text_model
-from small_models import GENERATING, VOCABULARY, random_ids, small_model
+from generating_models import run, text_model
+from small_models import GENERATING, SPECS, VOCABULARY, random_ids, random_model, small_model
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trivium import spec
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.decode_step import DecodeStep
 from trivium.inference.engine import Engine
@@ -127,6 +128,29 @@ def test_captured_steps_verify_drafts(name):
     assert_equals_eager(module, draft=PromptLookup(num_tokens=3, ngram=1))
     if module.spec.family == "decoder-only":
         assert_equals_eager(module, draft=DraftModel(module, num_tokens=2))
+
+
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_texts_whose_cached_keys_expire(name):
+    """Read again beyond 7 tokens (LongRoPE), by captured steps, beside drafts, after an encoder."""
+    described, factors = SPECS[name], {"short_factor": (1.0,) * 5, "long_factor": (3.0,) * 5}
+    scaling = spec.LongRopeScaling(factor=2.0, original_max_length=7, **factors)
+    positions = spec.Rotary(base=100.0, scaling=scaling)
+    mixer = described.decoder.mixers[0].replace(head_dim=10, pattern=None, positions=positions)
+    module = random_model(described.replace(decoder=described.decoder.with_layers(mixer=mixer)))
+    assert module.spec.recompute_lengths == {7}
+    assert_equals_eager(module, draft=PromptLookup(num_tokens=3, ngram=1))
+    greedy = SamplingParams(temperature=0, max_new_tokens=12)
+    lm = text_model(module)
+    for request in run(lm, prompts_of(module), greedy, slots=3, slot_length=29):
+        prompt, found = request.prompt_ids, request.output_ids
+        for i, token_id in enumerate(found):  # without a cache
+            if name == "bart":
+                ids = torch.tensor([[*lm.generation_rules.decoder_start, *found[:i]]])
+                hidden = module(torch.tensor([prompt]), decoder_input_ids=ids)
+            else:
+                hidden = module(torch.tensor([[*prompt, *found[:i]]]))
+            assert int(module.logits(hidden[0, -1]).argmax()) == token_id
 
 
 def test_shapes_are_rounded_so_that_few_graphs_are_captured():

@@ -356,6 +356,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "OPTForCausalLM": [
         {"word_embed_proj_dim": 17, "do_layer_norm_before": False},
         {"enable_bias": False, "tie_word_embeddings": False},
+        {
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "do_layer_norm_before": False,
+        },
+        {"layer_norm_elementwise_affine": False, "activation_function": "gelu"},
     ],
     "LlamaForCausalLM": [
         {"tie_word_embeddings": True, "num_key_value_heads": 6},

@@ -81,7 +81,7 @@ REFUSED = {
     ],
     "OPTForCausalLM": [
         ({"_remove_final_layer_norm": True}, '"_remove_final_layer_norm"'),
-        ({"layer_norm_elementwise_affine": False}, '"layer_norm_elementwise_affine"'),
+        ({"learned_embeddings": False}, '"learned_embeddings"'),
     ],
     "OPTModel": [({"word_embed_proj_dim": 17}, '"word_embed_proj_dim" is 17.*OPTForCausalLM')],
     "LlamaForCausalLM": [

@@ -39,6 +39,19 @@ def _check_final_norm(config: ConfigReader, tree: SpecTree) -> None:
     config.ignore("_remove_final_layer_norm")
 
 
+def _read_norm_weights(config: ConfigReader, tree: SpecTree) -> None:
+    """Read whether the norms have weights and biases."""
+    if not config.get("layer_norm_elementwise_affine", True):
+        tree.set("decoder.layers.norm.weight", False)
+        tree.set("decoder.layers.norm.bias", False)
+
+
+def _write_norm_weights(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write whether the norms have weights and biases."""
+    norm = spec.stacks[0].every_layer[0].norm
+    config["layer_norm_elementwise_affine"] = getattr(norm, "weight", None) is None
+
+
 OPT = Family(
     "opt",
     architectures=hf_classes(
@@ -83,8 +96,12 @@ OPT = Family(
         "classifier": {"score": "classifier"},
     },
     base="model.",
-    expected={"layer_norm_elementwise_affine": True},
+    expected={"learned_embeddings": True, "scale_embeddings": False},  # in Galactica's files
     ignored="activation_dropout layerdrop init_std classifier_dropout",
     tied_aliases={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-    hooks=(Hook(_read_embed_width, _write_embed_width), Hook(read=_check_final_norm)),
+    hooks=(
+        Hook(_read_embed_width, _write_embed_width),
+        Hook(_read_norm_weights, _write_norm_weights),
+        Hook(read=_check_final_norm),
+    ),
 )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trivium.choice import Choice
 from trivium.nn.part import Count, Part, Positive
 from trivium.nn.positions import Positions, PositionsModule
-from trivium.nn.positions.sinusoidal import frequencies
+from trivium.nn.positions.sinusoidal import frequencies, inverse_frequencies
 from trivium.nn.sequence_info import SequenceInfo
 
 ScaledRope = tuple[Tensor, float]
@@ -45,6 +45,9 @@ class RotaryScaling(Choice, Part):
 
     def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the scaled RoPE frequencies and the attention factor.
+
+        The kinds of `transformers` compute the frequencies in its order, so that they are rounded
+        alike: a difference in the last place is visible at positions beyond 100,000.
 
         A frequency is the angle per position of a pair of dimensions. The frequencies are float32
         [R / 2], or [..., R / 2] for lengths [..., 1]. Queries and keys are multiplied by the
@@ -110,11 +113,11 @@ class DynamicScaling(RotaryScaling):
     def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies for sequences of `length`, and an attention factor of 1."""
         assert length is not None
-        excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
-        pair, pairs = torch.arange(len(frequency), device=length.device), len(frequency)
-        # Pair i of M has frequency base^(-i / M), and R / (R - 2) is M / (M - 1).
-        slowing = (1.0 + self.factor * excess) ** -(pair / max(pairs - 1, 1))
-        return frequency * slowing, 1.0
+        rotary_dim = 2 * len(frequency)
+        longest = length.clamp(min=self.original_max_length)
+        growth = self.factor * longest / self.original_max_length - (self.factor - 1.0)
+        base_of_row = base * growth ** (rotary_dim / max(rotary_dim - 2, 1))
+        return 1.0 / inverse_frequencies(base_of_row, rotary_dim, length.device), 1.0
 
 
 class YarnScaling(RotaryScaling):
@@ -155,20 +158,21 @@ class YarnScaling(RotaryScaling):
         """Return the RoPE frequencies scaled by YaRN, and YaRN's attention factor."""
         pairs = len(frequency)
         first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
-            pairs * math.log(self.original_max_length / (2 * math.pi * turns), base)
+            pairs * math.log(self.original_max_length / (turns * 2 * math.pi)) / math.log(base)
             for turns in (self.beta_fast, self.beta_slow)
         )
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * pairs - 1)
         slowed = (torch.arange(pairs, device=frequency.device) - first) / (last - first or 0.001)
-        slowed = slowed.clamp(0.0, 1.0)
+        kept = 1.0 - slowed.clamp(0.0, 1.0)
         growth = 0.1 * math.log(max(self.factor, 1.0))
         factor = growth + 1.0
         if self.mscale and self.mscale_all_dim:
             factor = (self.mscale * growth + 1.0) / (self.mscale_all_dim * growth + 1.0)
-        frequency = slowed * frequency / self.factor + (1.0 - slowed) * frequency
-        return frequency, self.attention_factor or factor
+        inverse = inverse_frequencies(base, 2 * pairs, frequency.device)
+        scaled = 1.0 / (self.factor * inverse) * (1.0 - kept) + frequency * kept
+        return scaled, self.attention_factor or factor
 
 
 class LongRopeScaling(RotaryScaling):
@@ -208,7 +212,8 @@ class LongRopeScaling(RotaryScaling):
         factors = _constant((self.short_factor, self.long_factor), length.device)
         divisor = torch.where(length > self.original_max_length, factors[1], factors[0])
         growth = math.log(max(self.factor, 1.0)) / math.log(self.original_max_length)
-        return frequency / divisor, self.attention_factor or math.sqrt(1.0 + growth)
+        inverse = inverse_frequencies(base, 2 * len(frequency), length.device)
+        return 1.0 / (divisor * inverse), self.attention_factor or math.sqrt(1.0 + growth)
 
 
 @lru_cache(maxsize=64)

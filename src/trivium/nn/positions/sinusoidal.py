@@ -100,6 +100,20 @@ def frequencies(
 ) -> Tensor:
     """Return the frequency base^(-2i / D) of each pair i of dimensions: [ceil(D / 2)].
 
-    It is computed as the reciprocal of a power, so that it is rounded as in `transformers`.
+    They are computed as reciprocals of powers, so that they are rounded as in `transformers`.
     """
-    return 1.0 / base ** (torch.arange(0, width, 2, dtype=dtype, device=device) / width)
+    return 1.0 / inverse_frequencies(base, width, device, dtype=dtype)
+
+
+def inverse_frequencies(
+    base: float | Tensor,
+    width: int,
+    device: torch.device | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return base^(2i / D) for each pair i of dimensions: [ceil(D / 2)].
+
+    For a tensor `base` [..., 1], the shape is [..., ceil(D / 2)].
+    """
+    return base ** (torch.arange(0, width, 2, dtype=dtype, device=device) / width)
