@@ -23,7 +23,8 @@ from trivium.presets.preset import Preset
 
 __all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
 
-_PUBLISHED = ("bert-tiny", "bert-mini")  # Turc et al. 2019
+# Turc et al. 2019; Microsoft's names.
+_PUBLISHED = ("bert-tiny", "bert-mini", "phi-3-mini", "phi-4-mini")
 
 T = TypeVar("T")
 
