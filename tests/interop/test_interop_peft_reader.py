@@ -419,6 +419,8 @@ def test_an_adapter_is_added_to_packed_weights(tmp_path):
     packed = pack(copy.deepcopy(base), "int8")
     actual = outputs(read_with(tmp_path, packed, "llama"), "LlamaForCausalLM")
     assert (actual[0] - expected[0]).abs().max() / expected[0].abs().max() < 0.1
+    afterwards = pack(read_with(tmp_path, base, "llama"), "int8")
+    assert_same(outputs(afterwards, "LlamaForCausalLM"), actual)
 
 
 def test_a_tokenizer_and_a_template_in_the_folder_replace_those_of_the_base(tmp_path):

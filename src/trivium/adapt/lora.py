@@ -114,11 +114,18 @@ class LoRALinear(nn.Linear):
         self.train(base.training)
 
     def with_base(self, base: nn.Module) -> LoRALinear:
-        """Return a layer with the same update of another layer W x + b (its packed weights)."""
+        """Return a layer with the same update of another layer W x + b (its packed weights).
+
+        DoRA's norms are those of the new weights, as in `peft`.
+        """
         layer = LoRALinear(
-            base, self.lora_a.detach(), self.lora_b.detach(), scale=self.scale, dropout=self.dropout
+            base,
+            self.lora_a.detach(),
+            self.lora_b.detach(),
+            scale=self.scale,
+            dropout=self.dropout,
+            magnitude=self.magnitude,
         )
-        layer.dora_gain = self.dora_gain
         return layer.train(self.training)
 
     @property
