@@ -180,7 +180,10 @@ def test_wrong_usage_exits_with_2(capsys):
         (["generate", "runs/x", "--temperature", "hot"], "'--temperature': expected a number"),
         (["generate", "runs/x", "--slots", "many"], "'--slots': expected a whole number"),
         (["generate", "runs/x", "--slots", "0"], "expected a number greater than or equal to 1"),
-        (["eval", "runs/x", "--quantize", "int4"], "'--quantize': 'int4' is not one of 'int8'"),
+        (
+            ["eval", "runs/x", "--quantize", "int4"],
+            "'--quantize': 'int4' is not one of 'int8', 'nf4'",
+        ),
         (["generate"], "MODEL"),
         (["serve", "runs/x", "--port", "99999"], "expected a number less than or equal to 65535"),
         (["generate", "runs/x", "--top-p", "2"], "expected a number less than or equal to 1"),

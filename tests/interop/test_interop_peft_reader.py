@@ -388,6 +388,28 @@ def test_load_reads_the_base_and_shares_its_weights(tmp_path):
     assert outline.capabilities == lm.capabilities
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("PhiForCausalLM", {"target_modules": ["q_proj"], "bias": "all"}),
+        ("GPT2LMHeadModel", {"target_modules": ["c_attn"], "trainable_token_indices": [7, 2]}),
+        ("GPT2LMHeadModel", {"target_modules": ["c_attn"], "modules_to_save": ["wte"]}),
+        ("GPT2LMHeadModel", {"target_modules": ["c_fc"], "modules_to_save": ["wte", "lm_head"]}),
+        ("BertForMaskedLM", {"target_modules": ["query"], "bias": "all"}),
+    ],
+    ids=case_id,
+)
+def test_whole_weights_replace_packed_ones(name, options, tmp_path):
+    """As if the model was packed with the adapter, up to the rounding to 8 bits."""
+    hf = hf_model(Case(name, {}))
+    base = ours_of(copy.deepcopy(hf))
+    random_adapter(hf, options, tmp_path)
+    expected = outputs(read_with(tmp_path, base, hf.config.model_type), name)[0]
+    packed = pack(copy.deepcopy(base), "int8")
+    actual = outputs(read_with(tmp_path, packed, hf.config.model_type), name)[0]
+    assert (actual - expected).abs().max() / expected.abs().max() < 0.1
+
+
 def test_an_adapter_is_added_to_packed_weights(tmp_path):
     """DoRA's norms are computed from the packed weights."""
     hf = hf_model(Case("LlamaForCausalLM", {}))
@@ -397,6 +419,8 @@ def test_an_adapter_is_added_to_packed_weights(tmp_path):
     packed = pack(copy.deepcopy(base), "int8")
     actual = outputs(read_with(tmp_path, packed, "llama"), "LlamaForCausalLM")
     assert (actual[0] - expected[0]).abs().max() / expected[0].abs().max() < 0.1
+    afterwards = pack(read_with(tmp_path, base, "llama"), "int8")
+    assert_same(outputs(afterwards, "LlamaForCausalLM"), actual)
 
 
 def test_a_tokenizer_and_a_template_in_the_folder_replace_those_of_the_base(tmp_path):

@@ -157,11 +157,15 @@ def _set_weight(model: LanguageModule, name: str, value: Tensor) -> None:
     setattr(owner, last, nn.Parameter(value))
     if isinstance(owner, nn.Embedding):
         owner.num_embeddings = len(value)
-    heads = [head for head in model.heads.values() if isinstance(head, VocabularyHead)]
-    for head in heads:
-        of_tied = owner is model.tokens and any(getattr(h, "tied", False) for h in model.spec.heads)
-        if head.packed is not None and (head is owner or of_tied):
-            head.packed = None
+    if isinstance(owner, VocabularyHead) and owner.packed is not None:
+        if last == "bias":
+            owner.packed.register_parameter("bias", owner.bias)
+        elif last == "weight":
+            owner.packed = None
+    if owner is model.tokens:
+        tied = {head.kind for head in model.spec.heads if getattr(head, "tied", False)}
+        for head in (model.heads[kind] for kind in tied):
+            head.packed = None  # type: ignore[assignment]
 
 
 def _check_shapes(model: LanguageModule) -> None:
@@ -169,7 +173,7 @@ def _check_shapes(model: LanguageModule) -> None:
     shapes = {
         name: each.shape for name, each in build(model.spec, device="meta").state_dict().items()
     }
-    on_meta = model.tokens.weight.is_meta
+    on_meta = model.device.type == "meta"
     for name, weight in model.named_parameters():
         if weight.is_meta and not on_meta:
             raise SpecError(f"neither the adapter nor its base has a value for {name}.")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trivium.errors import require_extra
 
 
-class _QuantizedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear):
     """Base class of linear layers W x + b with quantised W, which is frozen, as b is.
 
     Args:
@@ -44,7 +44,7 @@ class _QuantizedLinear(nn.Linear):
         """Load nothing."""
 
 
-class NF4Linear(_QuantizedLinear):
+class NF4Linear(QuantizedLinear):
     """W x + b with W in 4-bit NormalFloat with double quantization (Dettmers et al. 2023, QLoRA).
 
     The arguments are those of the base class.
@@ -79,7 +79,7 @@ class NF4Linear(_QuantizedLinear):
         return _bitsandbytes().functional.dequantize_4bit(self.weight.data, self.quant_state)
 
 
-class LLMInt8Linear(_QuantizedLinear):
+class LLMInt8Linear(QuantizedLinear):
     """W x + b with W in 8 bits and one scale per output (Dettmers et al. 2022, LLM.int8()).
 
     Inputs are quantised, too, except features with values of at least 6, as in the paper. In

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trivium.adapt.bitsandbytes_layers import QuantizedLinear
 from trivium.adapt.freezing import ParameterCounts, set_trainable
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import LanguageModule
@@ -23,6 +24,11 @@ from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.nn.part import Part
 
 _ALL, _TASK_HEADS = "all-linear", "task-heads"
+
+_NOT_MERGED = (
+    "an adapter cannot be merged into packed or quantised weights: load the base without pack and "
+    "quantize."
+)
 
 LORA_TENSORS = ("lora_a", "lora_b", "dora_gain")
 """The names that the tensors of an update have inside an adapted layer."""
@@ -68,9 +74,8 @@ class LoRALinear(nn.Linear):
 
     With DoRA (Liu et al. 2024, equation 5), the rows of W + scale * B A are rescaled to the
     `magnitude` m that was trained: y = g (W x + scale * B A x) + b with
-    g = m / ||W + scale * B A||, one factor per output. g is computed once, from the weights that
-    are given here, so that it must be trained elsewhere.
-    Source: Hu et al. 2021, equation 3.
+    g = m / ||W + scale * B A||, one factor per output. g is computed only once, so that an adapter
+    with DoRA can be used, but not trained. Source: Hu et al. 2021, equation 3.
 
     Args:
         base: the layer W x + b.
@@ -109,11 +114,18 @@ class LoRALinear(nn.Linear):
         self.train(base.training)
 
     def with_base(self, base: nn.Module) -> LoRALinear:
-        """Return a layer with the same update of another layer W x + b (its packed weights)."""
+        """Return a layer with the same update of another layer W x + b (its packed weights).
+
+        DoRA's norms are those of the new weights, as in `peft`.
+        """
         layer = LoRALinear(
-            base, self.lora_a.detach(), self.lora_b.detach(), scale=self.scale, dropout=self.dropout
+            base,
+            self.lora_a.detach(),
+            self.lora_b.detach(),
+            scale=self.scale,
+            dropout=self.dropout,
+            magnitude=self.magnitude,
         )
-        layer.dora_gain = self.dora_gain
         return layer.train(self.training)
 
     @property
@@ -153,7 +165,9 @@ class LoRALinear(nn.Linear):
         Raises:
             SpecError: the weights of the base are packed or quantised for inference.
         """
-        weight = self.weight if self.base is None else dequantize(self.base)
+        if isinstance(self.base, PackedLinear | Int8Linear):
+            raise SpecError(_NOT_MERGED)
+        weight = dense_weight(self.base or self, self.lora_a.dtype, self.lora_a.device)
         merged = weight.detach() + self.update.to(weight.device)
         if self.dora_gain is not None:
             merged = merged * self.dora_gain[:, None]
@@ -162,21 +176,7 @@ class LoRALinear(nn.Linear):
 
 def is_quantized(layer: nn.Module) -> bool:
     """Return whether a layer has packed or quantised weights."""
-    return isinstance(layer, PackedLinear | Int8Linear) or hasattr(layer, "dequantize")
-
-
-def dequantize(layer: Any) -> Tensor:
-    """Return the matrix W [O, I] of a layer that bitsandbytes has quantised.
-
-    Raises:
-        SpecError: the weights are packed or quantised for inference.
-    """
-    if not hasattr(layer, "dequantize"):
-        raise SpecError(
-            "an adapter cannot be merged into packed or quantised weights: load the base "
-            "without pack and quantize."
-        )
-    return layer.dequantize()
+    return isinstance(layer, PackedLinear | Int8Linear | QuantizedLinear)
 
 
 def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -187,7 +187,7 @@ def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor
     """
     if type(layer) in (nn.Linear, LoRALinear):
         return layer.weight.detach()
-    if hasattr(layer, "dequantize"):
+    if isinstance(layer, QuantizedLinear):
         return layer.dequantize()
     with torch.no_grad():
         output = layer(torch.eye(layer.in_features, dtype=dtype, device=device))
@@ -247,18 +247,15 @@ def merged_state(
         SpecError: the weights of an adapted layer are packed or quantised for inference.
     """
     if any(isinstance(layer, PackedLinear | Int8Linear) for layer in model.modules()):
-        raise SpecError(
-            "an adapter cannot be merged into packed or quantised weights: load the base without "
-            "pack and quantize."
-        )
+        raise SpecError(_NOT_MERGED)
     state = {
         name: each.detach().to(device or each.device) for name, each in model.state_dict().items()
     }
     for name, layer in model.named_modules():
         if isinstance(layer, LoRALinear):
             weight, bias = layer.merged_weight(), getattr(layer.base or layer, "bias", None)
-        elif hasattr(layer, "dequantize") and not name.endswith(".base"):
-            weight, bias = dequantize(layer), layer.bias
+        elif isinstance(layer, QuantizedLinear) and not name.endswith(".base"):
+            weight, bias = layer.dequantize(), layer.bias
         else:
             continue
         state[f"{name}.weight"] = weight.to(device or weight.device)

@@ -17,7 +17,7 @@ from trivium.nn.packed_linear import Int8Linear, PackedLinear
 
 Quantization = Literal["int8", "nf4"]
 """The formats of weights for inference: "int8" is `Int8Linear`, "nf4" that of bitsandbytes."""
-BaseQuantization = Literal["nf4", "int8"]
+BaseQuantization = Literal["int8", "nf4"]
 """The formats of the frozen weights under an adapter that is trained, both those of
 bitsandbytes: "nf4" (QLoRA) and "int8" (LLM.int8())."""
 
