@@ -144,7 +144,7 @@ def test_weights_in_another_form_are_not_saved(folder, tmp_path):
         (load(folder, device="cpu", pack=True), "packed or quantised"),
         (load(folder, device="cpu", quantize="int8"), "packed or quantised"),
         (load(folder, device="meta"), "has no weights"),
-        (adapted, "load its merged_state into"),
+        (adapted, "merge_adapter"),
     ):
         for save in (lm.save, lm.save_hf):
             with pytest.raises(SpecError, match=message):

@@ -55,6 +55,10 @@ PUBLISHED = {
     "pythia-6.9b": 6_857_302_016,
     "bloom-560m": 559_214_592,
     "bloom-176b": 176_247_271_424,
+    "gemma-2b": 2_506_172_416,  # KerasHub, as the four below
+    "gemma-7b": 8_537_680_896,
+    "phi-3-mini": 3_821_079_552,
+    "falcon-rw-1b": 1_311_625_216,
     "gemma2-2b": 2_614_341_888,
     "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
@@ -63,6 +67,18 @@ PUBLISHED = {
     "stablelm-3b": 2_795_443_200,  # the model card
     "phi-1.5": 1_418_270_720,
     "phi-2": 2_779_683_840,
+    "phi-4-mini": 3_836_021_760,
+    # The weights in transformers; the model card prints 6,053,381,344.
+    "gpt-j-6b": 6_050_882_784,
+    "gpt-neo-125m": 125_198_592,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt-neo-2.7b": 2_651_307_520,
+    "granite-3.1-2b": 2_533_531_648,
+    "granite-3.1-8b": 8_170_848_256,
+    "smollm3-3b": 3_075_098_624,
+    "glm-4-9b": 9_399_951_360,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
     "olmo2-32b": 32_234_279_936,
@@ -80,6 +96,7 @@ PUBLISHED = {
     "mamba-790m": 793_204_224,
     "mamba-1.4b": 1_372_178_432,
     "mamba-2.8b": 2_768_345_600,
+    "mamba2-130m": 128_989_632,
     # 2 V D + 13 D^2 L + D (11 L + 4), Peng et al. 2023, section 4.
     "rwkv-169m": 169_342_464,
     "rwkv-430m": 430_397_440,
@@ -93,6 +110,14 @@ PUBLISHED = {
     "t5-11b": 11_307_321_344,
     "t5-v1.1-small": 76_961_152,
     "t5-v1.1-xxl": 11_135_332_352,
+    "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280,
+    "mbart-50-large": 610_879_488,
+    "m2m100-418m": 483_905_536,
+    "m2m100-1.2b": 1_239_470_080,
+    "nllb-600m": 615_073_792,
+    "nllb-1.3b": 1_370_638_336,
+    "nllb-3.3b": 3_344_863_232,
     "bart-base": 139_420_416,
     "bart-large": 406_291_456,
 }
@@ -104,7 +129,8 @@ PUBLISHED = {
 # Hoffmann et al. 2022, tables A9 and 4; Parmar et al. 2024, section 2; the cards of the released
 # DistilBERTs; Conneau et al. 2019, and the card of nomic-embed-text-v2-moe for XLM-RoBERTa of the
 # base size; Goyal et al. 2021; Nussbaum et al. 2024; the README of Ettin; Yang et al. 2024; OpenAI
-# 2025, table 1.
+# 2025, table 1; Almazrouei et al. 2023; Dao and Gu 2024; Xue et al. 2020, table 1; Zhang
+# et al. 2019, section 6.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
     "gpt3-350m": (356, 0.005),
@@ -129,6 +155,16 @@ ROUNDED = {
     "qwen2-57b-a14b": (57_000, 0.01),
     "gpt-oss-20b": (20_910, 0.0005),
     "gpt-oss-120b": (116_830, 0.0005),
+    "falcon-7b": (7_000, 0.015),
+    "falcon-40b": (40_000, 0.035),
+    "mamba2-370m": (370, 0.005),
+    "mamba2-780m": (780, 0.001),
+    "mamba2-1.3b": (1_300, 0.035),
+    "mamba2-2.7b": (2_700, 0.001),
+    "mt5-large": (1_200, 0.025),
+    "mt5-xl": (3_700, 0.015),
+    "mt5-xxl": (13_000, 0.01),
+    "pegasus-large": (568, 0.0015),
     "transformer-base": (65, 0.04),
     "transformer-big": (213, 0.01),
     "albert-base": (12, 0.03),
@@ -173,6 +209,7 @@ BODIES = {
 NOT_FILLED = (
     *("t5-3b", "t5-11b", "t5-v1.1-small", "palm-540b", "gemma2-2b", "gemma2-9b", "gemma2-27b"),
     *("qwen3-0.6b", "qwen3-4b", "qwen3-32b", "gemma3-1b"),
+    *("gemma-7b", "mt5-small", "umt5-small"),
     *("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b"),
 )
 # Family -> the size that its small ones are like; those of ModernBERT are made for short runs,
@@ -278,7 +315,8 @@ def test_released_configurations_describe_the_presets(name, config):
     generates = name.endswith("-generator")
     hf_class = "ElectraForMaskedLM" if generates else CLASSES[config.model_type]
     # Weights that options depend on: T5 1.1's own matrix, Marian's bias.
-    weights = {"lm_head.weight", "final_logits_bias"} if "t5-v1.1" in name else set()
+    own_head = "t5-v1.1" in name or "mt5" in name
+    weights = {"lm_head.weight", "final_logits_bias"} if own_head else set()
     weights |= {"final_logits_bias"} if config.model_type == "marian" else set()
     read = read_spec(FAMILIES[config.model_type], hf_class, config.to_dict(), weights)
     ours = without_bands(name)
@@ -366,7 +404,8 @@ def test_the_mapping():
         ("gtp2-mini", "gpt2-mini"),
         ("ernie-mini", ""),  # no name of another family
         ("mmaba-mini", "mamba-mini"),
-        ("pegasus-mini", ""),
+        ("pegasus-mini", "pegasus-large"),
+        ("prophetnet-mini", ""),
         ("swin-tiny", ""),
     ):
         assert did_you_mean_preset(name) == (near and f' Did you mean "{near}"?')

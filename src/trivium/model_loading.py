@@ -13,9 +13,10 @@ import torch
 
 from trivium.adapt.quantize import Quantization
 from trivium.adapt.quantize import pack as pack_weights
-from trivium.errors import TriviumError, did_you_mean
+from trivium.errors import CheckpointError, TriviumError, did_you_mean
 from trivium.interop.hf_folder import is_hf_folder, read_folder
 from trivium.interop.hub import find_folder
+from trivium.interop.peft_reader import is_adapter_folder, read_adapter_config
 from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
@@ -49,7 +50,8 @@ def load(
 ) -> LanguageModel:
     """Load a model from a run, a checkpoint, a model folder, or the Hugging Face hub.
 
-    If a run has not finished, its last good checkpoint is loaded, with a warning. A path that is
+    If a run has not finished, its last good checkpoint is loaded, with a warning. A folder with an
+    adapter in PEFT's format is loaded together with the base model that it names. A path that is
     not a folder is looked up on the Hugging Face hub, or in the hub's local cache.
 
     Args:
@@ -95,12 +97,28 @@ def load(
             )
     target = find_device(device)
     folder = find_folder(path) if checkpoint is None else find_checkpoint(path, checkpoint)
+    if is_adapter_folder(folder):
+        lm = load(
+            _find_base(folder),
+            device=target,
+            dtype=dtype,
+            lowercase=lowercase,
+            verify=verify,
+            allow_unknown_keys=allow_unknown_keys,
+        ).with_adapter(folder, name=Path(path).name)
+        if quantize is not None or pack:
+            pack_weights(lm.module, quantize=quantize)
+        lm.compile = compile
+        return lm
     on_meta = target.type == "meta"
     if is_hf_folder(folder):
         hf = read_folder(
             folder, lowercase=lowercase, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys
         )
-        lm = LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+        source = hf.source_tokenizer
+        lm = LanguageModel(
+            hf.module.spec, hf.module, hf.tokenizer, hf.settings, source_tokenizer=source
+        )
         dtype = dtype or _most_common_dtype(lm.module)
     else:
         lm = _load_folder(folder, on_meta=on_meta, verify=verify)
@@ -110,6 +128,22 @@ def load(
         pack_weights(lm.module, quantize=quantize)
     lm.compile = compile
     return lm
+
+
+def _find_base(folder: Path) -> str:
+    """Return the path or hub name of the base model of the adapter in a folder.
+
+    Raises:
+        CheckpointError: the adapter does not name its base.
+    """
+    config = read_adapter_config(folder)
+    if not config.base_model_name_or_path:
+        raise CheckpointError(
+            f"{folder}: the adapter does not name its base. Load the base, and add the adapter: "
+            'trivium.load("BASE").with_adapter("FOLDER").'
+        )
+    base = config.base_model_name_or_path
+    return base if Path(base).is_dir() or not config.revision else f"{base}@{config.revision}"
 
 
 def _most_common_dtype(module: torch.nn.Module) -> torch.dtype | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from double import FLOAT32, double_precision
@@ -9,7 +11,8 @@ from small_models import ALL_SPECS, SPECS, inputs_for, random_ids, small_model
 from torch.nn import functional as F
 
 from trivium import spec
-from trivium.adapt import LoRA, LoRALinear, add_lora, merged_state, pack
+from trivium.adapt import LoRA, add_lora, merged_state, pack
+from trivium.adapt.lora import LoRALinear, new_lora_layer
 from trivium.errors import SpecError
 from trivium.models import build
 
@@ -33,7 +36,7 @@ def outputs(model, name):
 
 def test_a_layer_is_the_formula_and_starts_as_its_base():
     base, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
-    layer = LoRALinear(base, LoRA(rank=2, alpha=3.0), torch.Generator().manual_seed(0))
+    layer = new_lora_layer(base, LoRA(rank=2, alpha=3.0), torch.Generator().manual_seed(0))
     assert torch.equal(layer(x), base(x))
     torch.nn.init.normal_(layer.lora_b)
     expected = base(x) + 3.0 / 2 * x @ layer.lora_a.T @ layer.lora_b.T
@@ -44,7 +47,7 @@ def test_a_layer_is_the_formula_and_starts_as_its_base():
 def test_dropout_is_of_the_update_alone_and_of_training_alone():
     base, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
     lora = LoRA(rank=2, alpha=3.0, dropout=0.5)
-    layer = LoRALinear(base, lora, torch.Generator().manual_seed(0))
+    layer = new_lora_layer(base, lora, torch.Generator().manual_seed(0))
     assert torch.equal(layer(x), base(x))  # B is 0
     torch.nn.init.normal_(layer.lora_b)
     torch.manual_seed(1)
@@ -124,8 +127,19 @@ def test_packed_and_8_bit_models_compute_about_the_same(name):
             assert loss.item() == pytest.approx(nats.item(), rel=tolerance)
 
 
-def test_a_packed_or_adapted_model_is_not_packed():
+def test_a_packed_model_is_not_packed_again():
     with pytest.raises(SpecError, match="packed or quantised already"):
         pack(pack(small_model("llama")))
-    with pytest.raises(SpecError, match="merged_state"):
-        pack(adapted("llama"))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_an_adapter_on_packed_weights_computes_the_same(name):
+    """In float32, which oneDNN has kernels for; the reference is the model with the adapter."""
+    model, inputs = adapted(name), inputs_for(name, random_ids(2, 11))
+    expected = model.logits(model(**inputs))
+    for quantize, tolerance in ((None, FLOAT32), ("int8", 0.1)):
+        packed = pack(copy.deepcopy(model), quantize)
+        error = (packed.logits(packed(**inputs)) - expected).abs().max() / expected.abs().max()
+        assert error < tolerance, quantize
+        with pytest.raises(SpecError, match="without pack and quantize"):
+            merged_state(packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -22,6 +23,7 @@ from damage import Files
 from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 from small_models import SPECS
 
+from trivium.adapt import LoRA, add_lora
 from trivium.data import Shards
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
@@ -30,6 +32,7 @@ from trivium.explain import explain
 from trivium.files import write_json
 from trivium.interop.convert import from_hugging_face, to_hf_config
 from trivium.interop.hf_config import read_json_object
+from trivium.interop.peft_format import save_adapter
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
@@ -149,6 +152,25 @@ for _name, _kind in {
 }.items():
     _weight_files = made(functools.partial(_save_hf, name=_name, kind=_kind))
     reader(f"hf-{_name}", _weight_files)(_load_model)
+
+
+def _save_adapter(folder: Path) -> None:
+    """An adapter with a part of every kind: updates, a whole weight, an updated embedding."""
+    lm = _model("gpt2", "byte-bpe")
+    module = copy.deepcopy(lm.module)
+    lora = LoRA(rank=2, targets=("query", "up"), trained=("decoder.norm", "tokens"))
+    add_lora(module, lora)
+    for weight in module.parameters():
+        weight.data += 0.1
+    save_adapter(folder, module, lora, base="base", model_type="gpt2")
+    lm.tokenizer.save(folder)
+
+
+@reader("peft-adapter", made(_save_adapter))
+def _read_adapter(folder: Path) -> None:
+    lm = _model("gpt2", "byte-bpe").with_adapter(folder)
+    lm.merge_adapter()
+    lm.module.logits(lm.module(torch.tensor([[1, 2, 3]])))
 
 
 def _save_configs(folder: Path) -> None:

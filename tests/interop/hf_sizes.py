@@ -468,6 +468,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sliding_window": 5, "tie_word_embeddings": True, "num_key_value_heads": 6},
         {**_LONGROPE, "hidden_act": "gelu", "rms_norm_eps": 1e-3},
         {"hidden_size": 48, "partial_rotary_factor": 0.5, "sliding_window": 4},
+        {**_LONGROPE, "rope_parameters": {**_LONGROPE["rope_parameters"], "factor": 5.0}},
     ],
     "StableLmForCausalLM": [
         {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True},

@@ -59,6 +59,7 @@ ALSO = [
 ]
 
 
+@pytest.mark.filterwarnings('ignore:config.json. "time_step_limit" is')
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_class_and_variant_both_ways(case: Case) -> None:
     """Equal logits here, and in `transformers` again after writing and reading."""
@@ -217,6 +218,20 @@ def test_a_model_of_experts_without_any_is_written_by_its_family(name):
     again = reloaded(type(original), original, options, tensors)
     with torch.no_grad():
         assert_equal(hf_outputs(again, inputs), hf_outputs(original, inputs), inputs)
+
+
+def test_limits_of_the_step_sizes_of_mamba_2_in_generation():
+    """Generated tokens have the limits that the same tokens have in a prompt, and that is said."""
+    case = Case("Mamba2ForCausalLM", {"time_step_limit": [0.2, 0.7]})
+    original, ids = hf_model(case), inputs_of(case)["input_ids"][:1]
+    with pytest.warns(UserWarning, match=r'"time_step_limit" is \[0.2, 0.7\]'):
+        local = ours_of(original)
+    cache = local.new_cache(1, ids.shape[1])
+    with torch.no_grad():
+        expected = original(ids).logits
+        parts = [local(ids[:, i : i + 1], cache=cache) for i in range(ids.shape[1])]
+        found = local.logits(torch.cat(parts, 1))
+    assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
 def test_gpt_oss_in_mxfp4(tmp_path):

@@ -410,6 +410,7 @@ def test_llama_3_1_keeps_its_context(tmp_path):
     assert config.rope_parameters["original_max_position_embeddings"] == 8
 
 
+@pytest.mark.filterwarnings('ignore:config.json. "time_step_limit" is')
 @pytest.mark.parametrize("limit", [[0.0, math.inf], [0.3, math.inf], [0.1, 0.5]], ids=str)
 def test_infinity_in_a_config(limit, tmp_path):
     """As transformers 5 writes it in an object, and as earlier releases wrote it in a list."""

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from trivium import LanguageModel
 from trivium.errors import TriviumError
+from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.speculative import PromptLookup
 from trivium.interop.settings import Settings
 from trivium.text import Tokenizer
@@ -85,36 +86,88 @@ def test_generate_searches_with_beams_as_transformers(name):
     assert lm.generate(PROMPTS, num_beams=3) == [lm.generate(p, num_beams=3) for p in PROMPTS]
 
 
-# RoPE whose frequencies change when a text grows beyond 8 tokens.
-GROWING_ROPES = {
-    "dynamic": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 100.0},
-    "longrope": {
-        "rope_type": "longrope",
-        "rope_theta": 100.0,
-        "short_factor": [1.0, 1.1, 1.3, 2.0],
-        "long_factor": [1.0, 1.5, 4.0, 8.0],
-        "original_max_position_embeddings": 8,
-    },
+def generated_words(hf, lm, prompt, **options) -> list[str]:
+    """The words that their `generate` appends to a prompt, up to the first stop id."""
+    hf(torch.ones(1, 2, dtype=torch.long))  # their model remembers its longest text
+    stops = sorted(lm.generation_rules.stop_ids)
+    ids = torch.tensor([lm.prompting.prompts([prompt])[0]])
+    hf.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=stops, **options)
+    mask = torch.ones_like(ids)
+    out = hf.generate(ids, attention_mask=mask, max_new_tokens=24)[0, ids.shape[1] :].tolist()
+    new = out[: next((i for i, one in enumerate(out) if one in stops), len(out))]
+    return words().decode(new).split()
+
+
+# Shorter than 8 tokens, the length at which RoPE changes; of 7, 8 and 11 tokens.
+GROWING_PROMPTS = ["w5 w11 w3", "w17", "w4 w8 w15 w16 w23 w30 w6", "w2 w1 w4 w8 w15 w16 w23 w30"]
+GROWING_PROMPTS.append("w4 w8 w15 w16 w23 w30 w6 w9 w21 w2 w1")
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1, 1.3, 2.0],
+    "long_factor": [1.0, 1.5, 4.0, 8.0],
 }
 
 
-@pytest.mark.parametrize("kind", GROWING_ROPES)
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "OlmoForCausalLM"])
-def test_cached_texts_that_grow_beyond_the_original_length(name, kind):
+def test_cached_texts_with_dynamic_rope_that_grow_beyond_the_original_length(name):
     """Cached keys keep their frequencies, later tokens have those of the length so far."""
-    changes = {"head_dim": 8, "max_position_embeddings": 8, "rope_parameters": GROWING_ROPES[kind]}
+    rope = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 100.0}
+    changes = {"head_dim": 8, "max_position_embeddings": 8, "rope_parameters": rope}
     hf = hf_model(Case(name, changes))
     lm = language_model(hf)
-    stops = sorted(lm.generation_rules.stop_ids)
-    for prompt in ("w5 w11 w3", "w17", "w4 w8 w15 w16 w23 w30 w6 w9 w21 w2 w1"):
-        hf(torch.ones(1, 2, dtype=torch.long))  # their model remembers its longest text
-        ids = torch.tensor([lm.prompting.prompts([prompt])[0]])
-        hf.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=stops)
-        mask = torch.ones_like(ids)
-        out = hf.generate(ids, attention_mask=mask, max_new_tokens=24)[0, ids.shape[1] :].tolist()
-        new = out[: next((i for i, one in enumerate(out) if one in stops), len(out))]
+    for prompt in GROWING_PROMPTS:
         text = lm.generate(prompt, max_new_tokens=24, temperature=0)
-        assert text.split() == words().decode(new).split()
+        assert text.split() == generated_words(hf, lm, prompt)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "changes", "cached"),
+    [
+        # Phi-3 reads a text again when it grows beyond 8 tokens, with the other factors.
+        ("Phi3ForCausalLM", {"hidden_size": 48, "original_max_position_embeddings": 8}, True),
+        ("Phi3ForCausalLM", {"hidden_size": 48, "original_max_position_embeddings": 8}, False),
+        (
+            "Phi3ForCausalLM",
+            {"hidden_size": 48, "original_max_position_embeddings": 8, "sliding_window": 4},
+            True,
+        ),
+        # Their LLaMA does not: here its texts are as without a cache.
+        ("LlamaForCausalLM", {"head_dim": 8}, False),
+    ],
+    ids=["phi3-cached", "phi3-whole", "phi3-window", "llama-whole"],
+)
+def test_texts_with_longrope_that_grow_beyond_the_original_length(name, changes, cached, num_beams):
+    rope = {**LONGROPE, "original_max_position_embeddings": 8}
+    changes = {**changes, "max_position_embeddings": 32, "rope_parameters": rope}
+    hf = hf_model(Case(name, changes))
+    lm = language_model(hf)
+    options = {"num_beams": num_beams} if num_beams > 1 else {"temperature": 0}
+    expected = [
+        generated_words(hf, lm, prompt, num_beams=num_beams, use_cache=cached)
+        for prompt in GROWING_PROMPTS
+    ]
+    # Together, in slots that grow beyond the length at different steps.
+    texts = lm.generate(GROWING_PROMPTS, max_new_tokens=24, **options)
+    assert [text.split() for text in texts] == expected
+    if num_beams == 1:
+        drafted = lm.generate(
+            GROWING_PROMPTS, max_new_tokens=24, temperature=0, draft=PromptLookup()
+        )
+        assert drafted == texts
+
+
+def test_scores_of_continuations_that_grow_beyond_the_original_length_of_longrope():
+    """A context of several continuations is read as alone, with the factors of the whole text."""
+    rope = {**LONGROPE, "original_max_position_embeddings": 8}
+    changes = {"head_dim": 8, "max_position_embeddings": 32, "rope_parameters": rope}
+    lm = language_model(hf_model(Case("LlamaForCausalLM", changes)))
+    context, continuations = [7, 11, 13, 17, 19, 23], [[29, 30, 5, 6], [8], [9, 10]]
+    [together] = score_continuations(lm, [ScoreItem(context, continuations)])
+    for found, ids in zip(together, continuations, strict=True):
+        [[alone]] = score_continuations(lm, [ScoreItem(context, [ids])])
+        assert found.total == pytest.approx(alone.total, rel=1e-9)
 
 
 @pytest.mark.parametrize(

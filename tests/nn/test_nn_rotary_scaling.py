@@ -69,7 +69,9 @@ def test_frequencies_and_attention_factors_are_those_of_transformers():
                     expected, multiplier = theirs(scaling, base, head_dim, length)
                     case = str((scaling, head_dim, base, length))
                     found = found.view(-1)
-                    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0, msg=case)
+                    # Those that most models have are rounded alike, the others to 3 ulp.
+                    rtol = 0.0 if scaling.kind in ("linear", "llama3") else 3e-7
+                    torch.testing.assert_close(found, expected, rtol=rtol, atol=0.0, msg=case)
                     assert factor == pytest.approx(multiplier, rel=1e-12), case
 
 

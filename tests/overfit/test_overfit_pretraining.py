@@ -10,6 +10,7 @@ from trivium.data.batch import RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.objectives import Objective, to_device
 from trivium.presets import presets
+from trivium.text.infilling import FIM_TOKENS
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.optimizers.adamw import AdamW
 
@@ -19,6 +20,7 @@ SENTINELS = (44, 45, 46, 47, 48, 49)
 FACTS = Vocabulary(
     size=VOCABULARY, pad_id=0, eos_id=1, cls_id=2, sep_id=3, mask_id=43,
     special_ids=(0, 1, 2, 3, 43, *SENTINELS), sentinel_ids=SENTINELS,
+    special_tokens=dict(zip(FIM_TOKENS, SENTINELS, strict=False)),
 )  # fmt: skip
 CASES = {
     "masked": ("bert-tiny", {"probability": 0.3}),
@@ -27,6 +29,7 @@ CASES = {
     "replaced-token": ("electra-tiny", {"probability": 0.3}),
     "causal": ("gpt2-tiny", {}),
     "prefix-lm": ("llama-tiny", {}),
+    "fill-in-the-middle": ("llama-tiny", {"rate": 0.9}),
     "seq2seq-prefix-lm": ("t5-tiny", {}),
     "bidirectional-lm": ("elmo-tiny", {}),
     "span-corruption": ("t5-tiny", {"probability": 0.4}),

@@ -127,7 +127,7 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
             "top_p is 1.5, but must be a number less than",
         ),
         ("completions", {**completion, "prompt": {}}, "prompt is {}, but must be a text or a list"),
-        ("completions", {**completion, "suffix": "b"}, "suffix is not supported: leave it out."),
+        ("completions", {**completion, "suffix": "b"}, "this tokenizer has no tokens to fill in"),
         ("completions", {**completion, "colour": 1}, "there is no field colour; "),
         (
             "completions",

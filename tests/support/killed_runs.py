@@ -24,6 +24,7 @@ PRESETS = {
     "replaced-token": "electra-tiny",
     "causal": "lstm-tiny",
     "prefix-lm": "llama-tiny",
+    "fill-in-the-middle": "llama-tiny",
     "seq2seq-prefix-lm": "t5-v1.1-tiny",
     "bidirectional-lm": "elmo-tiny",
     "span-corruption": "t5-tiny",

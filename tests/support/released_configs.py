@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from trivium.presets import presets
+
 transformers = pytest.importorskip("transformers")
 
 
@@ -222,6 +224,86 @@ def xlnet(layers, width):
     return of("XLNet", mem_len=384, **sizes)
 
 
+def falcon(layers, width, **options):
+    return of(
+        "Falcon",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        **options,
+    )
+
+
+def gpt_neo(layers, width, heads):
+    types = [[["global", "local"], layers // 2]]
+    sizes = {"num_layers": layers, "hidden_size": width, "num_heads": heads}
+    return of("GPTNeo", attention_types=types, **sizes)
+
+
+def granite(width, d_ff, base, attention_multiplier, logits_scaling):
+    return of(
+        "Granite",
+        vocab_size=49_155,
+        hidden_size=width,
+        intermediate_size=d_ff,
+        num_hidden_layers=40,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=base,
+        tie_word_embeddings=True,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=attention_multiplier,
+        logits_scaling=logits_scaling,
+        max_position_embeddings=131_072,
+    )
+
+
+def olmo3(layers, width, heads, d_ff, **options):
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return of(
+        "Olmo3",
+        vocab_size=100_278,
+        intermediate_size=d_ff,
+        rms_norm_eps=1e-6,
+        rope_scaling=yarn,
+        max_position_embeddings=65_536,
+        **sizes,
+        **options,
+    )
+
+
+def mamba2(layers, width):
+    return of(
+        "Mamba2",
+        vocab_size=50_288,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_heads=width // 32,
+        n_groups=1,
+        tie_word_embeddings=True,
+    )
+
+
+def multilingual_t5(name, layers, width, heads, d_ff, vocab_size):
+    """The files say that the head is not tied, which the config of `transformers` 5 forgets."""
+    sizes = {"num_layers": layers, "d_model": width, "num_heads": heads, "d_ff": d_ff}
+    config = of(name, vocab_size=vocab_size, **sizes)
+    config.tie_word_embeddings = False
+    return config
+
+
+def m2m_100(layers, width, d_ff, **options):
+    stacks = ("encoder", "decoder")
+    sizes = {f"{stack}_layers": layers for stack in stacks}
+    sizes |= {f"{stack}_ffn_dim": d_ff for stack in stacks}
+    return of("M2M100", d_model=width, **sizes, **options)
+
+
+PHI_4_LONG = presets["phi-4-mini"].decoder.mixers[0].positions.scaling.long_factor
+
 # The released configurations, in the words of `transformers`; -tiny is our own.
 CONFIGS = {
     "bert-tiny": bert(2, 128),
@@ -351,6 +433,66 @@ CONFIGS = {
     "pythia-12b": neox(36, 5120, 40, vocab_size=50_688),
     "bloom-560m": bloom(24, 1024, 16),
     "bloom-176b": bloom(70, 14_336, 112),
+    "gemma-2b": of(
+        "Gemma",
+        num_hidden_layers=18,
+        hidden_size=2048,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        intermediate_size=16_384,
+    ),
+    "gemma-7b": of("Gemma"),
+    "phi-3-mini": of("Phi3", sliding_window=2047),
+    "phi-4-mini": of(
+        "Phi3",
+        vocab_size=200_064,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        partial_rotary_factor=0.75,
+        max_position_embeddings=131_072,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [*PHI_4_LONG]},
+    ),
+    "falcon-rw-1b": falcon(
+        *(24, 2048),
+        vocab_size=50_304,
+        alibi=True,
+        bias=True,
+        multi_query=False,
+        parallel_attn=False,
+    ),
+    "falcon-7b": of("Falcon"),
+    "falcon-40b": falcon(60, 8192, num_kv_heads=8, new_decoder_architecture=True),
+    "gpt-j-6b": of("GPTJ"),
+    "gpt-neo-125m": gpt_neo(12, 768, 12),
+    "gpt-neo-1.3b": gpt_neo(24, 2048, 16),
+    "gpt-neo-2.7b": gpt_neo(32, 2560, 20),
+    "granite-3.1-2b": granite(2048, 8192, 5e6, 0.015625, 8.0),
+    "granite-3.1-8b": granite(4096, 12_800, 1e7, 0.0078125, 16.0),
+    "smollm3-3b": of("SmolLM3", rope_theta=5e6, max_position_embeddings=65_536),
+    "glm-4-9b": of("Glm"),
+    "mamba2-130m": mamba2(24, 768),
+    "mamba2-2.7b": mamba2(64, 2560),
+    "olmo3-7b": olmo3(32, 4096, 32, 11_008),
+    "olmo3-32b": olmo3(64, 5120, 40, 27_648, num_key_value_heads=8),
+    "mt5-small": multilingual_t5("MT5", 8, 512, 6, 1024, 250_112),
+    "mt5-xxl": multilingual_t5("MT5", 24, 4096, 64, 10_240, 250_112),
+    "umt5-small": multilingual_t5("UMT5", 8, 512, 6, 1024, 256_384),
+    "umt5-base": multilingual_t5("UMT5", 12, 768, 12, 2048, 256_384),
+    "mbart-large": of("MBart", vocab_size=250_027, scale_embedding=True),
+    "mbart-50-large": of("MBart", vocab_size=250_054, scale_embedding=True),
+    "m2m100-418m": m2m_100(12, 1024, 4096),
+    "m2m100-1.2b": m2m_100(24, 1024, 8192),
+    "nllb-600m": m2m_100(12, 1024, 4096, vocab_size=256_206),
+    "nllb-1.3b": m2m_100(24, 1024, 8192, vocab_size=256_206),
+    "nllb-3.3b": m2m_100(24, 2048, 8192, vocab_size=256_206),
+    "pegasus-large": both_stacks(
+        *("Pegasus", 16, 1024),
+        vocab_size=96_103,
+        max_position_embeddings=1024,
+        activation_function="relu",
+        scale_embedding=True,
+    ),
     "gemma2-2b": of("Gemma2"),
     "gemma2-27b": of(
         "Gemma2",
@@ -478,7 +620,21 @@ CLASSES = {
     "rwkv": "RwkvForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "bloom": "BloomForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "gptj": "GPTJForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
     "glm": "GlmForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "olmo": "OlmoForCausalLM",

@@ -17,11 +17,14 @@ import torch
 from double import FLOAT32, relative_error
 from run_settings import quiet, settings
 from safetensors.torch import load_file
+from small_models import SPECS
 
 import trivium
-from trivium import load
+from trivium import load, spec
 from trivium.data.shards import TRAIN
 from trivium.errors import DataError, RecipeError, TriviumError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.report import read_run, summarize
 from trivium.spec import TransformerSpec
@@ -162,6 +165,42 @@ def test_an_optimizer_that_does_not_fit_is_refused_whatever_the_micro_batch(
             finetune("classification", **arguments, changes=changes, console=quiet())
 
 
+def test_an_adapter_has_the_names_of_the_family_that_its_base_was_imported_as(
+    encoder, reviews, tmp_path
+):
+    """LLaMA can express a Phi-3, whose QKV is one matrix; a run that starts from an adapter."""
+    tokenizer = trivium.load(encoder.path).tokenizer
+    described = SPECS["llama"].replace(vocab_size=tokenizer.vocab_size, d_model=30)
+    described = described.replace(heads=(spec.LMHead(tied=False),))
+    imported = Settings(config={"model_type": "phi3"})
+    LanguageModel(described, build(described, seed=0), tokenizer, imported).save(tmp_path / "base")
+    run = finetune(
+        "classification",
+        model=tmp_path / "base",
+        data=reviews,
+        out=tmp_path / "run",
+        changes={
+            "train": {"steps": 2, "device": "cpu"},
+            "adapter": {"rank": 2, "save_separately": True},
+        },
+        console=quiet(),
+    )
+    names = load_file(run.path / "adapter" / "adapter_model.safetensors")
+    assert "base_model.model.model.layers.0.self_attn.qkv_proj.lora_A.weight" in names
+    again = finetune(
+        "classification",
+        model=run.path / "adapter",
+        data=reviews,
+        out=tmp_path / "again",
+        changes={"train": {"steps": 1, "device": "cpu"}, "optimizer": {"lr": 1e-9}},
+        console=quiet(),
+    )
+    texts = ["the good cat", "a bad dog"]
+    first, second = (trivium.load(each.path).classify(texts) for each in (run, again))
+    for one, other in zip(first, second, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after three steps
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     encoder, reviews, tmp_path, monkeypatch
@@ -181,6 +220,9 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     assert {f"{query}.lora_A.weight", "base_model.model.classifier.weight"} <= names.keys()
     label = trivium.load(adapted.path).classify("the good cat")
     assert label.label in ("pos", "neg")
+    alone = trivium.load(adapted.path / "adapter").classify("the good cat")
+    assert alone.label == label.label
+    assert alone.scores == pytest.approx(label.scores, abs=1e-4)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("\n".join(f"the cat {n} sat\tle chat {n} dort" for n in range(40)))
     console = quiet()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -22,6 +22,9 @@ from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.part import Part
 
 _ALL, _TASK_HEADS = "all-linear", "task-heads"
+
+LORA_TENSORS = ("lora_a", "lora_b", "dora_gain")
+"""The names that the tensors of an update have inside an adapted layer."""
 
 
 class LoRA(Part):
@@ -56,41 +59,137 @@ class LoRA(Part):
 
 
 class LoRALinear(nn.Linear):
-    """A linear layer with a LoRA update: y = W x + b + alpha / r * B A dropout(x).
+    """A linear layer with a LoRA update: y = W x + b + scale * B A dropout(x).
 
-    W and b are the parameters of the layer `base` and keep their names. A is initialized from a
-    uniform distribution in +-I^-0.5, as in the authors' code; the paper uses a normal distribution.
-    B is initialized with zeros, so that the layer initially computes the same as `base`. A and B
-    are float32 or wider, because their optimizer steps are small.
+    If `base` is an `nn.Linear`, its parameters W and b become those of this layer and keep their
+    names. Any other layer (packed or quantised weights) becomes the submodule `base`. A and B are
+    float32 or wider in training, because their optimizer steps are small.
+
+    With DoRA (Liu et al. 2024, equation 5), the rows of W + scale * B A are rescaled to the
+    `magnitude` m that was trained: y = g (W x + scale * B A x) + b with
+    g = m / ||W + scale * B A||, one factor per output. g is computed once, from the weights that
+    are given here, so that it must be trained elsewhere.
     Source: Hu et al. 2021, equation 3.
+
+    Args:
+        base: the layer W x + b.
+        lora_a: the matrix A [r, I].
+        lora_b: the matrix B [O, r].
+        scale: the factor of the update.
+        dropout: the dropout probability for the input of A during training.
+        magnitude: DoRA's magnitudes [O]; None: a plain LoRA update.
     """
 
-    def __init__(self, base: nn.Linear, lora: LoRA, generator: torch.Generator) -> None:
+    base: nn.Module | None
+    dora_gain: Tensor | None
+
+    def __init__(
+        self,
+        base: nn.Module,
+        lora_a: Tensor,
+        lora_b: Tensor,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+        magnitude: Tensor | None = None,
+    ) -> None:
         nn.Module.__init__(self)  # nn.Linear.__init__ would allocate another matrix
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
-        self.scale, self.dropout = lora.scale, lora.dropout
-        device = base.weight.device
-        dtype = torch.promote_types(base.weight.dtype, torch.float32)
-        bound = self.in_features**-0.5
-        lora_a = torch.empty(lora.rank, self.in_features)
-        lora_a.uniform_(-bound, bound, generator=generator)
-        self.lora_a = nn.Parameter(lora_a.to(device, dtype))
-        zeros = torch.zeros(self.out_features, lora.rank, device=device, dtype=dtype)
-        self.lora_b = nn.Parameter(zeros)
+        self.in_features, self.out_features = lora_a.shape[1], lora_b.shape[0]
+        self.base, self.scale, self.dropout = None, scale, dropout
+        if type(base) is nn.Linear:
+            self.weight, self.bias = base.weight, base.bias
+        else:
+            self.base = base
+            self.register_parameter("weight", None)
+            self.register_parameter("bias", None)
+        self.lora_a, self.lora_b = nn.Parameter(lora_a), nn.Parameter(lora_b)
+        gain = None if magnitude is None else magnitude / self._row_norms()
+        self.register_buffer("dora_gain", gain)
         self.train(base.training)
+
+    def with_base(self, base: nn.Module) -> LoRALinear:
+        """Return a layer with the same update of another layer W x + b (its packed weights)."""
+        layer = LoRALinear(
+            base, self.lora_a.detach(), self.lora_b.detach(), scale=self.scale, dropout=self.dropout
+        )
+        layer.dora_gain = self.dora_gain
+        return layer.train(self.training)
+
+    @property
+    def update(self) -> Tensor:
+        """The update scale * B A, [O, I]."""
+        return self.scale * (self.lora_b.detach() @ self.lora_a.detach())
+
+    @property
+    def magnitude(self) -> Tensor | None:
+        """DoRA's magnitudes [O]: the norms of the rows of the merged weight; None for LoRA."""
+        return None if self.dora_gain is None else self.dora_gain * self._row_norms()
+
+    def _row_norms(self) -> Tensor:
+        """Return the norms [O] of the rows of W + scale * B A."""
+        a = self.lora_a
+        weight = dense_weight(self if self.base is None else self.base, a.dtype, a.device)
+        return torch.linalg.norm(weight + self.update, dim=1).to(weight.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return W x + b plus the LoRA update for the input x: [..., I] -> [..., O]."""
         x = F.dropout(input, self.dropout, self.training)
         low_rank = F.linear(x, self.lora_a.to(x.dtype)) * self.scale
         update = F.linear(low_rank, self.lora_b.to(low_rank.dtype))
-        return F.linear(input, self.weight, self.bias) + update
+        if self.base is None:
+            output, bias = F.linear(input, self.weight, self.bias), self.bias
+        else:
+            output, bias = self.base(input), getattr(self.base, "bias", None)
+        if self.dora_gain is None or self.scale == 0.0:  # disabled
+            return output + update
+        if bias is None:
+            return (output + update) * self.dora_gain
+        return (output - bias + update) * self.dora_gain + bias
 
     def merged_weight(self) -> Tensor:
-        """Return W + alpha / r * B A, [O, I], the merged weight, in the dtype of W."""
-        update = self.scale * (self.lora_b.detach() @ self.lora_a.detach())
-        return (self.weight.detach() + update).to(self.weight.dtype)
+        """Return W + scale * B A, [O, I], the merged weight, in the dtype of W.
+
+        Raises:
+            SpecError: the weights of the base are packed or quantised.
+        """
+        if self.base is not None:
+            raise SpecError(
+                "an adapter cannot be merged into packed or quantised weights: load the base "
+                "without pack and quantize."
+            )
+        merged = self.weight.detach() + self.update
+        if self.dora_gain is not None:
+            merged = merged * self.dora_gain[:, None]
+        return merged.to(self.weight.dtype)
+
+
+def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix W [O, I] of a layer W x + b, also of one with packed or quantised weights.
+
+    If the layer has no matrix that can be read, the columns of W are its outputs for unit vectors,
+    in the given dtype, on the given device.
+    """
+    if type(layer) in (nn.Linear, LoRALinear):
+        return layer.weight.detach()
+    with torch.no_grad():
+        output = layer(torch.eye(layer.in_features, dtype=dtype, device=device))
+        return (output if layer.bias is None else output - layer.bias).T
+
+
+def new_lora_layer(base: nn.Linear, lora: LoRA, generator: torch.Generator) -> LoRALinear:
+    """Return a layer with a new update, which initially computes the same as `base`.
+
+    A is initialized from a uniform distribution in +-I^-0.5, as in the authors' code; the paper
+    uses a normal distribution. B is initialized with zeros.
+    """
+    dtype = torch.promote_types(base.weight.dtype, torch.float32)
+    bound = base.in_features**-0.5
+    lora_a = torch.empty(lora.rank, base.in_features)
+    lora_a.uniform_(-bound, bound, generator=generator)
+    lora_b = torch.zeros(base.out_features, lora.rank, device=base.weight.device, dtype=dtype)
+    return LoRALinear(
+        base, lora_a.to(base.weight.device, dtype), lora_b, scale=lora.scale, dropout=lora.dropout
+    )
 
 
 def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCounts:
@@ -108,7 +207,7 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
     layers, trained = target_layers(model, lora), trainable_names(model, lora)
     generator = torch.Generator().manual_seed(seed)
     for name, base in layers.items():
-        replace_module(model, name, LoRALinear(base, lora, generator))
+        replace_module(model, name, new_lora_layer(base, lora, generator))
     matrices = {f"{name}.lora_{matrix}" for name in layers for matrix in "ab"}
     return set_trainable(model, {*trained, *matrices})
 
@@ -118,11 +217,15 @@ def merged_state(model: LanguageModule) -> dict[str, Tensor]:
 
     A new model with the same spec can load the result. If the model has no adapter, the result is
     its plain `state_dict`.
+
+    Raises:
+        SpecError: the weights of an adapted layer are packed or quantised.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     for name, layer in adapted_layers(model).items():
         state[f"{name}.weight"] = layer.merged_weight()
-        del state[f"{name}.lora_a"], state[f"{name}.lora_b"]
+        for own in LORA_TENSORS:
+            state.pop(f"{name}.{own}", None)
     return state
 
 
@@ -152,9 +255,7 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
         SpecError: a target matches no linear layer, or the model already has an adapter.
     """
     if adapted_layers(model):
-        raise SpecError(
-            "this model has a LoRA adapter already: load its merged_state into a new one first."
-        )
+        raise SpecError("this model has a LoRA adapter already: merge it first (`merge_adapter`).")
     blocks = {id(module) for block in model.blocks for module in block.modules()}
     layers = {
         name: module

@@ -25,22 +25,22 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
     stay unchanged. A head that is tied to the token embeddings gets its own copy of them. Do not
     combine packing with `torch.compile`, which packs weights itself.
 
+    A LoRA adapter is kept as it is; only the weights that it updates are packed or quantised.
+
     Returns the model, which can no longer be trained or saved.
 
     Raises:
-        SpecError: the model has a LoRA adapter, or its weights are already packed or quantised.
+        SpecError: the weights are already packed or quantised.
     """
     for module in model.modules():
-        if isinstance(module, LoRALinear):
-            raise SpecError(
-                "this model has a LoRA adapter: load its merged_state into a new one first."
-            )
         if isinstance(module, PackedLinear | Int8Linear):
             raise SpecError("this model is packed or quantised already: load it again.")
     blocks = {id(module) for block in model.blocks for module in block.modules()}
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and id(layer) in blocks:
             packed = _pack(layer.weight, layer.bias, quantize)
+            if packed is not None and isinstance(layer, LoRALinear):
+                packed = layer.with_base(packed)
             if packed is not None:
                 replace_module(model, name, packed)
     for head in model.heads.values():

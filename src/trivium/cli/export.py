@@ -38,7 +38,7 @@ def export(
         from trivium.model_folder import check_replaceable
 
     check_replaceable(out, overwrite=overwrite)
-    load(model, device="cpu").save_hf(out, overwrite=overwrite)
+    load(model, device="cpu").merge_adapter().save_hf(out, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
     for file in sorted(out.iterdir()):
         size = translated("export.size", size=file.stat().st_size)

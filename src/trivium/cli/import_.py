@@ -48,7 +48,8 @@ def import_(
         from trivium.models import num_parameters
 
     check_replaceable(out, overwrite=overwrite)
-    lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)
+    options = {"lowercase": lowercase, "allow_unknown_keys": allow_unknown_keys}
+    lm = load(source, device="cpu", **options).merge_adapter()
     lm.save(out, overwrite=overwrite)
     heads = ", ".join(head.kind for head in lm.spec.heads) or translated("import.none")
     tokenizer = lm.tokenizer

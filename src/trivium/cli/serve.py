@@ -8,6 +8,8 @@ Examples:
 
   trivium serve chat=runs/gpt runs/names --port 8080 --preload
 
+  trivium serve runs/gpt --adapter poems=adapters/poems --adapter letters=adapters/letters
+
   TRIVIUM_API_KEY=... trivium serve runs/* --host 0.0.0.0
 """
 
@@ -35,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 @opt.with_options(Limits)
 def serve(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...")],
+    adapter: Annotated[list[str] | None, typer.Option(metavar="NAME=FOLDER")] = None,
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="TRIVIUM_API_KEY", show_envvar=True)] = None,
@@ -58,6 +61,8 @@ def serve(
 
     Args:
         models: Runs, checkpoints or saved models. NAME=FOLDER sets the name in the API.
+        adapter: An adapter in PEFT's format for a served model, chosen by the name in requests. It
+            shares the weights of its base. Repeatable.
         host: Address to listen on. An address that other machines can reach requires an API key.
         port: Port to listen on; 0 chooses a free port.
         api_key: API key that clients must send. On the command line, it is visible in the list of
@@ -75,7 +80,7 @@ def serve(
     """
     with exit_on_interrupt():
         from trivium.serve import create_app
-        from trivium.serve.models import parse_model_arguments
+        from trivium.serve.models import parse_adapter_arguments, parse_model_arguments
         from trivium.serve.server import find_allowed_hosts, format_address, listen, run_server
 
     if api_key is not None and not api_key.strip():
@@ -88,11 +93,13 @@ def serve(
     _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
     paths = {name: _find_model_folder(path) for name, path in parse_model_arguments(models).items()}
+    adapters = parse_adapter_arguments(adapter or (), paths)
     _warn_about_missing_models(paths)
     _LOG.info("starting ...")  # Importing Gradio takes seconds.
     with exit_on_interrupt():  # `create_app` imports Gradio.
         server_app = create_app(
             paths,
+            adapters=adapters,
             limits=chosen,
             key=api_key,
             hosts=hosts,
@@ -112,8 +119,9 @@ def serve(
             runs=runs or _find_runs_folder(next(iter(paths.values()))),
         )
     with listen(host, port) as listening:
+        names = ", ".join([*paths, *adapters])
         line = (
-            f"{format_address(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, "
+            f"{format_address(listening)} serves {names}: a page at /, the API at /v1, "
             "its documentation at /docs"
         )
         run_server(server_app, listening, ready=lambda: _LOG.info(line))

@@ -20,6 +20,7 @@ from trivium.inference.forward import (
     check_prompt,
     extend,
     prefill,
+    recompute,
     vocabulary_log_probabilities,
 )
 from trivium.inference.logits_processors import DecodingState, process_logits
@@ -224,6 +225,7 @@ def _run_searches(module: LanguageModule, searches: Sequence[_Search], max_new: 
     The rows of a decode step are the beams of the unfinished searches, K consecutive rows each.
     """
     params, rules = searches[0].params, searches[0].rules
+    recompute_lengths = module.spec.recompute_lengths
     ends = [len(search.decoder_prompt) + min(search.limit, max_new) for search in searches]
     cache = module.new_cache(len(searches) * params.num_beams, max(ends) - 1)
     prompts = [search.prompt for search in searches]
@@ -247,8 +249,16 @@ def _run_searches(module: LanguageModule, searches: Sequence[_Search], max_new: 
             moved = width == 1 or len(unfinished) != len(searches)
             cache.copy(source, target, copy_cross_cache=moved)
         searches = unfinished
-        tokens = [beam.ids[-1] for search in searches for beam in search.beams]
+        texts = [(search.decoder_prompt, beam.ids) for search in searches for beam in search.beams]
+        tokens = [ids[-1] for _, ids in texts]
         hidden = extend(module, cache, torch.tensor(tokens, device=module.device)[:, None])[:, -1]
+        expired = {
+            row: [*prompt, *ids]
+            for row, (prompt, ids) in enumerate(texts)
+            if len(prompt) + len(ids) - 1 in recompute_lengths
+        }
+        if expired:
+            hidden[[*expired]] = recompute(module, cache, expired)
 
 
 def _best_candidates(

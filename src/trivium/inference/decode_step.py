@@ -8,8 +8,6 @@ Shape letters: B rows, T tokens per row, D d_model.
 
 from __future__ import annotations
 
-import copy
-import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trivium.adapt.adapter import share_weights
 from trivium.inference.forward import Ids, extend
 from trivium.models import LanguageModule
 from trivium.nn.feed_forwards.mlp import MLPModule
@@ -159,8 +158,7 @@ def fuse_projections(module: LanguageModule) -> LanguageModule:
     These are query, key and value of self-attention, and gate and up of gated MLPs, in the decoder.
     The copy shares all weights with `module`, whose weights keep their names and values.
     """
-    shared = itertools.chain(module.parameters(), module.buffers())
-    fused = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
+    fused = share_weights(module)
     for part in fused.modules():
         if type(part) is AttentionModule or type(part) is MLPModule:
             part.fuse_projections()

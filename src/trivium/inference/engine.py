@@ -22,7 +22,13 @@ from trivium.inference.decode_step import (
     captures_decoding,
     fuse_projections,
 )
-from trivium.inference.forward import batch_by_length, check_prompt, prefill, vocabulary_logits
+from trivium.inference.forward import (
+    batch_by_length,
+    check_prompt,
+    prefill,
+    recompute,
+    vocabulary_logits,
+)
 from trivium.inference.logits_processors import DecodingState, next_choice_ids, process_logits
 from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
 from trivium.inference.sampling import sample_tokens
@@ -97,6 +103,7 @@ class Engine:
         self._module = fuse_projections(module) if fused else module
         self._rules, self.draft = lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.slot_length)
+        self._recompute_lengths = module.spec.recompute_lengths
         if draft is not None and draft.num_tokens > self._cache.max_crop:
             raise SpecError(
                 f"the cache of this model can be rolled back by {self._cache.max_crop} tokens, "
@@ -253,6 +260,13 @@ class Engine:
         }
         longest = max(state.num_cached + len(new[state.slot]) for state in running)
         hidden = self._extend_texts(new, longest)
+        expired = {
+            state.slot: [*state.decoding.prompt, *state.request.output_ids]
+            for state in running
+            if state.num_cached in self._recompute_lengths
+        }
+        if expired:
+            hidden[[*expired], 0] = recompute(self._module, self._cache, expired)
         if hidden.shape[1] == 1:
             self._sample_next(_select_slots(hidden[:, 0], running), running)
         else:
@@ -295,13 +309,19 @@ class Engine:
                 self._states[slot], state.slot = state, slot
 
     def _propose_drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
-        """Return each slot's draft tokens: fewer than the number of tokens left to generate."""
+        """Return each slot's draft tokens: fewer than the number of tokens left to generate.
+
+        No text grows by draft tokens beyond a length at which its cached keys expire.
+        """
         if self.draft is None:
             return {}
         texts, limits = {}, {}
         for state in running:
-            request = state.request
+            request, cached = state.request, state.num_cached
             limit = min(self.draft.num_tokens, state.limit - len(request.output_ids) - 1)
+            for length in self._recompute_lengths:
+                if cached <= length:
+                    limit = min(limit, length - cached - 1)
             if limit > 0:
                 texts[state.slot] = [*request.prompt_ids, *request.output_ids]
                 limits[state.slot] = limit

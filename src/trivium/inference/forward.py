@@ -5,7 +5,7 @@ Shape letters: B rows, T tokens, S positions of a source, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -192,11 +192,30 @@ def prefill(
         mask = padding_mask(lengths, sources.shape[1])
         cache.set_encoder_output(slot_ids, module.encode(sources, attention_mask=mask), mask)
         prompts = [decoder_start] * len(prompts)
-    ids, lengths = pad_rows(prompts, module.device)
-    hidden = extend(module, cache, ids, slots=slot_ids, lengths=lengths)
+    return _read_texts(module, cache, slot_ids, prompts)
+
+
+def recompute(module: LanguageModule, cache: Cache, texts: Mapping[int, Ids]) -> Tensor:
+    """Read whole texts again whose cached keys have expired (`Spec.recompute_lengths`).
+
+    `texts` maps cache slots to the tokens of their texts. Returns the hidden states [B, D] of the
+    last tokens.
+    """
+    for slot in texts:
+        cache.restart(slot)
+    slots = torch.tensor([*texts], device=module.device)
+    return _read_texts(module, cache, slots, [*texts.values()])
+
+
+def _read_texts(
+    module: LanguageModule, cache: Cache, slots: Tensor, texts: Sequence[Ids]
+) -> Tensor:
+    """Append texts to cache slots. Returns the hidden states [B, D] of their last tokens."""
+    ids, lengths = pad_rows(texts, module.device)
+    hidden = extend(module, cache, ids, slots=slots, lengths=lengths)
     if lengths is None:
         return hidden[:, -1]
-    return hidden[torch.arange(len(prompts), device=module.device), lengths - 1]
+    return hidden[torch.arange(len(texts), device=module.device), lengths - 1]
 
 
 def vocabulary_logits(module: LanguageModule, hidden: Tensor) -> Tensor:

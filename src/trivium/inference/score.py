@@ -251,8 +251,11 @@ def _score_with_decoder(
     whole: list[_Group] = []
     shared: list[_Group] = []
     for index, ((_, continuations, _), (context, num_cut)) in enumerate(zip(items, contexts)):
-        alone = not both and (len(continuations) == 1 or not context)
         longest = len(context) + max(map(len, continuations))
+        expires = any(
+            len(context) <= length < longest for length in lm.module.spec.recompute_lengths
+        )
+        alone = not both and (len(continuations) == 1 or not context or expires)
         size = 1 if alone else max(1, _POSITIONS_AT_ONCE // longest)
         for first in range(0, len(continuations), size):
             some = continuations[first : first + size]

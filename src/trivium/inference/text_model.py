@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, Unpack, get_args
 
+from trivium.adapt.adapter import Adapter
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import (
@@ -129,6 +130,7 @@ class TextModel:
             exported with the model.
         source_tokenizer: the tokenizer of the encoder's input, if different from `tokenizer`.
         compile: whether to compile the decode step of generation.
+        adapter: the adapter that was added to `module`; None if there is none.
 
     If the tokenizer has more ids than the model, there is only a warning. A text that contains such
     an out-of-vocabulary id raises an error.
@@ -143,6 +145,7 @@ class TextModel:
         *,
         source_tokenizer: Tokenizer | None = None,
         compile: bool = False,
+        adapter: Adapter | None = None,
     ) -> None:
         source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
         for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
@@ -154,7 +157,7 @@ class TextModel:
                 )
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
         self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
-        self.compile = compile
+        self.compile, self.adapter = compile, adapter
         self._special_tokens: SpecialTokens | None = None
 
     def __repr__(self) -> str:
@@ -402,9 +405,12 @@ class TextModel:
         text = template.render(messages, add_generation_prompt=True, tools=tools, **variables)
         return prompt_ids(self, text)
 
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of prompts or sources. Warns if sources are truncated to `max_length`."""
-        prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
+    def prompts(self, texts: Sequence[str], *, first: Sequence[int] = ()) -> list[list[int]]:
+        """Return the ids of prompts or sources, each with the ids `first` at the start.
+
+        Warns if sources are truncated to `max_length`.
+        """
+        prompts, limit = [[*first, *prompt_ids(self, text)] for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
             suffix = self.source_template.after
             long = [ids for ids in prompts if len(ids) > limit]

@@ -22,6 +22,11 @@ from trivium.interop.convert import (
 )
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_json_object
 from trivium.interop.label_scale import fold_label_scale
+from trivium.interop.marian_tokenizer import (
+    is_marian_folder,
+    read_marian_tokenizers,
+    write_marian_tokenizers,
+)
 from trivium.interop.sentence_transformers import (
     read_dense,
     read_embedding_options,
@@ -54,11 +59,13 @@ _ENCODER_IDS = {"cls_token_id": "cls_id", "sep_token_id": "sep_id"}
 
 @dataclass(frozen=True)
 class HFModel:
-    """The model, tokenizer and settings read from a Hugging Face folder."""
+    """The model, tokenizers and settings read from a Hugging Face folder."""
 
     module: Transformer
     tokenizer: Tokenizer | None
     settings: Settings
+    source_tokenizer: Tokenizer | None = None
+    """The tokenizer of the encoder's input, if it differs from `tokenizer`."""
 
 
 def is_hf_folder(folder: Path) -> bool:
@@ -107,17 +114,25 @@ def read_folder(
             spec = module.spec.with_heads((*module.spec.heads, VectorHead(layers=tuple(layers))))
             module = _rebuild(spec, {**module.state_dict(), **weights})
     kind, encodes = family.tokenizer_class, module.spec.family != "decoder-only"
-    tokenizer = read_tokenizer(
-        folder, settings.tokenizer, tokenizer_class=kind, lowercase=lowercase, for_encoder=encodes
-    )
+    source_tokenizer = None
+    if is_marian_folder(folder):
+        source_tokenizer, tokenizer = read_marian_tokenizers(folder)
+    else:
+        tokenizer = read_tokenizer(
+            folder,
+            settings.tokenizer,
+            tokenizer_class=kind,
+            lowercase=lowercase,
+            for_encoder=encodes,
+        )
     pieces = sorted(file.name for file in folder.glob("*.spm"))
     if tokenizer is None and pieces:
         warnings.warn(
-            f"{folder}: tokenizers in {', '.join(pieces)} are not read; the model is loaded "
-            "without a tokenizer.",
+            f"{folder}: {', '.join(pieces)} are not read, since Marian's tokenizers also need "
+            "source.spm, target.spm and vocab.json; the model is loaded without a tokenizer.",
             stacklevel=2,
         )
-    return HFModel(module, tokenizer, settings)
+    return HFModel(module, tokenizer, settings, source_tokenizer)
 
 
 def write_folder(
@@ -126,12 +141,15 @@ def write_folder(
     tokenizer: Tokenizer | None,
     settings: Settings,
     *,
+    source_tokenizer: Tokenizer | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write a model to an empty folder, in the files that `transformers` loads.
 
+    A model with two tokenizers is written with those of Marian.
+
     Raises:
-        SpecError: no Hugging Face family can express this model.
+        SpecError: no Hugging Face family can express this model or its tokenizers.
     """
     if not isinstance(module, Transformer):
         raise SpecError(
@@ -154,7 +172,12 @@ def write_folder(
             generation["max_length"] = 1 + MAX_TARGET  # including the decoder start token
         write_json(folder / GENERATION, generation)
     write_json(folder / CONFIG, config)
-    if tokenizer is not None:
+    if tokenizer is not None and source_tokenizer is not None:
+        limit = module.spec.max_length
+        kept = {k: v for k, v in settings.tokenizer.items() if k in TOKENIZER_KEYS}
+        options = kept if limit is None else {"model_max_length": limit, **kept}
+        write_marian_tokenizers(folder, source_tokenizer, tokenizer, options)
+    elif tokenizer is not None:
         _write_tokenizer(folder, tokenizer, settings, module.spec)
     if settings.pooling is not None:
         vectors = settings.task_options("contrastive")

@@ -72,7 +72,7 @@ class HFWeight:
         x = tensor.reshape(shape)
         state: dict[str, Tensor] = {}
         for names, part in zip(self.names_by_expert, x if self.experts else [x], strict=True):
-            state |= self._unfuse(part.T if self.transposed else part, names, shapes)
+            state |= self.unfuse(part.T if self.transposed else part, names, shapes)
         return state
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
@@ -85,7 +85,7 @@ class HFWeight:
         groups = self._num_groups(len(parts[0]))
         return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
 
-    def _unfuse(
+    def unfuse(
         self, x: Tensor, names: Sequence[str], shapes: Mapping[str, torch.Size]
     ) -> dict[str, Tensor]:
         """Split a fused tensor into its parts, by name: the inverse of `fuse`."""
@@ -163,7 +163,7 @@ def to_state_dict(
     known = {weight.hf for weight in weights}
     values = {name: tensor for name, tensor in tensors.items() if name in known}
     others = sorted(tensors.keys() - known)
-    originals = {name: _tied_original(family, name, known) for name in others}
+    originals = {name: tied_original(family, name, known) for name in others}
     for name, original in originals.items():
         if original is not None:  # a file may have a tied weight only under the name of a copy
             _check_tied(name, tensors[name], original, values.setdefault(original, tensors[name]))
@@ -218,7 +218,7 @@ def to_hf(
     for weight in weights:
         whole = weight.join(state)
         first = next((written[name] for name in weight.local if name in written), None)
-        if first is not None and _tied_original(family, weight.hf, {first}) is None:
+        if first is not None and tied_original(family, weight.hf, {first}) is None:
             raise SpecError(
                 f"{family.model_type} has two names for {weight.local[0]}, {first} and "
                 f"{weight.hf}: remove one from the family's weights, or declare it in tied_aliases."
@@ -291,7 +291,7 @@ def _format_names(what: str, names: list[str], base: str) -> str:
     return f" {what}: {', '.join(name.removeprefix(base) for name in names[:3])}{more}."
 
 
-def _tied_original(family: Family, name: str, names: Collection[str]) -> str | None:
+def tied_original(family: Family, name: str, names: Collection[str]) -> str | None:
     """Return the tensor in `names` of which the tensor `name` is a tied copy, or None."""
     original = family.tied_aliases.get(name)
     while original is not None and original not in names:

@@ -6,7 +6,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, get_args
 
 from trivium.errors import SpecError, TriviumError, shorten
 from trivium.inference.beam import beam_search
@@ -15,10 +15,11 @@ from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import BeamSearchOptions, GenerationOptions, SamplingOptions
 from trivium.inference.speculative import Draft
-from trivium.inference.text_model import TextModel
+from trivium.inference.text_model import TextModel, prepend_bos
 from trivium.inference.text_stream import TextStream
 from trivium.text.chat_template import Message, Tools
-from trivium.text.languages import find_language, list_languages
+from trivium.text.infilling import InfillTokens, Order
+from trivium.text.languages import find_language, is_source_token, list_languages
 
 Texts = TypeVar("Texts", str, list[str])
 
@@ -228,13 +229,57 @@ class GenerationMixin(TextModel):
         self._kept_engine = kept
         return kept
 
+    def infill(
+        self, prefix: str, suffix: str, *, order: Order = "psm", **options: Unpack[SamplingOptions]
+    ) -> str:
+        """Return the text between a prefix and a suffix (fill-in-the-middle).
+
+        The model must have been trained for this, as StarCoder, Qwen2.5-Coder, CodeGemma and
+        DeepSeek-Coder were, and models of `objective.kind = "fill-in-the-middle"`.
+
+        Args:
+            prefix: the text before the gap; may be empty.
+            suffix: the text after the gap; may be empty.
+            order: the order in which the model reads the parts: "psm" or "spm".
+            **options: the fields of `SamplingParams`, as in `generate`.
+
+        Raises:
+            SpecError: the model is not a decoder, or its tokenizer has no tokens for infilling.
+            TriviumError: as in `generate`.
+        """
+        (request,) = self._make_requests_of_ids([self.infill_ids(prefix, suffix, order)], options)
+        self.run_requests([request], slots=1)
+        self.warn_of_lengths([request])
+        return request.text
+
+    def infill_ids(self, prefix: str, suffix: str, order: Order = "psm") -> list[int]:
+        """Return the ids of a prefix and a suffix, which the middle follows; see `infill`."""
+        self.require("generate")
+        if self.spec.family != "decoder-only":
+            raise SpecError(
+                f"this model is {self.spec.family}; infilling is for decoders. `fill_mask` fills "
+                "the gaps of encoders and encoder-decoders."
+            )
+        if order not in get_args(Order):
+            raise TriviumError(f'order is "{order}", but must be "psm" or "spm".')
+        tokenizer = self.text_tokenizer
+        tokens = InfillTokens.find(tokenizer.special_tokens)
+        before, after = tokenizer.encode_ids_batch([prefix, suffix])
+        return prepend_bos(tokenizer, tokens.arrange(before, after, order))
+
     def _make_requests(
         self, prompts: Sequence[str], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
         """Return one request per prompt. Prompt i uses the seed (random if not given) plus i."""
         self.require("generate")
+        return self._make_requests_of_ids(self.prompting.prompts(prompts), options)
+
+    def _make_requests_of_ids(
+        self, prompts: Sequence[list[int]], options: Mapping[str, Any]
+    ) -> list[GenerationRequest]:
+        """Return one request for the ids of each prompt, with seeds as in `_make_requests`."""
         requests, drawn = [], secrets.randbits(31)
-        for i, ids in enumerate(self.prompting.prompts(prompts)):
+        for i, ids in enumerate(prompts):
             params = self.sampling_params(ids, options)
             seed = (drawn if params.seed is None else params.seed) + i
             requests.append(GenerationRequest(ids, params.replace(seed=seed)))
@@ -261,8 +306,9 @@ class GenerationMixin(TextModel):
             source_language: the language of the texts for a multilingual model, such as "en_XX"
                 (mBART), "eng_Latn" (NLLB) or "en" (M2M-100). Its token replaces the language token
                 that the tokenizer adds. None leaves the source language of the tokenizer.
-            target_language: the language of the outputs, whose token is forced as the first token.
-                None uses the first token in the model's settings.
+            target_language: the language of the outputs, whose token is forced as the first token,
+                or precedes the source ("fra" for `>>fra<<` of Marian). None uses the first token in
+                the model's settings.
             max_new_tokens: the maximum number of tokens of an output. By default it is the model's
                 own limit, else twice the number of source tokens plus 16, but at most 256. A
                 warning is given if an output reaches this default limit.
@@ -285,13 +331,16 @@ class GenerationMixin(TextModel):
                     f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
                     f"text with one of {known}."
                 )
-        sources = self.prompts([prefix + each for each in texts])
-        if source_language is not None:
-            self._set_source_language(sources, source_language)
-        rules = self.generation_rules
+        rules, first = self.generation_rules, list[int]()
         if target_language is not None:
             language = find_language(self.text_tokenizer, target_language)
-            rules = replace(rules, forced_start=(language,))
+            if is_source_token(self.text_tokenizer.tokens[language]):
+                first = [language]
+            else:
+                rules = replace(rules, forced_start=(language,))
+        sources = self.prompts([prefix + each for each in texts], first=first)
+        if source_language is not None:
+            self._set_source_language(sources, source_language)
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens
             for each in sources

@@ -54,19 +54,19 @@ class SavingMixin(TextModel):
             max_shard_bytes: the maximum size of a weight file in bytes.
 
         Raises:
-            SpecError: no Hugging Face architecture fits this model, the model has two tokenizers,
-                or `save` would raise SpecError.
+            SpecError: no Hugging Face architecture fits this model, it has two tokenizers that are
+                not SentencePiece models as Marian's, or `save` would raise SpecError.
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()
-        if self._source_tokenizer is not None:
-            raise SpecError(
-                "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
-                "folder has one tokenizer.json. Train one without model.separate_vocabularies."
-            )
         with new_model_folder(folder, overwrite=overwrite) as partial:
             model = self.module, self.tokenizer, self.settings
-            write_folder(partial, *model, max_shard_bytes=max_shard_bytes)
+            write_folder(
+                partial,
+                *model,
+                source_tokenizer=self._source_tokenizer,
+                max_shard_bytes=max_shard_bytes,
+            )
         return Path(folder)
 
     def _check_savable(self) -> None:
@@ -79,7 +79,8 @@ class SavingMixin(TextModel):
                 )
             if isinstance(module, LoRALinear):
                 raise SpecError(
-                    "this model has a LoRA adapter: load its merged_state into a new one first."
+                    "this model has a LoRA adapter: save `merge_adapter()` of it, or the adapter "
+                    "alone with `save_adapter`."
                 )
         if self.module.device.type == "meta":
             raise SpecError('this model has no weights: load it on another device than "meta".')

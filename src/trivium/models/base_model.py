@@ -173,6 +173,11 @@ class Spec(Choice, Part):
         return None
 
     @property
+    def recompute_lengths(self) -> frozenset[int]:
+        """Lengths at which cached keys expire: a text that grows beyond one is read again."""
+        return frozenset()
+
+    @property
     def fills_blanks(self) -> bool:
         """Whether position ids also tell which blank each generated token fills (GLM)."""
         return False

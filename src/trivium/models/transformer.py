@@ -179,6 +179,14 @@ class TransformerSpec(Spec):
         return self.embedding.positions
 
     @property
+    def recompute_lengths(self) -> frozenset[int]:
+        """Lengths at which the decoder's RoPE frequencies change (`Positions.recompute_length`)."""
+        mixers = self.decoder.mixers if self.decoder else ()
+        positions = [getattr(mixer, "positions", None) for mixer in mixers]
+        lengths = {each.recompute_length for each in positions if each is not None}
+        return frozenset(length for length in lengths if length is not None)
+
+    @property
     def fills_blanks(self) -> bool:
         """Whether position ids also tell which blank each generated token fills (GLM, ChatGLM)."""
         attentions = (each for stack in self.stacks for each in stack.attentions)

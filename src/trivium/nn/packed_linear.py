@@ -29,6 +29,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
+        self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         self.bias = bias
 
@@ -64,6 +65,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
+        self.out_features, self.in_features = weight.shape
         exact = weight.detach().float()
         scale = (exact.abs().amax(1) / 127).clamp(min=_MIN_SCALE).to(weight.dtype)
         codes = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)

@@ -441,9 +441,13 @@ class Cache:
 
     def free(self, slot: int) -> None:
         """Empty a slot, so that another sequence can use it."""
-        self.lengths[slot] = self._max_lengths[slot] = 0
+        self.restart(slot)
         if self.source_mask is not None:
             self.source_mask[slot] = False
+
+    def restart(self, slot: int) -> None:
+        """Remove all tokens of a slot, which keeps its encoder output, to read them again."""
+        self.lengths[slot] = self._max_lengths[slot] = 0
         for state in self.states:
             state.free(slot)
 

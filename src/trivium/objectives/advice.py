@@ -80,6 +80,7 @@ ADVICE: Mapping[str, Advice] = {
     ),
     "causal": Advice(purpose=_LEFT_TO_RIGHT, suggested="gpt2-mini", multi_epoch_decay=True),
     "denoising": Advice(suggested="t5-mini or bart-mini", mask="<mask>"),
+    "fill-in-the-middle": Advice(purpose=_LEFT_TO_RIGHT, suggested="gpt2-mini"),
     "masked": Advice(mask="[MASK]", fast={"probability": 0.3}),
     "permutation": Advice(
         purpose="is for encoders that can predict tokens in any order",

@@ -23,7 +23,6 @@ from trivium.data.documents import ReadOptions, read_documents, text_bytes
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.messages import translated
-from trivium.model_loading import load
 from trivium.models.base_model import Spec
 from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_duration, labelled
@@ -38,6 +37,7 @@ from trivium.train.memory import MemoryUse, fit_memory
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import has_published_budget
+from trivium.train.recipe_loading import load_base_model
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
 # On a CPU, the number of timed rows is doubled until timing takes this many seconds.
@@ -374,8 +374,8 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
 
     The vocabulary size of the spec is already set.
     """
-    if recipe.model.init_from is not None:
-        base = load(str(recipe.model.init_from), device="meta")
+    base = load_base_model(recipe, "meta")
+    if base is not None:
         known = None if base.tokenizer is None else base.tokenizer.vocabulary
         return base.spec, known or Vocabulary(size=base.spec.vocab_size)
     spec, tokenizer = recipe.model.build_spec(), recipe.tokenizer

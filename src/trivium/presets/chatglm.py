@@ -1,4 +1,4 @@
-"""ChatGLM: bilingual decoders. The first generation fills in blanks as GLM, the later ones do not.
+"""ChatGLM and GLM-4: the first generation fills in blanks as GLM, the later ones do not.
 
 Team GLM 2024 name the parts of these models. The sizes and formulas are those of the released
 configurations and code.
@@ -60,4 +60,8 @@ PRESETS: dict[str, Preset] = {
     "chatglm2-mini": _chatglm2(4, 256, 4, 856),
     "chatglm2-6b": _chatglm2(28, 4096, 32, 13_696, tokens=1.4e12),
     "chatglm3-6b": _chatglm2(28, 4096, 32, 13_696, context=8192),
+    # The epsilon is that of the released configuration, 1e-5 / 64.
+    "glm-4-9b": _chatglm2(
+        40, 4096, 32, 13_696, context=8192, vocab_size=151_552, eps=1.5625e-7, tokens=10e12
+    ),
 }

@@ -1,6 +1,9 @@
-"""Encoder-decoder models: the original Transformer, T5, BART and Marian."""
+"""Encoder-decoder models: the original Transformer, T5, mT5, umT5, BART and Marian."""
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import FanIn, Xavier
@@ -70,11 +73,14 @@ def _t5(
     *,
     head_dim: int = 64,
     v11: bool = False,
+    paper: str = "Raffel et al. 2019 (T5)",
+    vocab_size: int = 32_128,
+    context: int = 512,
 ) -> Preset:
     """Return a T5 preset, of version 1.1 if `v11` is True.
 
     Version 1.1 has a GELU-gated feed-forward network (GEGLU), an untied output projection, and no
-    dropout in pretraining.
+    dropout in pretraining. mT5 is version 1.1 with another vocabulary.
     """
     stack = Stack.from_mixers(
         num_layers=num_layers,
@@ -93,7 +99,7 @@ def _t5(
         dropout=0.0 if v11 else 0.1,
     )
     model = TransformerSpec(
-        vocab_size=32_128,
+        vocab_size=vocab_size,
         d_model=d_model,
         embedding=Embedding(),
         encoder=stack,
@@ -101,8 +107,24 @@ def _t5(
         heads=(LMHead(tied=not v11, scale=1.0 if v11 else d_model**-0.5),),
         initialization=FanIn(),
     )
-    paper = "Shazeer 2020, Raffel et al. 2019 (T5 1.1)" if v11 else "Raffel et al. 2019 (T5)"
-    return Preset(model, paper, 512, tokens)
+    return Preset(model, paper, context, tokens)
+
+
+_t5_v11 = partial(_t5, v11=True, paper="Shazeer 2020, Raffel et al. 2019 (T5 1.1)")
+_mt5 = partial(_t5, v11=True, paper="Xue et al. 2020 (mT5)", vocab_size=250_112, context=1024)
+
+
+def _umt5(num_layers: int, d_model: int, num_heads: int, d_ff: int) -> Preset:
+    """Return a preset of umT5: mT5 with relative position biases of its own in every layer."""
+    preset = _mt5(num_layers, d_model, num_heads, d_ff)
+    spec: Any = preset.spec
+    mixer = spec.encoder.mixers[0]
+    mixers = tuple(
+        mixer.replace(positions=mixer.positions.replace(table=layer)) for layer in range(num_layers)
+    )
+    stack = spec.encoder.with_layers(mixer=mixers)
+    model = spec.replace(vocab_size=256_384, encoder=stack, decoder=stack)
+    return Preset(model, "Chung et al. 2023 (UniMax, umT5)", 1024)
 
 
 def _bart(num_layers: int, d_model: int) -> Preset:
@@ -139,7 +161,8 @@ def _marian(num_layers: int, d_model: int) -> Preset:
     return Preset(model, "Tiedemann and Thottingal 2020 (OPUS-MT, Marian)", 512)
 
 
-_T5_TOKENS = 2.0**20 * 1e6  # Raffel et al. 2019, section 3.7: 1 million steps of 2^20 tokens
+# Raffel et al. 2019, section 3.7, and Xue et al. 2020, section 3.2: 1 million steps of 2^20 tokens.
+_T5_TOKENS = 2.0**20 * 1e6
 
 PRESETS: dict[str, Preset] = {
     "transformer-tiny": _transformer(2, 128),
@@ -155,13 +178,20 @@ PRESETS: dict[str, Preset] = {
     "t5-large": _t5(24, 1024, 16, 4096, _T5_TOKENS),
     "t5-3b": _t5(24, 1024, 32, 16_384, _T5_TOKENS, head_dim=128),
     "t5-11b": _t5(24, 1024, 128, 65_536, _T5_TOKENS, head_dim=128),
-    "t5-v1.1-tiny": _t5(2, 128, 2, 344, v11=True),
-    "t5-v1.1-mini": _t5(4, 256, 4, 688, v11=True),
-    "t5-v1.1-small": _t5(8, 512, 6, 1024, v11=True),
-    "t5-v1.1-base": _t5(12, 768, 12, 2048, v11=True),
-    "t5-v1.1-large": _t5(24, 1024, 16, 2816, v11=True),
-    "t5-v1.1-xl": _t5(24, 2048, 32, 5120, v11=True),
-    "t5-v1.1-xxl": _t5(24, 4096, 64, 10_240, v11=True),
+    "t5-v1.1-tiny": _t5_v11(2, 128, 2, 344),
+    "t5-v1.1-mini": _t5_v11(4, 256, 4, 688),
+    "t5-v1.1-small": _t5_v11(8, 512, 6, 1024),
+    "t5-v1.1-base": _t5_v11(12, 768, 12, 2048),
+    "t5-v1.1-large": _t5_v11(24, 1024, 16, 2816),
+    "t5-v1.1-xl": _t5_v11(24, 2048, 32, 5120),
+    "t5-v1.1-xxl": _t5_v11(24, 4096, 64, 10_240),
+    "mt5-small": _mt5(8, 512, 6, 1024, _T5_TOKENS),
+    "mt5-base": _mt5(12, 768, 12, 2048, _T5_TOKENS),
+    "mt5-large": _mt5(24, 1024, 16, 2816, _T5_TOKENS),
+    "mt5-xl": _mt5(24, 2048, 32, 5120, _T5_TOKENS),
+    "mt5-xxl": _mt5(24, 4096, 64, 10_240, _T5_TOKENS),
+    "umt5-small": _umt5(8, 512, 6, 1024),
+    "umt5-base": _umt5(12, 768, 12, 2048),
     "bart-tiny": _bart(2, 128),
     "bart-mini": _bart(4, 256),
     "bart-base": _bart(6, 768),

@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3: decoders with sliding-window layers and sandwich norms."""
+"""Gemma 1 to 3: decoders with GEGLU; later ones have sliding-window layers and sandwich norms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,31 @@ from trivium.nn.norm import RMSNorm
 from trivium.nn.patterns import Sliding
 from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import Preset, decoder
+
+
+def _gemma(
+    num_layers: int, d_model: int, num_heads: int, num_kv_heads: int, d_ff: int, *, tokens: float
+) -> Preset:
+    """Return a preset of the first Gemma: LLaMA with GEGLU, wide heads and scaled embeddings.
+
+    Sizes are from table 1 of the paper, which gives the width of gate and up projection together.
+    """
+    model = decoder(
+        num_layers,
+        d_model,
+        vocab_size=256_000,
+        embedding=Embedding(scale=d_model**0.5),
+        mixer=Attention(
+            num_heads=num_heads,
+            head_dim=256,
+            num_kv_heads=num_kv_heads,
+            bias=False,
+            positions=Rotary(),
+        ),
+        feed_forward=MLP(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
+        norm=RMSNorm(offset=1),
+    )
+    return Preset(model, "Gemma Team 2024 (Gemma)", 8192, tokens=tokens)
 
 
 def _gemma2(
@@ -78,6 +103,8 @@ def _gemma3(
 
 
 PRESETS: dict[str, Preset] = {
+    "gemma-2b": _gemma(18, 2048, 8, 1, 16_384, tokens=3e12),
+    "gemma-7b": _gemma(28, 3072, 16, 16, 24_576, tokens=6e12),
     "gemma2-tiny": _gemma2(2, 128, 4, 2, 512, head_dim=32, window=63),
     "gemma2-mini": _gemma2(4, 256, 4, 2, 1024, head_dim=64, window=63),
     "gemma2-2b": _gemma2(26, 2304, 8, 4, 9216, tokens=2e12),

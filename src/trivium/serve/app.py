@@ -41,6 +41,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 def create_app(
     models: Mapping[str, str | LanguageModel],
     *,
+    adapters: Mapping[str, tuple[str, str]] | None = None,
     limits: Limits | None = None,
     key: str | None = None,
     hosts: Collection[str] | None = None,
@@ -56,6 +57,8 @@ def create_app(
 
     Args:
         models: model id -> model folder or loaded model.
+        adapters: adapter id -> (id of its base in `models`, folder of the adapter in PEFT's
+            format). The base and its adapters share their weights.
         limits: the limits of the server; None uses `Limits()`.
         key: the API key that clients must send; None if no key is needed.
         hosts: the allowed values of the Host header, in addition to the hosts of `origins`. None
@@ -69,7 +72,7 @@ def create_app(
         playground: whether to show the playground at `/` if Gradio is installed.
         runs: a folder of training runs. The playground shows their loss curves.
     """
-    registry = ModelRegistry(models, load=load, preload=preload, limits=limits)
+    registry = ModelRegistry(models, adapters=adapters, load=load, preload=preload, limits=limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -181,6 +184,7 @@ async def _make_model_card(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "trivium",
+        "parent": None if model.parent is None else model.parent.name,
         "loaded": model.is_loaded,
         "endpoints": able,
         "task": None if lm is None else lm.settings.task,

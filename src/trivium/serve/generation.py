@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trivium.errors import TriviumError
+from trivium.errors import SpecError, TriviumError
 from trivium.inference.constraint import Constraint
 from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest, TokenLogprob, token_logprob
@@ -295,7 +295,12 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
         raise ApiError(400, message, param="best_of")
     if max_tokens == 0 and request.stream:
         raise ApiError(400, "max_tokens is 0: there is nothing to stream.", param="stream")
-    prompts = await asyncio.to_thread(_encode_prompts, model.lm.prompting, as_list(request.prompt))
+    texts = as_list(request.prompt)
+    if request.suffix is None:
+        prompts = await asyncio.to_thread(_encode_prompts, model.lm.prompting, texts)
+    else:
+        _check_infilling(request, texts)
+        prompts = await asyncio.to_thread(_encode_gaps, model.lm, texts, request.suffix)
     ids = [prompt.ids for prompt in prompts]
     check_limits(model, request, ids, prompt_field="prompt")
     tokens: list[list[_Token]] = [[] for _ in prompts]
@@ -351,6 +356,28 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
             text = tokenizer.decode(prompt, skip_special_tokens=False)
             encoded.append(_Prompt(prompt, text, len(prompt)))
     return encoded
+
+
+def _check_infilling(request: CompletionRequest, prompts: Sequence[Any]) -> None:
+    """Raise ApiError (400) if a request with a suffix asks for what infilling does not have."""
+    if request.echo:
+        message = "echo returns the beginning of a text, and suffix fills a gap: leave one out."
+        raise ApiError(400, message, param="echo")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        message = "with suffix, the prompt is a text, not token ids."
+        raise ApiError(400, message, param="prompt")
+
+
+def _encode_gaps(lm: LanguageModel, prefixes: Sequence[str], suffix: str) -> list[_Prompt]:
+    """Tokenize texts with a gap, each of a prefix and the suffix.
+
+    Raises ApiError (400) if the model cannot fill the gap.
+    """
+    try:
+        ids = [lm.infill_ids(prefix, suffix) for prefix in prefixes]
+    except SpecError as error:
+        raise ApiError(400, str(error), param="suffix") from None
+    return [_Prompt(one, prefix, len(one)) for one, prefix in zip(ids, prefixes, strict=True)]
 
 
 @torch.inference_mode()

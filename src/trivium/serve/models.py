@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
+from trivium.interop.peft_reader import is_adapter_folder, read_adapter_config
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.serve.api_error import ApiError
@@ -50,6 +51,44 @@ def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
     return paths
 
 
+def parse_adapter_arguments(
+    arguments: Iterable[str], models: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Parse command-line arguments `id=folder` or `folder` of adapters.
+
+    Returns a dict of adapter id -> (id of the base, folder). If several models are served, the base
+    is the one whose path the adapter's configuration names.
+
+    Args:
+        arguments: the values of `--adapter`.
+        models: the served models, id -> path.
+
+    Raises:
+        TriviumError: a folder is no adapter, an id is taken, or the base is not served.
+    """
+    adapters: dict[str, tuple[str, str]] = {}
+    for name, path in parse_model_arguments(arguments).items():
+        if name in models:
+            raise TriviumError(
+                f"a model and an adapter are called {name!r}. Write --adapter name=folder to "
+                "rename one."
+            )
+        if not is_adapter_folder(Path(path)):
+            raise TriviumError(f"{path} is no adapter: it has no adapter_config.json.")
+        base = read_adapter_config(Path(path)).base_model_name_or_path
+        found = list(models)
+        if len(models) > 1:
+            named = Path(base or "").resolve()
+            found = [n for n, own in models.items() if own == base or Path(own).resolve() == named]
+        if len(found) != 1:
+            raise TriviumError(
+                f"the adapter {name!r} is for {base or 'an unknown base'}, and the server has "
+                f"{', '.join(models)}: serve its base, or one model only."
+            )
+        adapters[name] = (found[0], path)
+    return adapters
+
+
 class ServedModel:
     """A model of the server. After it is loaded, a `ModelThread` runs it.
 
@@ -58,10 +97,20 @@ class ServedModel:
         path: the model folder; None if the model was passed as an object.
         limits: the limits of the server.
         metrics: the metrics of the server.
+        parent: the base model if `path` is the folder of an adapter. Both share their weights, and
+            each has its own thread, so that their requests are not in one batch.
     """
 
-    def __init__(self, name: str, path: str | None, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: str | None,
+        limits: Limits,
+        metrics: ServerMetrics,
+        parent: ServedModel | None = None,
+    ) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
+        self.parent = parent
         self.limits, self.metrics = limits, metrics
         self.num_users, self.last_used = 0, 0.0
         self.special_tokens: SpecialTokens | None = None
@@ -125,25 +174,38 @@ class ServedModel:
         """
         if (thread := self._thread) is not None:  # read once: another thread may unload it
             return thread.lm
+        return self._read_outline()
+
+    def _read_outline(self) -> LanguageModel | None:
+        """Return the language model without its weights; None if the folder is corrupt."""
         if self._outline is None:
             assert self.path is not None
             with contextlib.suppress(TriviumError, OSError):
-                self._outline = load(self.path, device="meta")
+                if self.parent is None:
+                    self._outline = load(self.path, device="meta")
+                elif self.parent.path is None:
+                    self._outline = self.parent.lm.with_adapter(self.path, name=self.name)
+                elif (base := self.parent._read_outline()) is not None:
+                    self._outline = base.with_adapter(self.path, name=self.name)
         return self._outline
 
     def start(self, lm: LanguageModel) -> None:
         """Start the thread that runs the model `lm`."""
         self._thread = ModelThread(self.name, lm, limits=self.limits, metrics=self.metrics)
 
-    async def unload(self) -> None:
+    async def unload(self, adapters: Iterable[ServedModel] = ()) -> None:
         """Wait until no request uses the model, then free its memory.
 
-        Requests that arrive in the meantime wait, and then load the model again.
+        Requests that arrive in the meantime wait, and then load the model again. `adapters` are
+        those that share the weights of this model; they are unloaded, too.
         """
         await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
         self._unloading = True
         while self.is_busy:
             await asyncio.sleep(_POLL_SECONDS)
+        for adapter in adapters:  # from now on, they cannot be loaded: this model is not
+            if adapter.is_loaded:
+                await adapter.unload()
         self.thread.stop()  # returns at once, because the thread is idle
         self._thread, self._unloading = None, False
         await asyncio.sleep(0)  # The event loop still refers to the thread's last callback.
@@ -155,6 +217,7 @@ class ModelRegistry:
 
     Args:
         models: model id -> model folder or loaded model.
+        adapters: adapter id -> (id of its base, folder of the adapter).
         load: loads a model from a folder.
         preload: whether the server loads all models before it accepts requests.
         limits: the limits of the server.
@@ -169,6 +232,7 @@ class ModelRegistry:
         models: Mapping[str, str | LanguageModel],
         *,
         load: Callable[[str], LanguageModel],
+        adapters: Mapping[str, tuple[str, str]] | None = None,
         preload: bool = False,
         limits: Limits | None = None,
     ) -> None:
@@ -180,6 +244,9 @@ class ModelRegistry:
             self._models[name] = served = ServedModel(name, path, self.limits, self.metrics)
             if isinstance(model, LanguageModel):
                 served.start(model)
+        for name, (base, folder) in (adapters or {}).items():
+            parent = self._models[base]
+            self._models[name] = ServedModel(name, folder, self.limits, self.metrics, parent)
         self._load_model = load
         self._load_lock = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[ApiError | None]] = {}
@@ -189,13 +256,26 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The ids of the models, in command-line order."""
+        """The ids of the models and adapters, in command-line order."""
         return list(self._models)
 
     @property
     def _evictable(self) -> list[ServedModel]:
-        """The loaded models that may be unloaded. Models without a folder always stay in memory."""
-        return [model for model in self if model.is_loaded and model.path is not None]
+        """The loaded models that may be unloaded. Models without a folder always stay in memory.
+
+        Adapters are not counted. They are unloaded with their base.
+        """
+        bases = (model for model in self if model.parent is None)
+        return [model for model in bases if model.is_loaded and model.path is not None]
+
+    def _adapters_of(self, model: ServedModel) -> list[ServedModel]:
+        """Return the adapters of a model."""
+        return [each for each in self if each.parent is model]
+
+    def _last_use(self, model: ServedModel) -> tuple[bool, float]:
+        """Return whether a model or one of its adapters is busy, and when it was last used."""
+        users = [model, *(each for each in self._adapters_of(model) if each.is_loaded)]
+        return any(each.is_busy for each in users), max(each.last_used for each in users)
 
     def get_model(self, name: str) -> ServedModel:
         """Return the served model with an id. It may not be loaded yet.
@@ -233,33 +313,54 @@ class ModelRegistry:
         """Load a model and start its thread. Returns None, or the error if loading fails.
 
         If `max_loaded` models are already in memory, one is unloaded first: the least recently used
-        idle model, or the least recently used model if all are busy.
+        idle model, or the least recently used model if all are busy. An adapter loads its base.
         """
-        async with self._load_lock:
-            most = self.limits.max_loaded
-            while most is not None and len(self._evictable) >= most:
-                await min(self._evictable, key=lambda each: (each.is_busy, each.last_used)).unload()
-            start = time.perf_counter()
-            assert model.path is not None
-            try:
-                model.start(await asyncio.to_thread(self._load_model, model.path))
-            except (TriviumError, OSError) as error:
-                self.metrics.loads.labels(model.name, "failed").inc()
-                _LOG.error("%s cannot be loaded: %s", model.name, error)
-                message = str(error)
-                if isinstance(error, CheckpointError):  # The message starts with the folder.
-                    message = message.partition(": ")[2] or message
-                return ApiError(
-                    503,
-                    f"the model {model.name!r} cannot be loaded now: {message}",
-                    code="model_not_loaded",
-                )
-            finally:  # before the waiting requests continue, which may have to load it again
-                del self._loads[model.name]
-            self.metrics.loads.labels(model.name, "loaded").inc()
-            seconds = time.perf_counter() - start
-            _LOG.info("%s loaded in %.1f s from %s", model.name, seconds, model.path)
-            return None
+        start = time.perf_counter()
+        assert model.path is not None
+        try:
+            if model.parent is not None:
+                await self._load_adapter(model, model.parent)
+            else:
+                async with self._load_lock:
+                    await self._make_room()
+                    start = time.perf_counter()
+                    model.start(await asyncio.to_thread(self._load_model, model.path))
+        except ApiError as error:  # of the base of an adapter
+            return error
+        except (TriviumError, OSError) as error:
+            self.metrics.loads.labels(model.name, "failed").inc()
+            _LOG.error("%s cannot be loaded: %s", model.name, error)
+            message = str(error)
+            if isinstance(error, CheckpointError):  # The message starts with the folder.
+                message = message.partition(": ")[2] or message
+            return ApiError(
+                503,
+                f"the model {model.name!r} cannot be loaded now: {message}",
+                code="model_not_loaded",
+            )
+        finally:  # before the waiting requests continue, which may have to load it again
+            del self._loads[model.name]
+        self.metrics.loads.labels(model.name, "loaded").inc()
+        seconds = time.perf_counter() - start
+        _LOG.info("%s loaded in %.1f s from %s", model.name, seconds, model.path)
+        return None
+
+    async def _make_room(self) -> None:
+        """Unload models until fewer than `max_loaded` are in memory."""
+        most = self.limits.max_loaded
+        while most is not None and len(self._evictable) >= most:
+            model = min(self._evictable, key=self._last_use)
+            await model.unload(self._adapters_of(model))
+
+    async def _load_adapter(self, model: ServedModel, parent: ServedModel) -> None:
+        """Load the base of an adapter if necessary, and start the base with the adapter.
+
+        Raises ApiError if the base cannot be loaded.
+        """
+        await self.get_loaded(parent.name)
+        with parent.keep_loaded():
+            base, path = parent.thread.lm, str(model.path)
+            model.start(await asyncio.to_thread(base.with_adapter, path, name=model.name))
 
     def close(self) -> None:
         """Cancel the jobs of all models and stop their threads."""

@@ -187,7 +187,11 @@ class CompletionRequest(GenerateRequest):
     best_of: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Only the value of n is accepted."
     )
-    suffix: None = Field(None, description="Not supported.")
+    suffix: Text | None = Field(
+        None,
+        description="The text after the generated text, which then fills the gap; for models that "
+        "were trained to fill in the middle.",
+    )
 
 
 class ErrorDetail(BaseModel):

@@ -1,4 +1,4 @@
-"""The language tokens of multilingual translation models: mBART, M2M-100 and NLLB."""
+"""The language tokens of multilingual translation models: mBART, M2M-100, NLLB and Marian."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import re
 from trivium.errors import SpecError
 from trivium.text.tokenizer import Tokenizer
 
-# en_XX (mBART), eng_Latn (NLLB), __en__ (M2M-100).
-_LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__([a-z]{2,3})__")
+# en_XX (mBART), eng_Latn (NLLB), __en__ (M2M-100), >>fra<< (Marian).
+_LANGUAGE = re.compile(
+    r"[a-z]{2,3}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__([a-z]{2,3})__|>>([a-z]{2,3}(?:_\w+)?)<<"
+)
 
 
 def list_languages(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of a tokenizer's language tokens, by language code.
 
-    The code is the token, such as `en_XX` or `eng_Latn`, without the underscores of `__en__`. The
-    result is empty if the tokenizer has no language tokens.
+    The code is the token, such as `en_XX` or `eng_Latn`, without the signs around the code in
+    `__en__` and `>>fra<<`. The result is empty if the tokenizer has no language tokens.
     """
     languages: dict[str, int] = {}
     for token, index in tokenizer.special_tokens.items():
         if match := _LANGUAGE.fullmatch(token):
-            languages[match[1] or token] = index
+            languages[match[1] or match[2] or token] = index
     return dict(sorted(languages.items()))
+
+
+def is_source_token(token: str) -> bool:
+    """Return whether the token of a target language belongs before the source text (Marian)."""
+    return token.startswith(">>")
 
 
 def find_language(tokenizer: Tokenizer, code: str) -> int:

@@ -17,12 +17,12 @@ from trivium.text.roles import add_template, added_tokens
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
 # Field numbers in sentencepiece_model.proto, for the fields that affect the encoding.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _TYPE = 1, 2, 3  # of a piece
-_MODEL_TYPE, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
-_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 2, 3, 4  # of the normalizer
-_UNIGRAM, _BPE = 1, 2
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
+PIECES, TRAINER, NORMALIZER = 1, 2, 3
+TEXT, SCORE, TYPE = 1, 2, 3  # of a piece
+MODEL_TYPE, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
+CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # normalizer
+UNIGRAM, _BPE = 1, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = range(1, 5)
 
 Piece = tuple[str, float, int]
 """The text, score and type of a piece.
@@ -43,15 +43,15 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
         pieces, trainer, normalizer = _read_model(file.read_bytes())
     except Exception as error:  # of any type if the bytes are not a protocol buffer
         raise TokenizerError(f"{file} is not a sentencepiece model: {error}.") from error
-    is_unigram = trainer.get(_MODEL_TYPE, _UNIGRAM) == _UNIGRAM
-    if not (is_unigram or trainer[_MODEL_TYPE] == _BPE) or trainer.get(_WHITESPACE_AS_SUFFIX):
+    is_unigram = trainer.get(MODEL_TYPE, UNIGRAM) == UNIGRAM
+    if not (is_unigram or trainer[MODEL_TYPE] == _BPE) or trainer.get(_WHITESPACE_AS_SUFFIX):
         raise TokenizerError(
             f"{file} is a sentencepiece model of words, characters or with spaces as suffixes; "
             "only BPE and Unigram with spaces as prefixes can be read."
         )
     normal, control, defined = (
         [text for text, _, type in pieces if type == wanted]
-        for wanted in (_NORMAL, _CONTROL, _USER_DEFINED)
+        for wanted in (NORMAL, CONTROL, USER_DEFINED)
     )
     byte_fallback = bool(trainer.get(_BYTE_FALLBACK))
     backend = tokenizers.Tokenizer(_build_model(pieces, is_unigram, byte_fallback))
@@ -65,11 +65,11 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
     if byte_fallback:
         steps.append(decoders.ByteFallback())
     steps.append(decoders.Fuse())
-    if normalizer.get(_ADD_DUMMY_PREFIX, True):
+    if normalizer.get(ADD_DUMMY_PREFIX, True):
         steps.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(steps)
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
-    special = [text for text, _, type in pieces if type in (_UNKNOWN, _CONTROL)]
+    special = [text for text, _, type in pieces if type in (UNKNOWN, CONTROL)]
     backend.add_special_tokens(added_tokens(special))
     # The configuration in the same folder decides whether `<s>` and `</s>` are added to a text.
     before = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
@@ -81,11 +81,11 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
 
 def _build_model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> models.Model:
     """Build the Unigram or BPE model of the `tokenizers` library from sentencepiece pieces."""
-    unknown = next((index for index, piece in enumerate(pieces) if piece[2] == _UNKNOWN), 0)
+    unknown = next((index for index, piece in enumerate(pieces) if piece[2] == UNKNOWN), 0)
     if is_unigram:
         scores = [(text, round(score, SCORE_DIGITS)) for text, score, _ in pieces]
         return models.Unigram(scores, unk_id=unknown, byte_fallback=byte_fallback)
-    ranks = {text: -score for text, score, type in pieces if type == _NORMAL}
+    ranks = {text: -score for text, score, type in pieces if type == NORMAL}
     return models.BPE(
         {text: index for index, (text, _, _) in enumerate(pieces)},
         list(derive_merges(ranks)),
@@ -101,16 +101,16 @@ def _build_normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> norm
     `defined` contains the user-defined symbols; the normalizer does not change them.
     """
     steps: list[normalizers.Normalizer] = []
-    if fields.get(_CHARSMAP):
+    if fields.get(CHARSMAP):
         # The table begins with the size of its trie, for which the library allocates memory.
-        (size,) = struct.unpack_from("<I", fields[_CHARSMAP])
-        if size > len(fields[_CHARSMAP]):
+        (size,) = struct.unpack_from("<I", fields[CHARSMAP])
+        if size > len(fields[CHARSMAP]):
             raise TokenizerError("its table of characters ends too early.")
-        steps.append(normalizers.Precompiled(fields[_CHARSMAP]))
-    if fields.get(_REMOVE_EXTRA_WHITESPACES, True):
+        steps.append(normalizers.Precompiled(fields[CHARSMAP]))
+    if fields.get(REMOVE_EXTRA_WHITESPACES, True):
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
         steps.append(normalizers.Replace(Regex(r"\A | \z"), ""))
-    if fields.get(_ADD_DUMMY_PREFIX, True):
+    if fields.get(ADD_DUMMY_PREFIX, True):
         # User-defined symbols are normalized, too, one by one, and must not be changed.
         symbols = "|".join(re.escape(text) for text in defined)
         unless = rf"(?!(?:{symbols})\z)" if symbols else ""
@@ -126,17 +126,17 @@ def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any
     model, the exception may be of any type.
     """
     pieces: list[Piece] = []
-    parts: dict[int, dict[int, Any]] = {_TRAINER: {}, _NORMALIZER: {}}
+    parts: dict[int, dict[int, Any]] = {TRAINER: {}, NORMALIZER: {}}
     for number, value in _read_fields(data):
-        if number == _PIECES:
+        if number == PIECES:
             fields = dict(_read_fields(value))
-            (score,) = struct.unpack("<f", fields.get(_SCORE, b"\0\0\0\0"))
-            pieces.append((fields.get(_TEXT, b"").decode(), score, fields.get(_TYPE, _NORMAL)))
+            (score,) = struct.unpack("<f", fields.get(SCORE, b"\0\0\0\0"))
+            pieces.append((fields.get(TEXT, b"").decode(), score, fields.get(TYPE, NORMAL)))
         elif number in parts:  # the other fields are self-test data and extensions
             parts[number] = dict(_read_fields(value))
     if not pieces:
         raise ValueError("it contains no pieces")
-    return pieces, parts[_TRAINER], parts[_NORMALIZER]
+    return pieces, parts[TRAINER], parts[NORMALIZER]
 
 
 def _read_fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tokenizers
+from tokenizers import AddedToken
 
 from trivium.errors import TokenizerError, did_you_mean
 from trivium.files import write_file, write_json
@@ -204,6 +205,42 @@ class Tokenizer:
     def to_json(self) -> str:
         """Return the content of `tokenizer.json`."""
         return self.backend.to_str(pretty=True)
+
+    def extend(
+        self, tokens: Iterable[str] = (), *, special_tokens: Iterable[str] = ()
+    ) -> Tokenizer:
+        """Return a copy of the tokenizer with more tokens, which have the next ids.
+
+        New tokens are found in a text as they are written, before any normalization, also inside
+        of longer words. A longer token is found before a shorter one.
+
+        Args:
+            tokens: words or symbols.
+            special_tokens: control tokens, which decoding leaves out.
+
+        Raises:
+            TokenizerError: there is no new token, or one is empty, given twice or known already.
+        """
+        words, controls = list(tokens), list(special_tokens)
+        names, known = [*words, *controls], self.backend.get_vocab(with_added_tokens=True)
+        for name in names:
+            if not name.strip() or name in known or names.count(name) > 1:
+                problem = "is given twice" if names.count(name) > 1 else "is in the vocabulary"
+                problem = problem if name.strip() else "is empty"
+                raise TokenizerError(f"{name!r} cannot be a new token: it {problem}. Leave it out.")
+        if not names:
+            raise TokenizerError("there are no new tokens: name at least one.")
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.add_tokens([AddedToken(one, normalized=False, special=False) for one in words])
+        backend.add_special_tokens([AddedToken(one, normalized=False) for one in controls])
+        result = Tokenizer(backend, self._explicit_roles, self._control)
+        for index, name in enumerate(names, self.vocab_size):
+            if result.token_to_id(name) != index:
+                raise TokenizerError(
+                    f"{name!r} cannot be a new token: the ids of this vocabulary leave out some "
+                    "numbers, which the new tokens would get."
+                )
+        return result
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True

@@ -1,7 +1,8 @@
-"""The data of a run: the keys of `[data]` and `[[mix]]`, and tokenizers that exist as files."""
+"""The data of a run: the keys of `[data]` and `[[mix]]`, and tokenizers that exist already."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, SerializeAsAny
@@ -27,6 +28,35 @@ class TokenizerFile(TokenizerSource):
 
     kind: Literal["file"] = "file"
     path: str = Field(description="tokenizer.json, or a folder that contains one")
+
+
+def _read_tokens(value: Any) -> Any:
+    """Read a list of tokens from a text file if the value is a path. Returns other values as is.
+
+    Raises ValueError if the file cannot be read.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        lines = Path(value).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"give a list of tokens, or a text file with one token per line: {error}"
+        ) from None
+    return [line for line in lines if line]
+
+
+class ExtendedTokenizer(TokenizerSource):
+    """The tokenizer of the model that training starts from, with more tokens."""
+
+    kind: Literal["extended"] = "extended"
+    extend: Annotated[tuple[str, ...], BeforeValidator(_read_tokens)] = Field(
+        (),
+        description="new tokens for the model to start from: a list, or a file with one per line",
+    )
+    extend_special: Annotated[tuple[str, ...], BeforeValidator(_read_tokens)] = Field(
+        (), description="new special tokens, in the same form"
+    )
 
 
 class DataConfig(Config):

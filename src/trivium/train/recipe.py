@@ -11,12 +11,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, SerializeAsAny, model_validator
 
 from trivium.adapt import add_lora, freeze
+from trivium.adapt.new_tokens import find_vocabulary_tables
 from trivium.config import Config
 from trivium.interop.peft_format import adapter_to_peft
 from trivium.models import LanguageModule
 from trivium.objectives import Objective
 from trivium.text.trainers import TokenizerConfig, TokenizerSource
-from trivium.train.data_config import DataConfig, MixConfig
+from trivium.train.data_config import DataConfig, ExtendedTokenizer, MixConfig
 from trivium.train.model_config import AdapterConfig, ModelConfig
 from trivium.train.optimizers import Optimizer
 from trivium.train.phases import PhaseConfig
@@ -80,6 +81,17 @@ class Recipe(Config):
             raise ValueError("set the weight of every source in [[mix]], or of none")
         if self.adapter.rank and self.model.freeze != "none":
             raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
+        if isinstance(self.tokenizer, ExtendedTokenizer) and self.adapter.rank:
+            if self.adapter.save_separately:
+                raise ValueError(
+                    "adapter.save_separately: the base model has no rows for the new tokens of "
+                    "tokenizer.extend. Leave one of them out; the whole model is saved anyway"
+                )
+            if any(objective.kind == "policy" for objective in self.objectives):
+                raise ValueError(
+                    "tokenizer.extend trains the embeddings, which an adapter's reference model "
+                    "needs unchanged: add the tokens in an earlier run, or leave adapter.rank out"
+                )
         if self.train.average > 1 and self.adapter.rank:
             raise ValueError("train.average is for runs without an adapter: leave it out")
         return self
@@ -223,16 +235,22 @@ class Recipe(Config):
         """Whether any data source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
 
-    def freeze_weights(self, model: LanguageModule) -> None:
+    def freeze_weights(self, model: LanguageModule, model_type: str | None = None) -> None:
         """Freeze weights of the model as in `model.freeze`, or add the LoRA adapter, in place.
+
+        With an adapter, the embeddings and heads of a vocabulary that has new tokens are trained,
+        too. `model_type` is the Hugging Face family that the base model was imported as, if any.
 
         Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
         model. Also raises SpecError if the adapter is to be saved separately, but PEFT could not
         load it.
         """
         if self.adapter.rank:
-            add_lora(model, self.adapter.lora, seed=self.seed)
+            lora = self.adapter.lora
+            if isinstance(self.tokenizer, ExtendedTokenizer):
+                lora = lora.replace(trained=(*lora.trained, *find_vocabulary_tables(model)))
+            add_lora(model, lora, seed=self.seed)
             if self.adapter.save_separately:
-                adapter_to_peft(model, self.adapter.lora)
+                adapter_to_peft(model, self.adapter.lora, model_type)
         else:
             freeze(model, self.model.freeze)

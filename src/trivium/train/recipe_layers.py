@@ -289,7 +289,8 @@ def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return the defaults of the library: the optimizer, the schedule and the tokenizer.
 
-    With `init_from`, there is no default tokenizer, since a loaded model has its own.
+    With `init_from`, there is no default tokenizer, since a loaded model has its own, which may be
+    extended.
     """
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:
@@ -300,6 +301,8 @@ def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
         if isinstance(minutes, int | float) and kind is not None:
             tokenizer.setdefault("sample_bytes", defaults.choose_sample_bytes(kind, minutes))
         values |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
+    elif tree.get("tokenizer"):
+        values["tokenizer.kind"] = "extended"
     return RecipeLayer(values, LIBRARY)
 
 

@@ -22,12 +22,13 @@ from pydantic import ValidationError
 from trivium.config import flatten_keys, iter_keys, merge_changes, problems_to_error
 from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
-from trivium.errors import RecipeError
+from trivium.errors import RecipeError, SpecError, TokenizerError
 from trivium.files import STDIN, version_entry
+from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.presets import did_you_mean_preset, presets
 from trivium.remote import is_remote
-from trivium.train.data_config import as_list
+from trivium.train.data_config import ExtendedTokenizer, as_list
 from trivium.train.model_config import ORIGINS, ModelConfig
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import fill_in_defaults
@@ -35,6 +36,8 @@ from trivium.train.train_config import BUDGETS
 
 # Keys whose values are paths or names.
 _PATHS = ("paths", "validation", "path", "init_from", "model", "function")
+
+_EXTENSION = ("extend", "extend_special")
 
 AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
 """A recipe in any form: its name, its file, a `Recipe`, or its keys as a nested dict."""
@@ -352,13 +355,47 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     return recipe
 
 
+def load_base_model(recipe: Recipe, device: str) -> LanguageModel | None:
+    """Load the model that training starts from, with the new tokens of the recipe.
+
+    An adapter is merged. Returns None if training starts from a preset or a spec. Raises
+    RecipeError if a new token cannot be added.
+    """
+    if recipe.model.init_from is None:
+        return None
+    base = load(recipe.model.init_from, device=device).merge_adapter()
+    tokenizer = recipe.tokenizer
+    if not isinstance(tokenizer, ExtendedTokenizer):
+        return base
+    try:
+        return base.with_new_tokens(tokenizer.extend, special_tokens=tokenizer.extend_special)
+    except (SpecError, TokenizerError) as error:
+        raise RecipeError(f"tokenizer.extend: {error}") from None
+
+
 def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raise RecipeError if a recipe sets a tokenizer, but its model or shards already have one."""
+    """Raise RecipeError if a recipe sets a tokenizer, but its model or shards already have one.
+
+    The tokenizer of a model may be extended.
+    """
+    given = set(tree.get("tokenizer") or ())
     keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
     tables = tree.get("mix") or [tree.get("data") or {}]
     paths = [as_list(table.get("paths")) for table in tables]
-    shards = (one[0] for one in paths if isinstance(one, list | tuple) and are_shards(one))
-    owner = model.init_from or next(shards, None)
+    shards = next(
+        (one[0] for one in paths if isinstance(one, list | tuple) and are_shards(one)), None
+    )
+    owner = model.init_from or shards
+    extends = bool(given) and given <= {"kind", *_EXTENSION}
+    if extends and model.init_from and shards is None:
+        return
+    if extends and shards is not None:
+        raise RecipeError(f"{keys}: {shards} was encoded without new tokens. Give the text itself.")
+    if given & {*_EXTENSION} and owner is None:
+        raise RecipeError(
+            f"{keys}: new tokens are for a model to start from (model.init_from). A new tokenizer "
+            "takes tokenizer.special_tokens."
+        )
     if keys and owner is not None:
         kind = "model" if model.init_from else "folder of shards"
         raise RecipeError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trivium.interop.peft_format import save_adapter
+from trivium.interop.peft_format import save_adapter, write_adapter_settings
 from trivium.language_model import LanguageModel
 from trivium.messages import translate_english, translated
 from trivium.model_folder import new_model_folder, write_model
@@ -254,8 +254,10 @@ class FinishedRun:
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:
-            base = self.recipe.model.init_from
-            save_adapter(self.run.path / "adapter", module, config.lora, base=base)
+            folder, settings = self.run.path / "adapter", self.model.lm.settings
+            model_type, base = settings.config.get("model_type"), self.recipe.model.init_from
+            save_adapter(folder, module, config.lora, base=base, model_type=model_type)
+            write_adapter_settings(folder, settings)
         if not self.corpus.examples and not config.rank:
             self._write_model()
             return {}

@@ -14,15 +14,17 @@ from trivium.data.documents import LONG_BYTES
 from trivium.data.encoded import has_target
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.interop.hf_folder import export_problem
+from trivium.interop.marian_tokenizer import marian_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.models.base_model import Spec
+from trivium.objectives.task_metrics import quote_names
 from trivium.presets import catalogue, is_own_size
 from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import MAX_UNKNOWN_FRACTION
 from trivium.train import defaults
-from trivium.train.data_config import TokenizerFile
+from trivium.train.data_config import ExtendedTokenizer, TokenizerFile
 from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import compare_with_published, get_published_recipe
@@ -259,10 +261,14 @@ def _print_model(
         of_sources=of_sources if source_size else "",
         **metadata,
     )
+    if isinstance(recipe.tokenizer, ExtendedTokenizer):
+        new = [*recipe.tokenizer.extend, *recipe.tokenizer.extend_special]
+        log.print_message("", "run.new_tokens", count=len(new), names=quote_names(new))
     sizes = [f"{key} = {new:g} ({old:g})" for key, old, new in recipe.model.derived_sizes()]
     if sizes:
         log.print_message("", "run.derived_sizes", sizes=", ".join(sizes))
-    if source_size:
+    lm = setup.lm
+    if source_size and marian_problem(lm.source_tokenizer, lm.text_tokenizer):
         log.print_message("", "run.not_exportable")
     elif problem := export_problem(setup.lm.spec):
         log.print_message("", "run.export_problem", problem=problem)

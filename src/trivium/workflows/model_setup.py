@@ -159,7 +159,7 @@ def set_up_model(
     lm = LanguageModel(
         final, models[""], corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
     )
-    recipe.freeze_weights(lm.module)
+    recipe.freeze_weights(lm.module, settings.config.get("model_type"))
     parameters = count_parameters(module)
     return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit)
 

@@ -25,7 +25,6 @@ from trivium.errors import CheckpointError, DataError, MissingExtraError, Recipe
 from trivium.files import is_disk_full, write_file
 from trivium.messages import translated
 from trivium.model_folder import checkpoints
-from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.models.base_model import Spec
 from trivium.objectives import task_kinds
@@ -43,6 +42,7 @@ from trivium.train.recipe_loading import (
     apply_changes,
     build_recipe,
     format_recipe_file,
+    load_base_model,
     load_recipe_tree,
     make_paths_absolute,
     map_paths,
@@ -138,7 +138,7 @@ def pretrain(
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
         with handle_signals(signal.default_int_handler), log.running(), opened:
-            base = None if origin is None else load(origin, device="cpu")
+            base = load_base_model(recipe, "cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
             # Several processes build the model on the host before it is sharded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,20 @@ _MIXER = "decoder.layers.mixer"
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the limits of the step sizes. Checks that the heads have all inner channels."""
+    """Read the limits of the step sizes. Checks that the heads have all inner channels.
+
+    Warns if there are limits, which `transformers` leaves out where it generates.
+    """
     channels = config.get("expand", 2) * tree.get("d_model")
     if channels != tree.get(f"{_MIXER}.num_heads") * tree.get(f"{_MIXER}.head_dim"):
         raise config.unsupported("expand", expected="num_heads * head_dim / hidden_size")
     low, high = config.get("time_step_limit", (0.0, math.inf))
+    if (low, high) != (0.0, math.inf):
+        warnings.warn(
+            f'config.json: "time_step_limit" is {[low, high]}. Here it limits the step sizes of '
+            "all tokens, in transformers not those of generated tokens: texts may differ.",
+            stacklevel=2,
+        )
     tree.set(f"{_MIXER}.dt_min", float(low))
     tree.set(f"{_MIXER}.dt_max", None if float(high) == math.inf else float(high))
 

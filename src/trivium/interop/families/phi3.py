@@ -28,7 +28,7 @@ def _read_rope(config: ConfigReader, tree: SpecTree) -> None:
         rope = config.get(name, {})
         kind = rope.get("rope_type", rope.get("type"))
         if kind in _LONGROPE:
-            rest = {key: value for key, value in rope.items() if key not in ("type", "factor")}
+            rest = {key: value for key, value in rope.items() if key != "type"}
             config = config.with_option(name, {**rest, "rope_type": "longrope"})
             config = config.with_option(_ORIGINAL_LENGTH, config.get(_ORIGINAL_LENGTH, 4096))
     config.ignore(_ORIGINAL_LENGTH)

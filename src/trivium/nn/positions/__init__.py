@@ -43,6 +43,11 @@ class Positions(Choice, Part):
     """The number of token types (such as sentence A and B) that scores depend on; 0: none."""
 
     @property
+    def recompute_length(self) -> int | None:
+        """The length beyond which all cached keys of a text have to be recomputed; None: never."""
+        return None
+
+    @property
     def num_dot_products(self) -> int:
         """The number of dot products summed in one attention score; 1 is query times key alone."""
         return 1

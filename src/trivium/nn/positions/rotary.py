@@ -34,6 +34,11 @@ class RotaryScaling(Choice, Part):
         """The factor of the attention scores in latent attention (MLA); 1 except with YaRN."""
         return 1.0
 
+    @property
+    def recompute_length(self) -> int | None:
+        """The length beyond which cached keys are recomputed; see `Positions.recompute_length`."""
+        return None
+
     def unsupported_reason(self, rotary_dim: int) -> str:
         """Return the reason why this scaling does not support `rotary_dim`, or "" if it does."""
         return ""
@@ -82,7 +87,7 @@ class Llama3Scaling(RotaryScaling):
     def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies scaled as in Llama 3.1, and an attention factor of 1."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
+        turns = self.original_max_length / (2 * math.pi / frequency)  # in the original length
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         return kept * frequency + (1.0 - kept) * frequency / self.factor, 1.0
 
@@ -170,8 +175,9 @@ class LongRopeScaling(RotaryScaling):
     """LongRoPE: each RoPE frequency is divided by its own factor (found by a search in the paper).
 
     In sequences longer than `original_max_length`, the frequency of pair i is divided by
-    long_factor[i], otherwise by short_factor[i]. The default of `attention_factor` is
-    sqrt(1 + log(factor) / log(original_max_length)).
+    long_factor[i], otherwise by short_factor[i]. When a text grows beyond this length in
+    generation, the model reads the whole text again with the long factors. The default of
+    `attention_factor` is sqrt(1 + log(factor) / log(original_max_length)).
 
     Source: Ding et al. 2024; the attention factor: Abdin et al. 2024 (Phi-3).
     """
@@ -183,6 +189,11 @@ class LongRopeScaling(RotaryScaling):
     short_factor: tuple[Positive, ...]
     long_factor: tuple[Positive, ...]
     attention_factor: Positive | None = None
+
+    @property
+    def recompute_length(self) -> int:
+        """`original_max_length`, beyond which all frequencies are different."""
+        return self.original_max_length
 
     def unsupported_reason(self, rotary_dim: int) -> str:
         """Return an error message if there is not one factor per pair of dimensions, else ""."""
@@ -228,6 +239,11 @@ class Rotary(Positions):
     layout: Literal["halves", "interleaved"] = "halves"
     scaling: SerializeAsAny[RotaryScaling] | None = None
     partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+    @property
+    def recompute_length(self) -> int | None:
+        """The length at which the scaling changes all frequencies (LongRoPE), or None."""
+        return self.scaling.recompute_length if self.scaling else None
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return the number of dimensions of a head that RoPE rotates."""
@@ -311,7 +327,8 @@ def _doc_lengths(sequence: SequenceInfo) -> Tensor:
     """Return the length of each token's sequence or packed document: int64 [1 or B, 1 or T].
 
     With a cache, the tokens of the prefill have the length of the prefill, and each later token has
-    the length of the text up to that token, as in `transformers`. Cached keys stay as they are.
+    the length of the text up to that token, as in `transformers`. Cached keys stay as they are; the
+    caller recomputes them where `Spec.recompute_lengths` requires it.
     """
     if sequence.cache_slice is not None and sequence.cache_slice.prefill_lengths is not None:
         prefill_lengths = sequence.cache_slice.prefill_lengths[:, None]
