@@ -81,7 +81,9 @@ def script(text: str, start: str, tokenizer: Tokenizer, **options: Any) -> dict[
     return {"logit_bias": bias, "extra_body": {"structured_outputs": {"choice": [text]}}, **options}
 
 
-@pytest.mark.parametrize("name", ["hermes", "thinking", "llama", "mistral", "mistral-args"])
+@pytest.mark.parametrize(
+    "name", ["hermes", "thinking", "llama", "mistral", "mistral-args", "qwen-xml"]
+)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_required_calls(name, choice, client):
     variables = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -14,15 +14,11 @@ from trivium.inference.text_stream import is_utf8
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.chat_schemas import ChatMessage, ChatRequest
-from trivium.serve.generation import (
-    check_limits,
-    clamp_logprob,
-    find_constraint_field,
-    generate_reply,
-)
+from trivium.serve.generation import check_limits, clamp_logprob, generate_reply
 from trivium.serve.model_thread import TextDelta
 from trivium.serve.models import ServedModel
 from trivium.serve.replies import Json, Reply
+from trivium.serve.structured_output import find_constraint_field
 from trivium.text import Tokenizer
 from trivium.text.tool_formats import ToolFormatError
 

@@ -27,6 +27,7 @@ from trivium.serve.model_thread import TextDelta
 from trivium.serve.models import ServedModel
 from trivium.serve.replies import Json, Reply, Usage
 from trivium.serve.schemas import CompletionRequest, GenerateRequest, as_list
+from trivium.serve.structured_output import find_constraint_field, read_constraint
 from trivium.text import Tokenizer
 
 _DEFAULT_TOKENS = 16  # the default of OpenAI's completions
@@ -118,46 +119,6 @@ def _make_requests(
     first, stop_ids = requests[0], lm.generation_rules.stop_ids
     Constraint.from_params(first.params, lm.text_tokenizer, stop_ids, leading_space=first.answers)
     return requests
-
-
-def read_constraint(request: GenerateRequest) -> Json:
-    """Return the option of `SamplingParams` that constrains the text, by its name, or {}.
-
-    Raises ApiError (400) if there are several constraints, or a schema is missing.
-    """
-    options: Json = {}
-    if (format := request.response_format) is not None:
-        if (format.json_schema is not None) != (format.type == "json_schema"):
-            message = "response_format has a json_schema if and only if its type is json_schema."
-            raise ApiError(400, message, param="response_format")
-        if format.json_schema is not None:
-            options["json_schema"] = format.json_schema.schema_
-        elif format.type == "json_object":
-            options["json_schema"] = {"type": "object"}
-    if (outputs := request.structured_outputs) is not None:
-        given = {
-            "json_schema": outputs.json_,
-            "regex": outputs.regex,
-            "choices": outputs.choice,
-            "grammar": outputs.grammar,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) != 1 or options:
-            raise ApiError(
-                400,
-                "a text can follow only one of json, regex, choice and grammar in "
-                "structured_outputs, or response_format: set one.",
-                param="structured_outputs",
-            )
-        options |= given
-    return options
-
-
-def find_constraint_field(request: GenerateRequest) -> str | None:
-    """Return the field of a request that constrains the text, or None."""
-    if request.structured_outputs is not None:
-        return "structured_outputs"
-    return "response_format" if request.response_format is not None else None
 
 
 async def _stream_chunks(
