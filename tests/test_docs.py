@@ -47,7 +47,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 # Those in Chinese have the same commands and outputs, which a test below compares.
 TUTORIALS = [name for name in NAMES if re.fullmatch(r"tutorials/[^/]+", name)]
-RUN = ["index.md", "concepts.md", "plan.md", "serving.md", *TUTORIALS]
+RUN = ["index.md", "concepts.md", "plan.md", "serving.md", "hub_example.md", *TUTORIALS]
 
 # What pages take from those before them.
 _SAMPLES = "trivium samples samples"

@@ -33,7 +33,7 @@ def fill_in_the_middle():
     class FillInTheMiddle(Causal):
         """A row with its second half first, each half after a mark."""
 
-        kind: Literal["fill-in-the-middle"] = "fill-in-the-middle"
+        kind: Literal["gap-filling"] = "gap-filling"
         special_tokens: ClassVar[tuple[str, ...]] = MARKS
 
         def prepare(self, rows, rng, vocabulary):
@@ -55,7 +55,7 @@ def test_it_trains_with_every_kind_of_tokenizer(kind, tmp_path):
         fill_in_the_middle()
         changes = {
             **settings(steps=6, eval_every=6, save_every=6),
-            "objective.kind": "fill-in-the-middle",
+            "objective.kind": "gap-filling",
             "tokenizer.kind": kind,
         }
         changes |= {"tokenizer.vocab_size": 300, "data.length": 16}

@@ -386,7 +386,7 @@ def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> Non
         (one[0] for one in paths if isinstance(one, list | tuple) and are_shards(one)), None
     )
     owner = model.init_from or shards
-    extends = bool(given) and given <= {"kind", *_EXTENSION}
+    extends = bool(given & {*_EXTENSION}) and given <= {"kind", *_EXTENSION}
     if extends and model.init_from and shards is None:
         return
     if extends and shards is not None:
