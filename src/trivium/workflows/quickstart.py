@@ -125,8 +125,8 @@ def quickstart(
             f"{folder} has the runs of an earlier quickstart: replace them (--overwrite), choose "
             f"another --out, or train on with trivium pretrain --resume --out {folder}/encoder."
         )
-    encoder_minutes = minutes * _ENCODER_FRACTION
-    decoder_minutes = minutes - encoder_minutes
+    encoder_minutes = round(minutes * _ENCODER_FRACTION, 2)
+    decoder_minutes = round(minutes - encoder_minutes, 2)
     # At the end, this function suggests commands with prompts for the bundled texts.
     options: dict[str, Any] = {"overwrite": overwrite, "suggest": False, "console": console}
     log.print_line(translated("quickstart.encoder", minutes=encoder_minutes))
