@@ -34,7 +34,7 @@ def playground(page: Page, address: str) -> None:
     page.goto(address)
     page.get_by_role("tab", name="Generate", exact=True).click()
     prompt = page.locator("#completions-text textarea")
-    prompt.fill("The first season of the series")
+    prompt.fill("Once upon a time")
     page.get_by_text("Settings").first.click()
     page.locator("#completions-seed textarea, #completions-seed input").first.fill("0")
     page.locator("#completions-temperature textarea, #completions-temperature input").first.fill(

@@ -387,7 +387,7 @@ sys.exit(cli.main(["presets", "--help"]))
 @pytest.mark.parametrize(
     "arguments",
     [
-        "answer m q --context c", "chat m", "check {file}", "classify m a", "embed m a",
+        "answer m q --context c", "chat m", "check {file}", "classify m a", "doctor", "embed m a",
         "eval m {file}", "explain norm", "export m {out}", "fill-mask m a",
         "finetune classification --model m --data {file} --out {out}", "generate m a",
         "hidden-states m a", "import m {out}", "plan gpt2", "predict m {file} --out {out}",

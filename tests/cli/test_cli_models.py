@@ -325,6 +325,44 @@ def test_generate(saved, run, stdin, capsys):
     assert "reads at most" in output.err
 
 
+class Typed(io.StringIO):
+    """Lines that are typed at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_generate_asks_for_prompts_on_a_terminal(saved, monkeypatch, capsys):
+    lm = load(saved["generate"])
+    flags = ("--max-new-tokens", "7", "--temperature", "4")  # texts that differ
+    for end in ("\n", "  \nunread\n", ""):  # an empty line, or Ctrl-D
+        monkeypatch.setattr(sys, "stdin", Typed(f"Ada\n the weather \nAda\n{end}"))
+        assert (
+            main(["generate", saved["generate"], *flags, "--seed", "3", "--num-samples", "2"]) == 0
+        )
+        output = capsys.readouterr()
+        options = {"max_new_tokens": 7, "temperature": 4}
+        expected = [
+            f"{prompt}{lm.generate(prompt, seed=seed, **options)}"
+            for prompt in ("Ada", " the weather ", "Ada")
+            for seed in (3, 4)
+        ]
+        assert output.out == "\n\n".join(expected) + "\n"
+        assert output.err.count("> ") == 4
+        assert output.err.startswith("Type the beginning of a text.")
+    # Without a seed, the same prompt gives another text.
+    monkeypatch.setattr(sys, "stdin", Typed("Ada\nAda\n"))
+    assert main(["generate", saved["generate"], *flags, "--json"]) == 0
+    first, second = as_json(capsys.readouterr().out.splitlines())
+    assert first["seed"] != second["seed"]
+    monkeypatch.setattr(sys, "stdin", Typed("Ada\nthe weather\n"))
+    assert main(["generate", saved["generate"], "--num-beams", "2", "--max-new-tokens", "3"]) == 0
+    assert len(capsys.readouterr().out.split("\n")) >= 2
+    monkeypatch.setattr(sys, "stdin", Typed("\ud83d\n"))
+    assert main(["generate", saved["generate"]]) == 1
+    assert "error: what was typed is not UTF-8." in capsys.readouterr().err
+
+
 def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
     """Of a decoder and of one that chats: rewards are those of the texts, pairs are read back."""
     judge, pairs = str(tmp_path / "judge"), tmp_path / "new" / "folder" / "pairs.jsonl"

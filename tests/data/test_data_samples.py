@@ -8,7 +8,7 @@ import pytest
 
 from trivium.data import read_documents, read_records
 from trivium.data.records import RecordOptions
-from trivium.data.samples import EXAMPLES, SAMPLES, copy_samples, sample
+from trivium.data.samples import EXAMPLES, LICENCES, SAMPLES, STORIES, copy_samples, sample, stories
 from trivium.errors import DataError
 
 
@@ -22,15 +22,31 @@ def test_documents():
         sample("fr")
 
 
+def test_stories():
+    parts = [[document.text for document in read_documents([path])] for path in stories()]
+    assert [len(texts) for texts in parts] == [11344, 366]
+    assert len({text for texts in parts for text in texts}) == 11344 + 366
+    assert sum(text.startswith("Once upon a time") for text in parts[0]) > 3000
+
+
+def test_what_is_bundled_is_small():
+    size = sum(path.stat().st_size for path in sample("en").parent.iterdir() if path.is_file())
+    assert size < 10_000_000
+
+
 def test_all_is_unpacked_with_licences(tmp_path):
     out = tmp_path / "new" / "samples"
     copied = copy_samples(out)
-    names = [name.removesuffix(".xz") for name in (*SAMPLES.values(), *EXAMPLES)]
-    assert [path.name for path in copied] == ["LICENSES.md", *names]
+    packed = (*SAMPLES.values(), *STORIES, *EXAMPLES)
+    names = [name.removesuffix(".xz") for name in packed]
+    assert [path.name for path in copied] == [*LICENCES, *names]
     assert sorted(out.iterdir()) == sorted(copied)
     licences = (out / "LICENSES.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in licences for name in (*SAMPLES.values(), *EXAMPLES))
-    assert all(one in licences for one in ("CC BY 4.0", "CC BY 2.0 FR", "CC BY-SA"))
+    assert all(f"`{name}`" in licences for name in (*packed, LICENCES[1]))
+    known = ("CC BY 4.0", "CC BY 2.0 FR", "CC BY-SA", "CDLA-Sharing-1.0")
+    assert all(one in licences for one in known)
+    agreement = (out / LICENCES[1]).read_text(encoding="utf-8")
+    assert "Community Data License Agreement" in agreement
     reviews = list(read_records(out / "movies.jsonl"))
     assert sorted(record["label"] for record in reviews) == ["negative"] * 500 + ["positive"] * 500
     pairs = list(read_records(out / "english-french.tsv", RecordOptions(["en", "fr"])))

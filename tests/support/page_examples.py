@@ -105,7 +105,7 @@ class SmallRunner(run_examples.Runner):
         return printed.getvalue()
 
     def shorten_text(self) -> None:
-        for path in self.folder.glob("samples/[ec]*.txt"):
+        for path in self.folder.glob("samples/[ecs]*.txt"):
             text = path.read_text(encoding="utf-8")[:TEXT_BYTES]
             path.write_text(text.rpartition("\n\n")[0], encoding="utf-8")
         for path in self.folder.glob("samples/movies.jsonl"):

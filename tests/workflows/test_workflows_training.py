@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import shlex
 import shutil
 import sys
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from small_models import SPECS
 
 import trivium
 from trivium import load, spec
+from trivium.cli import main
+from trivium.data.samples import stories
 from trivium.data.shards import TRAIN
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.interop.settings import Settings
@@ -500,19 +503,39 @@ def test_labelled_examples_are_read_from_standard_input(place, tmp_path, monkeyp
 def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch):
     presets = {"modernbert-mini": "modernbert-tiny", "llama-mini": "llama-tiny"}
 
+    trained = {}
+
     def small(preset, *, data, changes, **options):
+        trained[preset] = data.name, changes["train"]["minutes"], options.get("validation")
         changes = {**changes, "train": {"steps": 2, "batch_tokens": 128, "eval_tokens": 64}}
         changes |= {"tokenizer": {"vocab_size": 300}, "data": {"length": 64}}
+        options["validation"] = None
         return pretrain(presets[preset], data=text, changes=changes, **options)
 
     monkeypatch.setattr(quickstart_module, "pretrain", small)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
     console = quiet()
-    quickstart(minutes=1.0, out=tmp_path / "quick", console=console)
+    quickstart(minutes=3.0, out="quick quick", console=console)
+    assert trained["modernbert-mini"] == ("english.txt.xz", 1.0, None)
+    assert trained["llama-mini"] == ("stories.txt.xz", 2.0, stories()[1])
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "unigram baseline" in printed
-    assert "trivium fill-mask" in printed
+    # A text of the untrained model, one halfway, one at the end, and the end again after loading.
+    begins = [line for line in printed.splitlines() if line.startswith("   Once upon a time")]
+    assert len(begins) == 4
+    assert begins[0] != begins[2] == begins[3]
+    assert printed.index("untrained") < printed.index("after half of") < printed.rindex("done  ")
+    lines = printed.partition("\nNext:\n")[2].splitlines()
+    assert re.fullmatch(r"   \. \S+/bin/activate", lines[0])
+    commands = [shlex.split(line.replace("minutes=20", "steps=3")) for line in lines[1:]]
+    assert {command[0] for command in commands} == {"trivium"}
+    for command in commands:
+        if "gpt2-mini" not in command and command[1:] != ["generate", "quick quick/decoder"]:
+            assert main(command[1:]) == 0
+    assert (tmp_path / "samples" / "english.txt").is_file()
     with pytest.raises(RecipeError, match="has the runs of an earlier quickstart: replace them"):
-        quickstart(minutes=1.0, out=tmp_path / "quick", console=quiet())
+        quickstart(minutes=1.0, out="quick quick", console=quiet())
 
 
 def test_all_checkpoints_the_best_weights_and_the_texts_are_kept(text, tmp_path):

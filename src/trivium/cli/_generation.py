@@ -6,9 +6,10 @@ Importing this module loads torch.
 from __future__ import annotations
 
 import json
+import secrets
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import typer
 
-from trivium.cli._shared import join_cells, print_result
+from trivium.cli._shared import batch_items, join_cells, print_result
 from trivium.config import Config
 from trivium.errors import RecipeError, TriviumError
 from trivium.evaluate.best_of import make_preference_pair, rank_samples
@@ -117,6 +118,28 @@ def print_ranked_samples(
             cut=counts["cut"],
         )
         typer.echo(words, err=True)
+
+
+def batch_prompts(
+    prompts: Iterable[str], num_samples: int, seed: int | None, *, one_by_one: bool
+) -> Iterator[list[tuple[str, int]]]:
+    """Yield batches of pairs of a prompt and a seed, with `num_samples` pairs per prompt.
+
+    Args:
+        prompts: the prompts.
+        num_samples: the number of samples per prompt. Their seeds are consecutive.
+        seed: the seed of the first sample of each prompt. If None, it is random: one seed for all
+            prompts, or with `one_by_one` another seed for each prompt.
+        one_by_one: whether each prompt is a batch of its own, since the next prompt is typed when
+            its text has been printed.
+    """
+    first = secrets.randbits(31) if seed is None else seed
+    if not one_by_one:
+        yield from batch_items((one, first + i) for one in prompts for i in range(num_samples))
+        return
+    for prompt in prompts:
+        yield [(prompt, first + index) for index in range(num_samples)]
+        first = secrets.randbits(31) if seed is None else seed
 
 
 def generate_samples(

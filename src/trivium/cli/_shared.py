@@ -108,6 +108,33 @@ def read_texts(
             yield text
 
 
+def ask_for_texts(greeting: str) -> Iterator[str]:
+    """Yield the lines that the user types at a prompt, until an empty line or Ctrl-D.
+
+    Args:
+        greeting: a line that is printed to standard error before the first prompt.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    typer.echo(greeting, err=True)
+    while True:
+        shown = "> "
+        if not sys.stdout.isatty():  # `input` would write the prompt into the output
+            typer.echo(shown, nl=False, err=True)
+            shown = ""
+        try:
+            line = input(shown).encode("utf-8", "surrogateescape").decode("utf-8")
+        except EOFError:
+            typer.echo(err=True)  # the cursor is after the prompt
+            return
+        except UnicodeError:
+            raise DataError("what was typed is not UTF-8.") from None
+        if not line.strip():
+            return
+        yield line
+
+
 def batch_items(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Yield the items of an iterable in lists of at most `BATCH_SIZE` items."""
     iterator = iter(items)

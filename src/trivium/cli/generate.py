@@ -4,6 +4,8 @@ Examples:
 
   trivium generate runs/gpt "Once upon a time"
 
+  trivium generate runs/gpt
+
   trivium generate runs/gpt "The weather" --temperature 0 --max-new-tokens 20
 
   trivium generate runs/gpt "The weather" --top-p 0.95 --num-samples 3 --seed 1
@@ -27,7 +29,6 @@ Examples:
 
 from __future__ import annotations
 
-import secrets
 import sys
 import warnings
 from pathlib import Path
@@ -38,7 +39,7 @@ import typer
 from trivium.cli import UsageError
 from trivium.cli import _options as opt
 from trivium.cli._shared import (
-    batch_items,
+    ask_for_texts,
     check_characters,
     load,
     print_json,
@@ -46,6 +47,7 @@ from trivium.cli._shared import (
     read_texts,
 )
 from trivium.inference.sampling_params import SamplingParams
+from trivium.messages import translated
 
 
 @opt.with_options(
@@ -76,7 +78,8 @@ def generate(
     model's context length.
 
     Args:
-        prompts: The prompts. Default: the lines of stdin; on a terminal, an empty prompt.
+        prompts: The prompts. Default: the lines of stdin; on a terminal, asks for one prompt after
+            another until an empty line or Ctrl-D.
         num_samples: Number of continuations per prompt.
         num_beams: Use beam search with this number of beams instead of sampling; 1 is greedy.
             Cannot be combined with sampling options, --num-samples, --rank or --draft.
@@ -114,9 +117,9 @@ def generate(
     options = opt.drop_unset(options)
     if json_schema is not None:
         options["json_schema"] = generation.read_json_schema(json_schema)
-    if not prompts and sys.stdin.isatty():
-        prompts = [""]
-    known = check_characters(read_texts(prompts), lm.source_tokenizer)
+    asks = not prompts and sys.stdin.isatty()
+    texts = ask_for_texts(translated("generate.ask")) if asks else read_texts(prompts)
+    known = check_characters(texts, lm.source_tokenizer)
     # The text from a decoder continues the prompt; the output of an encoder-decoder does not.
     continues = lm.spec.family == "decoder-only"
     if num_beams is not None:
@@ -125,12 +128,13 @@ def generate(
             line = prompt + text if continues else text
             print_result({"prompt": prompt, "text": text}, line, as_json=as_json)
         return
-    seed = options.setdefault("seed", secrets.randbits(31))
-    jobs = ((prompt, seed + index) for prompt in known for index in range(num_samples))
+    batches = generation.batch_prompts(
+        known, num_samples, options.pop("seed", None), one_by_one=asks
+    )
     chats = rank is not None and lm.settings.chat_template is not None
     generated = (
         sample
-        for batch in batch_items(jobs)
+        for batch in batches
         for sample in generation.generate_samples(lm, options, batch, slots, drafts, chats)
     )
     if rank is not None:

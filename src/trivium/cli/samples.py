@@ -4,6 +4,8 @@ Examples:
 
   trivium samples
 
+  trivium pretrain llama-mini --data samples/stories.txt --out runs/story
+
   trivium finetune classification --model bert-tiny --data samples/movies.jsonl --out runs/movies
 """
 
@@ -21,9 +23,9 @@ from trivium.messages import translated
 def samples(folder: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path("samples")) -> None:
     """Unpack the bundled texts and labelled examples, for experiments.
 
-    They contain articles in English and Chinese, sentences from film reviews, social media posts
-    with labelled names, and English sentences with French translations. LICENSES.md in the same
-    folder gives the origin and licence of each file.
+    They contain articles in English and Chinese, children's stories in English, sentences from film
+    reviews, social media posts with labelled names, and English sentences with French translations.
+    LICENSES.md in the same folder gives the origin and licence of each file.
 
     Args:
         folder: The output folder.

@@ -12,8 +12,9 @@ from trivium.errors import DataError
 from trivium.files import replace_file
 
 SAMPLES = {"en": "english.txt.xz", "zh": "chinese.txt.xz"}
+STORIES = ("stories.txt.xz", "stories.valid.txt.xz")
 EXAMPLES = ("movies.jsonl.xz", "names.conll.xz", "english-french.tsv.xz")
-LICENCES = "LICENSES.md"
+LICENCES = ("LICENSES.md", "CDLA-Sharing-1.0.txt")
 
 
 def sample(language: str) -> Path:
@@ -33,18 +34,30 @@ def sample(language: str) -> Path:
     return _find_bundled_file(SAMPLES[language])
 
 
+def stories() -> tuple[Path, Path]:
+    """Return the paths of the bundled children's stories: for training (9.6 MB) and for validation.
+
+    The stories are a part of TinyStories, in English (CDLA-Sharing-1.0). A small model learns to
+    write sentences from them in minutes. No story is in both files.
+    """
+    train, validation = (_find_bundled_file(name) for name in STORIES)
+    return train, validation
+
+
 def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
     """Unpack all bundled files into a folder. Returns the paths of the unpacked files.
 
-    The first path is that of `LICENSES.md`. Existing files with the same names are replaced.
+    The first paths are those of `LICENSES.md` and of the text of a licence. Existing files with the
+    same names are replaced.
     """
     out = Path(folder)
     if out.is_file():
         raise DataError(f"{out} is a file: name a folder to unpack to.")
     out.mkdir(parents=True, exist_ok=True)
-    written = [out / LICENCES]
-    shutil.copyfile(_find_bundled_file(LICENCES), written[0])
-    for name in (*SAMPLES.values(), *EXAMPLES):
+    written = [out / name for name in LICENCES]
+    for path in written:
+        shutil.copyfile(_find_bundled_file(path.name), path)
+    for name in (*SAMPLES.values(), *STORIES, *EXAMPLES):
         written.append(out / name.removesuffix(".xz"))
         with lzma.open(_find_bundled_file(name)) as packed, replace_file(written[-1]) as plain:
             shutil.copyfileobj(packed, plain)
