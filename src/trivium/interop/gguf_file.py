@@ -33,7 +33,7 @@ _MAX_F16 = 65504.0
 
 
 @dataclass(frozen=True)
-class Architecture:
+class LlamaCppFamily:
     """How llama.cpp computes a family of decoders.
 
     Args:
@@ -53,15 +53,15 @@ class Architecture:
     reads_rope_factors: bool = False
 
 
-_LLAMA = Architecture(
+_LLAMA = LlamaCppFamily(
     "llama", fixed={"hidden_act": "silu"}, interleaves=True, reads_rope_factors=True
 )
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": Architecture("qwen2", fixed={"hidden_act": "silu"}),
-    "qwen3": Architecture("qwen3", fixed={"hidden_act": "silu", "attention_bias": False}),
-    "gpt2": Architecture(
+    "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": "silu"}),
+    "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": "silu", "attention_bias": False}),
+    "gpt2": LlamaCppFamily(
         "gpt2",
         fixed={
             "activation_function": "gelu_new",
@@ -196,7 +196,7 @@ def _context_length(config: Mapping[str, Any], max_length: int | None) -> int:
     return window
 
 
-def _add_rope(writer: Any, family: Architecture, config: Mapping[str, Any]) -> dict[str, Tensor]:
+def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Write the options of RoPE. Returns the tensor of its factors, if there is one.
 
     Raises SpecError for a scaling that llama.cpp does not compute in this family.
@@ -266,7 +266,7 @@ def _add_tokenizer(writer: Any, tokenizer: GGUFTokenizer, settings: Settings) ->
 
 
 def _name_tensors(
-    family: Architecture, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    family: LlamaCppFamily, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and tensors of the GGUF file."""
     import gguf
