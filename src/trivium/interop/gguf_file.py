@@ -38,35 +38,49 @@ class LlamaCppFamily:
 
     Args:
         name: the name of the architecture in llama.cpp.
-        fixed: the options of `config.json` that llama.cpp does not read, and the only values that
-            it computes with; options that a config lacks are not compared.
+        fixed: the values of options of `config.json` that llama.cpp does not read, and with which
+            alone it computes; options that a config lacks are not compared.
         interleaves: whether RoPE rotates adjacent dimensions in llama.cpp, so that the rows of the
             query and key projections are reordered.
         transposed: the ends of the names of weights that Hugging Face stores as [in, out].
+        norm_offset: added to the weights of norms, which Hugging Face stores without it.
         reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
     """
 
     name: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     interleaves: bool = False
     transposed: tuple[str, ...] = ()
+    norm_offset: float = 0.0
     reads_rope_factors: bool = False
 
 
+_SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
 _LLAMA = LlamaCppFamily(
-    "llama", fixed={"hidden_act": "silu"}, interleaves=True, reads_rope_factors=True
+    "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
 )
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": "silu"}),
-    "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": "silu", "attention_bias": False}),
+    "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": _SILU}),
+    "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
+    "olmo2": LlamaCppFamily("olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
+    "gemma": LlamaCppFamily("gemma", fixed={"hidden_act": _TANH_GELU}, norm_offset=1.0),
+    "granite": LlamaCppFamily(
+        "granite",
+        fixed={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
+        interleaves=True,
+        reads_rope_factors=True,
+    ),
+    "starcoder2": LlamaCppFamily(
+        "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
+    ),
     "gpt2": LlamaCppFamily(
         "gpt2",
         fixed={
-            "activation_function": "gelu_new",
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
+            "activation_function": _TANH_GELU,
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
         },
         transposed=("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"),
     ),
@@ -87,7 +101,11 @@ _UINT32 = {
 }
 _FLOAT32 = {
     "{arch}.attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "{arch}.attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "{arch}.attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon"),
+    "{arch}.attention.scale": ("attention_multiplier",),
+    "{arch}.embedding_scale": ("embedding_multiplier",),
+    "{arch}.residual_scale": ("residual_multiplier",),
+    "{arch}.logit_scale": ("logits_scaling",),
 }
 
 
@@ -167,10 +185,10 @@ def _convert_model(
     kind = config["model_type"]
     if kind not in ARCHITECTURES:
         raise SpecError(f'this model of the family "{kind}" cannot be written as GGUF. {families}')
-    for option, value in ARCHITECTURES[kind].fixed.items():
-        if config.get(option, value) != value:
+    for option, values in ARCHITECTURES[kind].fixed.items():
+        if config.get(option, values[0]) not in values:
             raise SpecError(
-                f'llama.cpp computes the family "{kind}" only with {option} = {value!r}, but this '
+                f'llama.cpp computes the family "{kind}" only with {option} = {values[0]!r}; this '
                 f"model has {config[option]!r}. {families}"
             )
     return config, tensors
@@ -289,6 +307,8 @@ def _name_tensors(
             tensor = _interleave_halves(tensor, heads[projection])
         if name.endswith(family.transposed):
             tensor = tensor.T
+        if "norm" in name:
+            tensor = tensor + family.norm_offset
         yield new_name, tensor
 
 
