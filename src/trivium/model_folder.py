@@ -44,11 +44,12 @@ CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
 CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user made
 RUN_METADATA = "run.json"
 _CONFIG = "config.json"  # in a Hugging Face folder
+_GGUF = "model.gguf"  # in a folder for llama.cpp
 
 # Files in a model folder of Trivium or Hugging Face; `overwrite` may replace only these.
 _MODEL_FILES = (
     *("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "vocab.txt", "merges.txt"),
-    *("README.md", ".gitattributes"),
+    *("README.md", ".gitattributes", "*.gguf", "Modelfile"),
 )
 
 # ELECTRA's two models share a checkpoint. Only the discriminator is loaded.
@@ -140,7 +141,7 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
             f"{folder} is a {what}, which is never replaced: choose another folder."
         )
     foreign = sorted(each.name for each in folder.iterdir() if not _is_model_file(each))
-    if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG)):
+    if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG, _GGUF)):
         examples = f" ({', '.join(foreign[:3])})" if foreign else ""
         raise CheckpointError(
             f"{folder} has files that are no model{examples}, which are never replaced: choose "

@@ -67,6 +67,7 @@ OPTIONAL = {
     "datasets",
     "datatrove",
     "fsspec",
+    "gguf",
     "llguidance",
     "lm_eval",
     "nltk",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 from trivium.adapt.lora import LoRALinear, is_quantized
 from trivium.errors import SpecError
+from trivium.files import write_file
 from trivium.inference.text_model import TextModel
+from trivium.interop.gguf_file import GGUF_FILE, WeightType, write_gguf
 from trivium.interop.hf_folder import write_folder
+from trivium.interop.ollama import MODELFILE, make_modelfile
 from trivium.model_folder import new_model_folder, write_model
 
 
@@ -65,6 +69,64 @@ class SavingMixin(TextModel):
                 *model,
                 source_tokenizer=self._source_tokenizer,
                 max_shard_bytes=max_shard_bytes,
+            )
+        return Path(folder)
+
+    def save_gguf(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        weight_type: WeightType = "f16",
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a folder with a GGUF file for llama.cpp and a Modelfile for Ollama.
+
+        Token ids are equal to those of this model, and so are logits with "f32" weights, up to
+        rounding. Needs the extra `gguf`.
+
+        Args:
+            folder: a new or empty folder.
+            weight_type: the data type of the weights: "f32", "f16", "bf16" or "q8_0" (8 bits).
+            overwrite: replace a model in the folder. A run or other files are never replaced.
+
+        Raises:
+            SpecError: llama.cpp cannot compute this model, or `save` would raise SpecError.
+            TokenizerError: llama.cpp cannot compute the token ids of this tokenizer.
+            CheckpointError: the folder is in use, or cannot be written.
+            MissingExtraError: the extra `gguf` is not installed.
+        """
+        self._check_savable()
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            tokenizer, context = write_gguf(
+                partial / GGUF_FILE,
+                self.module,
+                self.tokenizer,
+                self.settings,
+                weight_type=weight_type,
+                max_length=self.max_length,
+                name=Path(folder).resolve().name,
+            )
+            params = self.sampling_params([], {})
+            text, has_template = make_modelfile(
+                GGUF_FILE,
+                context_length=context,
+                stop=[tokenizer.tokens[index] for index in tokenizer.end_ids],
+                parameters={
+                    "temperature": params.temperature,
+                    "top_k": params.top_k or 0,
+                    "top_p": params.top_p or 1.0,
+                    "min_p": params.min_p or 0.0,
+                    "repeat_penalty": params.repetition_penalty,
+                },
+                template=self.get_chat_template() if self.settings.chat_template else None,
+                added_bos=tokenizer.added_bos,
+            )
+            write_file(partial / MODELFILE, text)
+        if not has_template:
+            warnings.warn(
+                f"{folder}: the chat template is in {GGUF_FILE}, but has no equal in the language "
+                f"of Ollama's templates: write TEMPLATE in {MODELFILE} by hand.",
+                stacklevel=2,
             )
         return Path(folder)
 

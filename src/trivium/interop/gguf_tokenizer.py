@@ -1,0 +1,201 @@
+"""The tokenizer of a GGUF file: tokens, types, merges and the pre-tokenizer of llama.cpp.
+
+llama.cpp does not read the pattern of a pre-tokenizer from the file. It has a table of patterns by
+name, so a byte-level BPE tokenizer can be written only if its pattern is one of these.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import models
+
+from trivium.errors import TokenizerError
+from trivium.interop.settings import Settings
+from trivium.text import Tokenizer
+from trivium.text.byte_level import PATTERNS
+
+# Values of `tokenizer.ggml.token_type`.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+
+# The name of each pattern in llama.cpp, and whether llama.cpp sets `ignore_merges` for this name.
+_PRE_TOKENIZERS = {
+    PATTERNS["gpt2"]: ("gpt-2", False),
+    PATTERNS["llama3"]: ("llama-bpe", True),
+    PATTERNS["qwen"]: ("qwen2", False),
+}
+_LLAMA3_WITH_MERGES = "smaug-bpe"  # the pattern of "llama-bpe" without `ignore_merges`
+KNOWN = (
+    "Tokenizers that can be written: byte-level BPE (kind byte-bpe, as trained here) with the "
+    "pattern of GPT-2, LLaMA 3 or Qwen."
+)
+
+
+@dataclass(frozen=True)
+class GGUFTokenizer:
+    """The tokenizer as llama.cpp reads it.
+
+    Args:
+        pre: the name of the pre-tokenizer in llama.cpp.
+        tokens: the tokens by id, one for each row of the embedding matrix.
+        types: the type of each token.
+        merges: the merges, each as two tokens separated by a space.
+        special_ids: the ids of special tokens by the name of their role in GGUF.
+        end_ids: the ids that end a text.
+        adds_bos: whether BOS is prepended to a prompt.
+    """
+
+    pre: str
+    tokens: Sequence[str]
+    types: Sequence[int]
+    merges: Sequence[str]
+    special_ids: dict[str, int]
+    end_ids: Sequence[int]
+    adds_bos: bool
+
+    @property
+    def added_bos(self) -> str:
+        """The token that is prepended to a prompt, or ""."""
+        return self.tokens[self.special_ids["bos"]] if self.adds_bos else ""
+
+
+def convert_tokenizer(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> GGUFTokenizer:
+    """Return the tokenizer as llama.cpp reads it.
+
+    Rows of the embedding matrix without a token get tokens of type "unused", as in llama.cpp's
+    converter. The first three end tokens are those that a GGUF file can name; all end tokens are
+    also stop parameters in the Modelfile.
+
+    Raises:
+        TokenizerError: llama.cpp cannot compute the token ids of this tokenizer.
+    """
+    layout = json.loads(tokenizer.to_json())
+    pre = _find_pre_tokenizer(tokenizer, layout)
+    ends = _find_end_ids(tokenizer, settings)
+    tokens, types = _list_tokens(tokenizer, layout, vocab_size)
+    first = [*tokenizer.prefix_ids[:1], tokenizer.bos_id, ends[0]]
+    named = dict(zip(("eos", "eot", "eom"), ends))
+    if len(ends) > len(named):
+        others = ", ".join(repr(tokens[index]) for index in ends[len(named) :])
+        warnings.warn(
+            f"a GGUF file names three end tokens; {others} are only in the Modelfile.", stacklevel=2
+        )
+    roles = {"bos": next(index for index in first if index is not None), "pad": tokenizer.pad_id}
+    special_ids = {role: index for role, index in (roles | named).items() if index is not None}
+    merges = [" ".join(pair) for pair in layout["model"]["merges"]]
+    return GGUFTokenizer(
+        pre, tokens, types, merges, special_ids, ends, adds_bos=bool(tokenizer.prefix_ids)
+    )
+
+
+def _find_pre_tokenizer(tokenizer: Tokenizer, layout: dict[str, Any]) -> str:
+    """Return the name in llama.cpp of the pre-tokenizer of a `tokenizer.json`.
+
+    Raises TokenizerError if llama.cpp cannot compute the token ids of this tokenizer.
+    """
+    model = layout["model"]
+    pattern = _find_pattern(layout["pre_tokenizer"])
+    if tokenizer.kind != "byte-bpe" or model["type"] != "BPE" or pattern is None:
+        raise TokenizerError(
+            f"llama.cpp cannot compute the ids of this {tokenizer.kind} tokenizer. {KNOWN}"
+        )
+    if pattern not in _PRE_TOKENIZERS:
+        raise TokenizerError(f"llama.cpp does not have the pattern {pattern!r}. {KNOWN}")
+    _check_normalizer(layout["normalizer"])
+    for option in ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback"):
+        if model.get(option):
+            raise TokenizerError(f"llama.cpp's BPE does not have {option} = {model[option]!r}.")
+    name, ignores = _PRE_TOKENIZERS[pattern]
+    if model.get("ignore_merges", False) != ignores and not _merges_reach_all(tokenizer):
+        if not ignores:
+            raise TokenizerError(
+                f'llama.cpp\'s pre-tokenizer "{name}" needs merges for every token of the '
+                "vocabulary, but this tokenizer (ignore_merges) has tokens without merges."
+            )
+        return _LLAMA3_WITH_MERGES
+    return name
+
+
+def _find_pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
+    """Return the pattern by which a byte-level pre-tokenizer splits, or None if it is another.
+
+    It is either GPT-2's `ByteLevel` or a `Split` by a regular expression before a `ByteLevel`
+    that does not split.
+    """
+    steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    types = [step["type"] for step in steps]
+    if any(step.get("add_prefix_space") for step in steps):
+        return None
+    if types == ["ByteLevel"] and steps[0].get("use_regex", True):
+        return PATTERNS["gpt2"]
+    if types == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
+        split = steps[0]
+        if split["behavior"] in ("Isolated", "isolated") and not split.get("invert"):
+            return split["pattern"].get("Regex")
+    return None
+
+
+def _check_normalizer(normalizer: dict[str, Any] | None) -> None:
+    """Raise TokenizerError for a normalizer other than NFC, and warn of NFC."""
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    for step in steps:
+        if step["type"] != "NFC":
+            raise TokenizerError(
+                f"llama.cpp's BPE does not have the normalizer {step['type']}. {KNOWN}"
+            )
+        warnings.warn(
+            "llama.cpp does not normalize texts to NFC, as this tokenizer does: give it texts in "
+            "NFC (most are), or their ids differ.",
+            stacklevel=2,
+        )
+
+
+def _merges_reach_all(tokenizer: Tokenizer) -> bool:
+    """Return whether the merges turn every token's text into this token.
+
+    If so, `ignore_merges` changes no ids.
+    """
+    layout = json.loads(tokenizer.to_json())["model"]
+    merges = [tuple(pair) for pair in layout["merges"]]
+    model = models.BPE(layout["vocab"], merges)  # type: ignore[arg-type]
+    special = tokenizer.special_tokens
+    return all(len(model.tokenize(token)) == 1 for token in layout["vocab"] if token not in special)
+
+
+def _find_end_ids(tokenizer: Tokenizer, settings: Settings) -> list[int]:
+    """Return the ids that end a text, the tokenizer's EOS token first.
+
+    Raises TokenizerError if there are none: llama.cpp would end texts at token 11.
+    """
+    ids = (tokenizer.eos_id, *tokenizer.suffix_ids, *settings.ids("eos_token_id"))
+    ends = [*dict.fromkeys(index for index in ids if index is not None)]
+    if not ends:
+        raise TokenizerError(
+            "this tokenizer has no end token, which llama.cpp needs: set eos_token_id in "
+            "generation_config.json, or add a special token such as <|endoftext|>."
+        )
+    return ends
+
+
+def _list_tokens(
+    tokenizer: Tokenizer, layout: dict[str, Any], vocab_size: int
+) -> tuple[list[str], list[int]]:
+    """Return the tokens by id and their types, one for each of `vocab_size` rows."""
+    tokens = [*tokenizer.tokens, *[""] * (vocab_size - tokenizer.vocab_size)]
+    types = [NORMAL if token else UNUSED for token in tokens]
+    tokens = [token or f"[PAD{index}]" for index, token in enumerate(tokens)]
+    for added in layout["added_tokens"]:
+        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+        # The mask token has no use in a decoder.
+        strips = [name for name in ("lstrip", "rstrip", "single_word") if added[name]]
+        if strips and added["content"] != tokenizer.roles.get("mask"):
+            warnings.warn(
+                f"llama.cpp does not apply {strips[0]} of the token {added['content']!r}: texts "
+                "that contain its name may have other ids.",
+                stacklevel=3,
+            )
+    return tokens, types

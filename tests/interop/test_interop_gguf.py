@@ -1,0 +1,388 @@
+"""GGUF files: llama.cpp computes the token ids, logits and greedy texts of the exported model."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from hugging_face import ours_of, randomize
+from torch.nn.functional import gelu
+
+from trivium.errors import CheckpointError, SpecError, TokenizerError
+from trivium.interop.gguf_file import ARCHITECTURES, GGUF_FILE
+from trivium.interop.ollama import MODELFILE, to_go_template
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.nn.activations import ACTIVATIONS
+from trivium.text import Tokenizer
+from trivium.text.byte_level import PATTERNS
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from trivium.text.trainers.byte_bpe import ByteBPE
+from trivium.text.trainers.unigram import Unigram
+from trivium.text.trainers.wordpiece import WordPiece
+
+gguf = pytest.importorskip("gguf")
+llama_cpp = pytest.importorskip("xllamacpp")
+transformers = pytest.importorskip("transformers")
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog. I'm here, you'll see: it's 1234 times!",
+    "def f(x):\n    if x > 10:\n\t\treturn {'a': [x, 2.5e-3]}  # comment\n\n\nprint(f(7))\r\n",
+    "你好\uff0c世界。这是一个测试\uff0c今天天气很好。２０２６年",
+    "naïve café Straße ΑΒΓ абв עברית العربية हिन्दी ไทย 한국어 日本語",
+    "😀👩‍👩‍👧 🇩🇪 e\u0301 \u00a0\u200b\u3000 ½ ² Ⅷ ǅ",
+    " leading,  two   three    spaces and a trailing one ",
+]
+PIECES = [
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "'s",
+    "'LL",
+    "a",
+    "Word",
+    " x1",
+    "42",
+    "1234567",
+    "é",
+    "。",
+]
+PIECES += [
+    "你好",
+    "😀",
+    "\u200d",
+    "\u0301",
+    "...",
+    "->",
+    "<|end",
+    "\u00a0",
+    "\u3000",
+    "ß",
+    "Д",
+    "²",
+]
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 97,
+}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 97}
+ROPE = {"rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 24}
+LLAMA3 = {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", LLAMA),
+    "llama-biases": ("Llama", {**LLAMA, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-tied": ("Llama", {**LLAMA, "tie_word_embeddings": True}),
+    "llama-llama3": ("Llama", {**LLAMA, "rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {**LLAMA, "sliding_window": 60}),
+    "qwen2": ("Qwen2", LLAMA),
+    "qwen2-linear": (
+        "Qwen2",
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 32}),
+    "qwen3-yarn": (
+        "Qwen3",
+        {**LLAMA, "head_dim": 32, "rope_parameters": {**ROPE, "rope_type": "yarn"}},
+    ),
+    "olmo2": ("Olmo2", LLAMA),
+    "gemma": ("Gemma", {**LLAMA, "head_dim": 32}),
+    "granite": (
+        "Granite",
+        {
+            **LLAMA,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "starcoder2": ("Starcoder2", {**LLAMA, "sliding_window": None}),
+    "gpt2": ("GPT2", GPT2),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return ByteBPE(vocab_size=500, special_tokens=specials).train(TEXTS * 3, progress=False)
+
+
+def make_model(case: str, tokenizer: Tokenizer, **settings: Any) -> LanguageModel:
+    """A random model of `transformers` as ours; its embeddings have 5 rows without a token."""
+    name, options = CASES[case]
+    config_class = getattr(transformers, f"{name}Config")
+    ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+    config = config_class(vocab_size=tokenizer.vocab_size + 5, **options, **ids)
+    suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    module = ours_of(randomize(getattr(transformers, name + suffix)(config), 1, std=0.2))
+    kept = {"model_type": config.model_type, "max_position_embeddings": 97}
+    return LanguageModel(module.spec, module, tokenizer, Settings(config=kept, **settings))
+
+
+class LlamaCpp:
+    """A server of llama.cpp in this process, with caches in float32."""
+
+    def __init__(self, file: Path) -> None:
+        params = llama_cpp.CommonParams()
+        params.model.path = str(file)
+        params.n_ctx, params.n_parallel, params.port = 90, 1, 0
+        params.warmup, params.cpuparams.n_threads, params.verbosity = False, 1, 0
+        params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.server = llama_cpp.Server(params)
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        request = urllib.request.Request(
+            self.server.listening_address + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return self.post("/tokenize", content=text, parse_special=special)["tokens"]
+
+    def generate(self, ids: list[int], count: int, **options: Any) -> dict[str, Any]:
+        fixed = {"temperature": 0, "cache_prompt": False, "return_tokens": True, "ignore_eos": True}
+        return self.post("/completion", prompt=ids, n_predict=count, **fixed, **options)
+
+
+def export(lm: LanguageModel, folder: Path, **options: Any) -> LlamaCpp:
+    """Save a model and load it with llama.cpp."""
+    lm.save_gguf(folder, **options)
+    return LlamaCpp(folder / GGUF_FILE)
+
+
+def with_pattern(tokenizer: Tokenizer, pattern: str) -> Tokenizer:
+    """The same vocabulary with another pattern of the pre-tokenizer."""
+    layout = json.loads(tokenizer.to_json())
+    byte_level = layout["pre_tokenizer"] | {"use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    steps = [split | {"invert": False}, byte_level]
+    layout["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(layout)))
+
+
+def random_texts(count: int) -> list[str]:
+    """Texts of pieces at whose joints a pre-tokenizer may split in one way or another."""
+    rng = random.Random(0)
+    return ["".join(rng.choices(PIECES, k=rng.randint(1, 12))) for _ in range(count)]
+
+
+def ggml_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU from a table of float16 values, as GGML computes it on a CPU for |x| < 10."""
+    rounded = gelu(x.half().float(), approximate="tanh").half().float()
+    return torch.where(x.abs() < 10.0, rounded, x.relu())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:llama.cpp has no sliding window")
+def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
+    case: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", ggml_gelu)
+    lm = make_model(case, tokenizer)
+    server = export(lm, tmp_path / "out", weight_type="f32")
+    generator = torch.Generator().manual_seed(3)
+    compared = 0
+    for length in (1, 7, 20, 41):
+        ids = torch.randint(3, tokenizer.vocab_size, (length,), generator=generator).tolist()
+        with torch.no_grad():
+            logits = lm.module.logits(lm.module(input_ids=torch.tensor([ids])))[0, -1]
+        # The server leaves out the probabilities if the first token is not valid UTF-8.
+        answer = server.generate(ids, 1, n_probs=lm.spec.vocab_size)
+        for each in answer.get("completion_probabilities", ())[:1]:
+            theirs = {one["id"]: one["logprob"] for one in each["top_logprobs"]}
+            ours = logits.log_softmax(-1)
+            assert len(theirs) == lm.spec.vocab_size
+            assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < 3e-4
+            compared += 1
+    assert compared >= 2
+    ids = tokenizer.encode_ids_batch(TEXTS[:1])[0][:20]
+    text = list(ids)
+    for _ in range(12):
+        with torch.no_grad():
+            scores = lm.module.logits(lm.module(input_ids=torch.tensor([text])))[0, -1]
+        scores[0] = -torch.inf  # the end token
+        text.append(int(scores.argmax()))
+    assert server.generate(ids, 12)["tokens"] == text[len(ids) :]
+
+
+@pytest.mark.parametrize("pattern", ["trained", "gpt2", "llama3", "qwen"])
+def test_llama_cpp_computes_the_same_token_ids(
+    pattern: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    if pattern != "trained":
+        tokenizer = with_pattern(tokenizer, PATTERNS[pattern])
+    server = export(make_model("llama", tokenizer), tmp_path / "out")
+    texts = [*TEXTS, *random_texts(1994)]
+    for text, ids in zip(texts, tokenizer.encode_ids_batch(texts), strict=True):
+        assert server.encode(text) == ids, text
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
+def test_weights_are_those_of_the_model_within_the_precision_of_their_type(
+    kind: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    lm = make_model("qwen2", tokenizer)
+    server = export(lm, tmp_path / "out", weight_type=kind)
+    reader = gguf.GGUFReader(tmp_path / "out" / GGUF_FILE)
+    tensors = {each.name: each for each in reader.tensors}
+    weight = lm.module.state_dict()["decoder.layers.1.feed_forward.up.weight"].numpy()
+    stored = tensors["blk.1.ffn_up.weight"]
+    assert stored.tensor_type.name == kind.upper()
+    assert tensors["blk.1.ffn_norm.weight"].tensor_type.name == "F32"
+    values = gguf.dequantize(stored.data, stored.tensor_type).reshape(weight.shape)
+    steps = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 127}
+    error = abs(values - weight).max()
+    assert 0 < error <= steps[kind] * abs(weight).max()
+    assert len(server.generate([5, 6], 3)["tokens"]) == 3
+
+
+def test_rows_that_q8_0_cannot_store_are_written_as_f16(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    CASES["narrow"] = ("Llama", {**LLAMA, "intermediate_size": 90})
+    lm = make_model("narrow", tokenizer)
+    with pytest.warns(UserWarning, match="2 weights have rows .* written as f16, not q8_0"):
+        lm.save_gguf(tmp_path / "out", weight_type="q8_0")
+    tensors = gguf.GGUFReader(tmp_path / "out" / GGUF_FILE).tensors
+    types = {each.name: each.tensor_type.name for each in tensors}
+    assert types["blk.0.ffn_down.weight"] == "F16"
+    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+
+
+def test_values_beyond_f16_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("llama", tokenizer)
+    with torch.no_grad():
+        lm.module.state_dict()["tokens.weight"][7, 3] = 1e5
+    with pytest.raises(SpecError, match=r"above 65504.*bf16"):
+        lm.save_gguf(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("template", [CHATML, PLAIN_TEMPLATE], ids=["chatml", "plain"])
+def test_chats_have_the_same_prompt_and_end_tokens(
+    template: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    ends = {"eos_token_id": [2, 0], "temperature": 0.5}
+    lm = make_model("llama", tokenizer, chat_template=template, generation=ends)
+    server = export(lm, tmp_path / "out")
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is  2 + 2?"},
+        {"role": "assistant", "content": "It is 4."},
+        {"role": "user", "content": "And\n3 + 3?"},
+    ]
+    chat = lm.get_chat_template()
+    prompt = str(chat.render(messages, add_generation_prompt=True))
+    assert server.post("/apply-template", messages=messages)["prompt"] == prompt
+    assert server.encode(prompt, special=True) == lm.conversation_ids(messages)
+    go_template = to_go_template(chat)
+    assert go_template is not None
+    assert render_go(go_template, messages) == prompt
+    modelfile = (tmp_path / "out" / MODELFILE).read_text()
+    assert f'TEMPLATE """{go_template}"""' in modelfile
+    assert "FROM ./model.gguf\n" in modelfile
+    assert 'PARAMETER stop "<|endoftext|>"\nPARAMETER stop "<|im_end|>"\n' in modelfile
+    assert "PARAMETER temperature 0.5\n" in modelfile
+    assert "PARAMETER num_ctx 97\n" in modelfile
+    fields = gguf.GGUFReader(tmp_path / "out" / GGUF_FILE).fields
+    named = {role: fields[f"tokenizer.ggml.{role}_token_id"].contents() for role in ("eos", "eot")}
+    assert named == {"eos": 0, "eot": 2}
+
+
+def render_go(template: str, messages: list[dict[str, str]]) -> str:
+    """Evaluate the actions that our Go templates have: one loop with a branch for each role."""
+    start, loop, end = re.split(r"{{ range .Messages }}|{{ end }}{{ end }}", template)
+    branch = re.compile(r'{{ (?:else )?if eq .Role "(\w+)" }}(.*?)(?={{ else|\Z)', re.DOTALL)
+    branches = branch.findall(loop)
+    turns = {role: text.split("{{ .Content }}") for role, text in branches}
+    return start + "".join(each["content"].join(turns[each["role"]]) for each in messages) + end
+
+
+def test_a_chat_template_that_go_cannot_express_is_named(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    counted = "{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}"
+    assert to_go_template(ChatTemplate.of(counted, tokenizer)) is None
+    lm = make_model("llama", tokenizer, chat_template=counted)
+    with pytest.warns(UserWarning, match="write TEMPLATE in Modelfile by hand"):
+        lm.save_gguf(tmp_path / "out")
+    assert 'TEMPLATE """' not in (tmp_path / "out" / MODELFILE).read_text()
+
+
+def test_the_context_ends_where_a_sliding_window_would_begin(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match="context length is 60"):
+        make_model("mistral", tokenizer).save_gguf(tmp_path / "out")
+    fields = gguf.GGUFReader(tmp_path / "out" / GGUF_FILE).fields
+    assert fields["llama.context_length"].contents() == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = 'silu'"),
+        ({"rope_parameters": {**ROPE, "rope_type": "yarn", "attention_factor": 1.3}}, "yarn"),
+    ],
+)
+def test_options_that_llama_cpp_does_not_compute_are_refused(
+    changes: Mapping[str, Any], named: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    CASES["changed"] = ("Llama", {**LLAMA, **changes})
+    with pytest.raises(SpecError, match=named):
+        make_model("changed", tokenizer).save_gguf(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_families_are_refused_with_the_list_of_those_that_can_be_written(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    CASES["opt"] = ("OPT", {"hidden_size": 24, "num_attention_heads": 2, "ffn_dim": 29})
+    with pytest.raises(SpecError, match=f'"opt" cannot.*{", ".join(ARCHITECTURES)}'):
+        make_model("opt", tokenizer).save_gguf(tmp_path / "out")
+
+
+@pytest.mark.parametrize("trainer", [WordPiece, Unigram])
+def test_other_tokenizers_are_refused(trainer: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("llama", tokenizer)
+    lm.tokenizer = trainer(vocab_size=400).train(TEXTS * 3, progress=False)
+    with pytest.raises(TokenizerError, match=r"this \w+ tokenizer. Tokenizers that can be written"):
+        lm.save_gguf(tmp_path / "out")
+
+
+def test_an_unknown_pattern_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("llama", with_pattern(tokenizer, r"\w+|\W+"))
+    with pytest.raises(TokenizerError, match="does not have the pattern"):
+        lm.save_gguf(tmp_path / "out")
+
+
+def test_a_folder_is_replaced_only_on_request(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("gpt2", tokenizer)
+    lm.save_gguf(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="--overwrite"):
+        lm.save_gguf(tmp_path / "out")
+    lm.save_gguf(tmp_path / "out", overwrite=True)
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [MODELFILE, GGUF_FILE]
