@@ -141,10 +141,11 @@ def make_model(case: str, tokenizer: Tokenizer, **settings: Any) -> LanguageMode
 class LlamaCpp:
     """A server of llama.cpp in this process, with caches in float32."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, embedding: bool = False) -> None:
         params = llama_cpp.CommonParams()
         params.model.path = str(file)
         params.n_ctx, params.n_parallel, params.port = 90, 1, 0
+        params.embedding = embedding
         params.warmup, params.cpuparams.n_threads, params.verbosity = False, 1, 0
         params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -386,3 +387,67 @@ def test_a_folder_is_replaced_only_on_request(tokenizer: Tokenizer, tmp_path: Pa
         lm.save_gguf(tmp_path / "out")
     lm.save_gguf(tmp_path / "out", overwrite=True)
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [MODELFILE, GGUF_FILE]
+
+
+def make_bert(words: Tokenizer, pooling: str = "mean") -> LanguageModel:
+    """A random BERT that was trained for embeddings."""
+    config = transformers.BertConfig(
+        vocab_size=words.vocab_size + 5,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=97,
+    )
+    hf_model = transformers.BertModel(config, add_pooling_layer=False)
+    module = ours_of(randomize(hf_model, 1, std=0.2))
+    settings = Settings().with_task("contrastive", pooling=pooling)
+    return LanguageModel(module.spec, module, words, settings)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"normalize": False}], ids=str)
+def test_bert_has_the_same_token_ids_and_embeddings(
+    options: Mapping[str, Any], pooling: str, tmp_path: Path
+) -> None:
+    # llama.cpp removes more than accents in Devanagari and Hangul.
+    texts = [text.replace("हिन्दी ไทย 한국어", "") for text in TEXTS]
+    words = WordPiece(vocab_size=400, **options).train(texts * 3, progress=False)
+    lm = make_bert(words, pooling)
+    lm.save_gguf(tmp_path / "out", weight_type="f32")
+    server = LlamaCpp(tmp_path / "out" / GGUF_FILE, embedding=True)
+    more = [*texts, *random_texts(300)]
+    for text, ids in zip(more, words.encode_ids_batch(more), strict=True):
+        assert server.encode(text) == ids, text
+    for text, ours in zip(texts, lm.embed(texts)):
+        [theirs] = server.post("/embedding", content=text)
+        assert torch.tensor(theirs["embedding"][0]) @ ours > 0.9999
+
+
+def test_a_wordpiece_whose_scripts_lose_vowels_is_named(tmp_path: Path) -> None:
+    words = WordPiece(vocab_size=400).train(TEXTS * 3, progress=False)
+    with pytest.warns(UserWarning, match="texts in these scripts get other ids"):
+        make_bert(words).save_gguf(tmp_path / "out")
+
+
+def test_the_head_of_an_encoder_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    words = WordPiece(vocab_size=200).train(TEXTS[:1] * 3, progress=False)
+    config = transformers.BertConfig(
+        vocab_size=words.vocab_size, hidden_size=24, intermediate_size=29, num_attention_heads=2
+    )
+    module = ours_of(randomize(transformers.BertForMaskedLM(config), 1))
+    lm = LanguageModel(module.spec, module, words)
+    with pytest.warns(UserWarning, match="its head .mlm. is not written"):
+        lm.save_gguf(tmp_path / "out")
+    assert LlamaCpp(tmp_path / "out" / GGUF_FILE, embedding=True).encode("The fox")
+    assert "PARAMETER stop" not in (tmp_path / "out" / MODELFILE).read_text()
+
+
+def test_a_classifier_is_refused(tmp_path: Path) -> None:
+    words = WordPiece(vocab_size=200).train(TEXTS[:1] * 3, progress=False)
+    config = transformers.BertConfig(
+        vocab_size=words.vocab_size, hidden_size=24, intermediate_size=29, num_attention_heads=2
+    )
+    module = ours_of(randomize(transformers.BertForSequenceClassification(config), 1))
+    with pytest.raises(SpecError, match="without a head; this model has: classifier"):
+        LanguageModel(module.spec, module, words).save_gguf(tmp_path / "out")

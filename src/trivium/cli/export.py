@@ -32,7 +32,7 @@ def export(
     overwrite: opt.Replace = False,
     format: Annotated[
         Literal["hf", "gguf"],
-        typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama (decoders)."),
+        typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama."),
     ] = "hf",
     type: Annotated[
         Literal["f32", "f16", "bf16", "q8_0"] | None,

@@ -1,4 +1,4 @@
-"""Write a decoder to a GGUF file, which llama.cpp and Ollama read.
+"""Write a decoder or an embedding model to a GGUF file, which llama.cpp and Ollama read.
 
 The weights go by their Hugging Face names to those of GGUF, through the table of the package
 `gguf`. `ARCHITECTURES` has what is different between families. The rules are those of llama.cpp's
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError, require_extra
 from trivium.interop.convert import to_hugging_face
-from trivium.interop.gguf_tokenizer import GGUFTokenizer, convert_tokenizer
+from trivium.interop.gguf_tokenizer import GGUFTokenizer, convert_tokenizer, convert_wordpiece
 from trivium.interop.settings import Settings
 from trivium.models import LanguageModule, Transformer
 from trivium.text import Tokenizer
@@ -30,6 +30,7 @@ WeightType = Literal["f32", "f16", "bf16", "q8_0"]
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 _DEFAULT_CONTEXT = 2048  # of a model with RoPE that was never trained; as in transformers
 _MAX_F16 = 65504.0
+_F32_TENSORS = ("position_embd.weight", "token_types.weight")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,12 @@ ARCHITECTURES = {
     ),
 }
 """The decoders that can be written, by their `model_type` in Hugging Face."""
+ENCODERS = {
+    # llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
+    "bert": LlamaCppFamily("bert", fixed={"hidden_act": ("gelu", *_TANH_GELU)})
+}
+"""The encoders that can be written for embeddings."""
+_BERT_HEADS = ("cls.", "bert.pooler.", "pooler.")
 
 # Key of GGUF -> the options of `config.json` that may have its value.
 _UINT32 = {
@@ -101,7 +108,7 @@ _UINT32 = {
 }
 _FLOAT32 = {
     "{arch}.attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "{arch}.attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon"),
+    "{arch}.attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"),
     "{arch}.attention.scale": ("attention_multiplier",),
     "{arch}.embedding_scale": ("embedding_multiplier",),
     "{arch}.residual_scale": ("residual_multiplier",),
@@ -117,12 +124,13 @@ def write_gguf(
     *,
     weight_type: WeightType = "f16",
     max_length: int | None = None,
+    pooling: str = "mean",
     name: str = "model",
 ) -> tuple[GGUFTokenizer, int]:
-    """Write a decoder with its tokenizer to a GGUF file.
+    """Write a decoder, or an encoder for embeddings, with its tokenizer to a GGUF file.
 
-    Vectors and position embeddings are written as f32, as llama.cpp requires. With "q8_0", weights
-    whose rows are not a multiple of 32 are written as f16, with a warning.
+    Vectors, position and type embeddings are written as f32, as llama.cpp requires. With "q8_0",
+    weights whose rows are not a multiple of 32 are written as f16, with a warning.
 
     Args:
         file: the file to write.
@@ -131,6 +139,7 @@ def write_gguf(
         settings: its settings: end tokens, chat template, preferred family.
         weight_type: the data type of the weights.
         max_length: the maximum number of tokens that the model reads at once, if known.
+        pooling: how an encoder's hidden states become an embedding: mean, first or last.
         name: the name of the model in the file.
 
     Returns:
@@ -144,10 +153,14 @@ def write_gguf(
     with require_extra("GGUF", "gguf"):
         import gguf
     config, tensors = _convert_model(module, settings)
-    family = ARCHITECTURES[config["model_type"]]
+    family = {**ARCHITECTURES, **ENCODERS}[config["model_type"]]
+    encodes = config["model_type"] in ENCODERS
     if tokenizer is None:
         raise SpecError("this model has no tokenizer, which a GGUF file needs.")
-    converted = convert_tokenizer(tokenizer, settings, config["vocab_size"])
+    if encodes:
+        converted = convert_wordpiece(tokenizer, config["vocab_size"])
+    else:
+        converted = convert_tokenizer(tokenizer, settings, config["vocab_size"])
     context = _context_length(config, max_length)
     writer = gguf.GGUFWriter(file, family.name)
     writer.add_type("model")
@@ -161,6 +174,11 @@ def write_gguf(
             values = [config[option] for option in options if config.get(option) is not None]
             if values:
                 add(key.format(arch=family.name), values[0])
+    if encodes:
+        kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType[kinds[pooling]])
+        writer.add_token_type_count(config["type_vocab_size"])
     tensors = {**_add_rope(writer, family, config), **tensors}
     _add_tokenizer(writer, converted, settings)
     _write_tensors(writer, _name_tensors(family, config, tensors), weight_type)
@@ -171,21 +189,44 @@ def write_gguf(
 def _convert_model(
     module: LanguageModule, settings: Settings
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the tensors of a decoder under their Hugging Face names.
+    """Return the config and the tensors of a model under their Hugging Face names.
+
+    The heads of an encoder are left out, with a warning.
 
     Raises SpecError if llama.cpp cannot compute this model.
     """
-    families = f"Families that can be written: {', '.join(ARCHITECTURES)}."
-    if not isinstance(module, Transformer) or module.spec.family != "decoder-only":
-        raise SpecError(f"only decoders can be written to a GGUF file. {families}")
-    if [head.kind for head in module.spec.heads] != ["lm"]:
-        heads = ", ".join(head.kind for head in module.spec.heads) or "no head"
-        raise SpecError(f"llama.cpp generates with a language-model head; this model has: {heads}.")
+    families = (
+        f"Families that can be written: {', '.join(ARCHITECTURES)}; for embeddings: "
+        f"{', '.join(ENCODERS)}."
+    )
+    if not isinstance(module, Transformer) or module.spec.family == "encoder-decoder":
+        raise SpecError(f"only decoders and encoders can be written to a GGUF file. {families}")
+    encodes = module.spec.family == "encoder-only"
+    heads = [head.kind for head in module.spec.heads]
+    if not encodes and heads != ["lm"]:
+        raise SpecError(
+            "llama.cpp generates with a language-model head alone; this model has: "
+            f"{', '.join(heads) or 'no head'}."
+        )
+    if encodes and not {"mlm", "pooler"}.issuperset(heads):
+        raise SpecError(
+            "llama.cpp computes embeddings with an encoder, without a head; this model has: "
+            f"{', '.join(heads)}."
+        )
     config, tensors = to_hugging_face(module, settings.config.get("model_type"))
     kind = config["model_type"]
-    if kind not in ARCHITECTURES:
+    if kind not in (ENCODERS if encodes else ARCHITECTURES):
         raise SpecError(f'this model of the family "{kind}" cannot be written as GGUF. {families}')
-    for option, values in ARCHITECTURES[kind].fixed.items():
+    if encodes:
+        if heads:
+            warnings.warn(
+                f"llama.cpp computes embeddings with this model; its head ({', '.join(heads)}) is "
+                "not written.",
+                stacklevel=4,
+            )
+        kept = {name: each for name, each in tensors.items() if not name.startswith(_BERT_HEADS)}
+        tensors = {name.removeprefix(f"{kind}."): each for name, each in kept.items()}
+    for option, values in {**ARCHITECTURES, **ENCODERS}[kind].fixed.items():
         if config.get(option, values[0]) not in values:
             raise SpecError(
                 f'llama.cpp computes the family "{kind}" only with {option} = {values[0]!r}; this '
@@ -267,15 +308,18 @@ def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
 
 def _add_tokenizer(writer: Any, tokenizer: GGUFTokenizer, settings: Settings) -> None:
     """Write the tokenizer and the chat templates."""
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(tokenizer.model)
     writer.add_tokenizer_pre(tokenizer.pre)
     writer.add_token_list(tokenizer.tokens)
     writer.add_token_types(tokenizer.types)
-    writer.add_token_merges(tokenizer.merges)
+    if tokenizer.merges:
+        writer.add_token_merges(tokenizer.merges)
+    for option, value in tokenizer.normalizer.items():
+        writer.add_bool(f"tokenizer.ggml.normalizer.{option}", value)
     for role, index in tokenizer.special_ids.items():
         getattr(writer, f"add_{role}_token_id")(index)
     writer.add_add_bos_token(tokenizer.adds_bos)
-    writer.add_add_eos_token(False)
+    writer.add_add_eos_token(tokenizer.model == "bert")
     writer.add_add_space_prefix(False)
     named = {"default": settings.chat_template, "tool_use": settings.tool_template}
     templates = [{"name": k, "template": v} for k, v in named.items() if v is not None]
@@ -330,7 +374,7 @@ def _write_tensors(
     kinds, arrays, smaller = gguf.GGMLQuantizationType, [], []
     for name, tensor in tensors:
         kind = kinds[weight_type.upper()]
-        if tensor.ndim == 1 or name == "position_embd.weight":
+        if tensor.ndim == 1 or name in _F32_TENSORS:
             kind = kinds.F32
         elif kind == kinds.Q8_0 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = kinds.F16

@@ -1,15 +1,17 @@
 """The tokenizer of a GGUF file: tokens, types, merges and the pre-tokenizer of llama.cpp.
 
 llama.cpp does not read the pattern of a pre-tokenizer from the file. It has a table of patterns by
-name, so a byte-level BPE tokenizer can be written only if its pattern is one of these.
+name, so a byte-level BPE tokenizer can be written only if its pattern is one of these. Its
+WordPiece is that of BERT.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import models
@@ -18,6 +20,7 @@ from trivium.errors import TokenizerError
 from trivium.interop.settings import Settings
 from trivium.text import Tokenizer
 from trivium.text.byte_level import PATTERNS
+from trivium.text.symbols import SPACE, WORDPIECE_PREFIX
 
 # Values of `tokenizer.ggml.token_type`.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -28,10 +31,12 @@ _PRE_TOKENIZERS = {
     PATTERNS["llama3"]: ("llama-bpe", True),
     PATTERNS["qwen"]: ("qwen2", False),
 }
+# Hangul vowels and final consonants, and the vowel signs of Indic scripts.
+_LOST_BY_STRIPPING = re.compile("[\u1161-\u11ff\u0903-\u0dff]")
 _LLAMA3_WITH_MERGES = "smaug-bpe"  # the pattern of "llama-bpe" without `ignore_merges`
 KNOWN = (
     "Tokenizers that can be written: byte-level BPE (kind byte-bpe, as trained here) with the "
-    "pattern of GPT-2, LLaMA 3 or Qwen."
+    "pattern of GPT-2, LLaMA 3 or Qwen, and for encoders WordPiece (kind wordpiece) as in BERT."
 )
 
 
@@ -40,6 +45,7 @@ class GGUFTokenizer:
     """The tokenizer as llama.cpp reads it.
 
     Args:
+        model: the name of the kind of tokenizer in llama.cpp: "gpt2" or "bert".
         pre: the name of the pre-tokenizer in llama.cpp.
         tokens: the tokens by id, one for each row of the embedding matrix.
         types: the type of each token.
@@ -47,8 +53,10 @@ class GGUFTokenizer:
         special_ids: the ids of special tokens by the name of their role in GGUF.
         end_ids: the ids that end a text.
         adds_bos: whether BOS is prepended to a prompt.
+        normalizer: the options of BERT's normalizer.
     """
 
+    model: str
     pre: str
     tokens: Sequence[str]
     types: Sequence[int]
@@ -56,6 +64,7 @@ class GGUFTokenizer:
     special_ids: dict[str, int]
     end_ids: Sequence[int]
     adds_bos: bool
+    normalizer: dict[str, bool] = field(default_factory=dict)
 
     @property
     def added_bos(self) -> str:
@@ -88,7 +97,61 @@ def convert_tokenizer(tokenizer: Tokenizer, settings: Settings, vocab_size: int)
     special_ids = {role: index for role, index in (roles | named).items() if index is not None}
     merges = [" ".join(pair) for pair in layout["model"]["merges"]]
     return GGUFTokenizer(
-        pre, tokens, types, merges, special_ids, ends, adds_bos=bool(tokenizer.prefix_ids)
+        "gpt2", pre, tokens, types, merges, special_ids, ends, adds_bos=bool(tokenizer.prefix_ids)
+    )
+
+
+def convert_wordpiece(tokenizer: Tokenizer, vocab_size: int) -> GGUFTokenizer:
+    """Return a WordPiece tokenizer as llama.cpp reads it, for an encoder.
+
+    llama.cpp marks the first piece of a word with U+2581, and not the other pieces with ##.
+
+    Raises:
+        TokenizerError: llama.cpp cannot compute the token ids of this tokenizer.
+    """
+    layout = json.loads(tokenizer.to_json())
+    model, normalizer, split = (layout[part] for part in ("model", "normalizer", "pre_tokenizer"))
+    types_of = [None if each is None else each["type"] for each in (normalizer, split)]
+    if model["type"] != "WordPiece" or types_of != ["BertNormalizer", "BertPreTokenizer"]:
+        raise TokenizerError(
+            f"llama.cpp cannot compute the ids of this {tokenizer.kind} tokenizer in an encoder. "
+            f"{KNOWN}"
+        )
+    prefix = model["continuing_subword_prefix"]
+    roles = {"bos": "cls", "eos": "sep", **{role: role for role in ("sep", "unk", "pad", "mask")}}
+    ids = {name: getattr(tokenizer, f"{role}_id") for name, role in roles.items()}
+    for option in ("clean_text", "handle_chinese_chars"):
+        if not normalizer[option]:
+            raise TokenizerError(f"llama.cpp's WordPiece always has {option}. {KNOWN}")
+    if prefix != WORDPIECE_PREFIX or None in (ids["bos"], ids["sep"], ids["unk"]):
+        raise TokenizerError(
+            f"llama.cpp's WordPiece needs tokens for cls, sep and unk, and the prefix ##. {KNOWN}"
+        )
+    tokens, types = _list_tokens(tokenizer, layout, vocab_size)
+    marked = [
+        token.removeprefix(prefix) if token.startswith(prefix) else SPACE + token
+        for token in tokens
+    ]
+    tokens = [m if kind == NORMAL else t for t, m, kind in zip(tokens, marked, types)]
+    lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
+    strips = lowercase if strips is None else strips
+    if strips and _LOST_BY_STRIPPING.search("".join(tokens)):
+        warnings.warn(
+            "where this tokenizer strips accents, llama.cpp also removes vowels of Korean and of "
+            "Indic scripts: texts in these scripts get other ids. tokenizer.normalize = false "
+            "trains a tokenizer that keeps accents.",
+            stacklevel=3,
+        )
+    return GGUFTokenizer(
+        "bert",
+        "default",
+        tokens,
+        types,
+        merges=(),
+        special_ids={name: index for name, index in ids.items() if index is not None},
+        end_ids=(),
+        adds_bos=True,
+        normalizer={"lowercase": lowercase, "strip_accents": strips},
     )
 
 

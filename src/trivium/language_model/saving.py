@@ -9,6 +9,7 @@ from pathlib import Path
 from trivium.adapt.lora import LoRALinear, is_quantized
 from trivium.errors import SpecError
 from trivium.files import write_file
+from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel
 from trivium.interop.gguf_file import GGUF_FILE, WeightType, write_gguf
 from trivium.interop.hf_folder import write_folder
@@ -82,7 +83,7 @@ class SavingMixin(TextModel):
         """Write a folder with a GGUF file for llama.cpp and a Modelfile for Ollama.
 
         Token ids are equal to those of this model, and so are logits with "f32" weights, up to
-        rounding. Needs the extra `gguf`.
+        rounding. An encoder is written for embeddings, without a head. Needs the extra `gguf`.
 
         Args:
             folder: a new or empty folder.
@@ -96,6 +97,7 @@ class SavingMixin(TextModel):
             MissingExtraError: the extra `gguf` is not installed.
         """
         self._check_savable()
+        encodes = self.spec.family == "encoder-only"
         with new_model_folder(folder, overwrite=overwrite) as partial:
             tokenizer, context = write_gguf(
                 partial / GGUF_FILE,
@@ -104,14 +106,17 @@ class SavingMixin(TextModel):
                 self.settings,
                 weight_type=weight_type,
                 max_length=self.max_length,
+                pooling=self.pooling if encodes else "last",
                 name=Path(folder).resolve().name,
             )
-            params = self.sampling_params([], {})
+            params = SamplingParams() if encodes else self.sampling_params([], {})
             text, has_template = make_modelfile(
                 GGUF_FILE,
                 context_length=context,
                 stop=[tokenizer.tokens[index] for index in tokenizer.end_ids],
-                parameters={
+                parameters={}
+                if encodes
+                else {
                     "temperature": params.temperature,
                     "top_k": params.top_k or 0,
                     "top_p": params.top_p or 1.0,
