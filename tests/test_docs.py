@@ -320,7 +320,11 @@ def test_forms_of_output() -> None:
 
 @pytest.mark.slow
 # Of models of a few steps, and of vocabularies learned from a little text.
-@pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:not in the vocabulary")
+@pytest.mark.filterwarnings(
+    "ignore:a text ends at its limit",
+    "ignore:not in the vocabulary",
+    "ignore:.is_gradient_checkpointing. is deprecated",  # by peft, of transformers
+)
 @pytest.mark.parametrize("name", RUN)
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
