@@ -16,6 +16,7 @@ import torch
 from hugging_face import ours_of, randomize
 from torch.nn.functional import gelu
 
+from trivium.cli import main
 from trivium.errors import CheckpointError, SpecError, TokenizerError
 from trivium.interop.gguf_file import ARCHITECTURES, GGUF_FILE
 from trivium.interop.ollama import MODELFILE, to_go_template
@@ -102,6 +103,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",
         {**LLAMA, "head_dim": 32, "rope_parameters": {**ROPE, "rope_type": "yarn"}},
+    ),
+    "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 5}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **LLAMA,
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
     ),
     "olmo2": ("Olmo2", LLAMA),
     "gemma": ("Gemma", {**LLAMA, "head_dim": 32}),
@@ -333,6 +346,12 @@ def test_a_chat_template_that_go_cannot_express_is_named(
     assert 'TEMPLATE """' not in (tmp_path / "out" / MODELFILE).read_text()
 
 
+def test_suppressed_tokens_are_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("llama", tokenizer, generation={"suppress_tokens": [7, 9]})
+    with pytest.warns(UserWarning, match="2 tokens that this model never generates"):
+        lm.save_gguf(tmp_path / "out")
+
+
 def test_the_context_ends_where_a_sliding_window_would_begin(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -451,3 +470,19 @@ def test_a_classifier_is_refused(tmp_path: Path) -> None:
     module = ours_of(randomize(transformers.BertForSequenceClassification(config), 1))
     with pytest.raises(SpecError, match="without a head; this model has: classifier"):
         LanguageModel(module.spec, module, words).save_gguf(tmp_path / "out")
+
+
+def test_the_command_exports_a_saved_model(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
+    lm = make_model("llama", tokenizer)
+    lm.save(saved)
+    assert main(["export", saved, out, "--format", "gguf", "--type", "f32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out}: GGUF, f32"
+    assert [line.split()[0] for line in lines[1:]] == [MODELFILE, GGUF_FILE]
+    server = LlamaCpp(tmp_path / "out" / GGUF_FILE)
+    assert server.encode(TEXTS[0]) == list(tokenizer.encode(TEXTS[0]).ids)
+    assert main(["export", saved, str(tmp_path / "hf"), "--type", "f32"]) == 2
+    assert "--type needs --format gguf" in capsys.readouterr().err
