@@ -129,6 +129,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "starcoder2": ("Starcoder2", {**LLAMA, "sliding_window": None}),
+    "phi": ("Phi", {**LLAMA, "partial_rotary_factor": 0.5}),
+    "phi3": ("Phi3", LLAMA),
+    "stablelm": ("StableLm", {**LLAMA, "partial_rotary_factor": 0.5, "use_qkv_bias": True}),
     "gpt2": ("GPT2", GPT2),
 }
 
@@ -218,8 +221,11 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
     lm = make_model(case, tokenizer)
     server = export(lm, tmp_path / "out", weight_type="f32")
     generator = torch.Generator().manual_seed(3)
+    # A value between two numbers of float16 may be rounded to either of them: a relative change by
+    # 1e-6 before this rounding changes Gemma's log-probabilities by up to 3e-3.
+    tolerance = 5e-3 if case in ("gpt2", "gemma", "starcoder2", "phi") else 1e-4
     compared = 0
-    for length in (1, 7, 20, 41):
+    for length in (1, 3, 7, 13, 20, 29, 41):
         ids = torch.randint(3, tokenizer.vocab_size, (length,), generator=generator).tolist()
         with torch.no_grad():
             logits = lm.module.logits(lm.module(input_ids=torch.tensor([ids])))[0, -1]
@@ -229,7 +235,7 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
             theirs = {one["id"]: one["logprob"] for one in each["top_logprobs"]}
             ours = logits.log_softmax(-1)
             assert len(theirs) == lm.spec.vocab_size
-            assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < 3e-4
+            assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < tolerance
             compared += 1
     assert compared >= 2
     ids = tokenizer.encode_ids_batch(TEXTS[:1])[0][:20]

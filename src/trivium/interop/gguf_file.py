@@ -89,6 +89,12 @@ ARCHITECTURES = {
     "starcoder2": LlamaCppFamily(
         "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
     ),
+    "phi": LlamaCppFamily("phi2", fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)}),
+    "phi3": LlamaCppFamily("phi3", fixed={"hidden_act": _SILU}),
+    "stablelm": LlamaCppFamily(
+        "stablelm",
+        fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
+    ),
     "gpt2": LlamaCppFamily(
         "gpt2",
         fixed={
@@ -116,7 +122,6 @@ _UINT32 = {
     "{arch}.attention.head_count_kv": ("num_key_value_heads",),
     "{arch}.attention.key_length": ("head_dim",),
     "{arch}.attention.value_length": ("head_dim",),
-    "{arch}.rope.dimension_count": ("head_dim",),
     "{arch}.vocab_size": ("vocab_size",),
     "{arch}.expert_count": ("num_local_experts", "num_experts"),
     "{arch}.expert_used_count": ("num_experts_per_tok",),
@@ -281,6 +286,10 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
     rope = dict(config.get("rope_parameters") or {})
     if not rope:
         return {}
+    width = config["hidden_size"] // config["num_attention_heads"]
+    rotary_part = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
+    rotary_dim = int(config.get("head_dim", width) * rotary_part)
+    writer.add_rope_dimension_count(rotary_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
     if kind == "linear":
@@ -293,7 +302,7 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
         writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
     elif kind == "llama3" and family.reads_rope_factors:
-        return {"rope_freqs.weight": _llama3_factors(rope, config["head_dim"])}
+        return {"rope_freqs.weight": _llama3_factors(rope, rotary_dim)}
     elif kind == "dynamic":  # no scaling up to `max_position_embeddings`, the context length
         pass
     elif kind != "default":
