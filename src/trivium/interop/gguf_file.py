@@ -47,6 +47,7 @@ class LlamaCppFamily:
             query and key projections are reordered.
         transposed: the ends of the names of weights that Hugging Face stores as [in, out].
         norm_offset: added to the weights of norms, which Hugging Face stores without it.
+        constants: further whole numbers of the file, by their key without the architecture.
         reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
     """
 
@@ -55,6 +56,7 @@ class LlamaCppFamily:
     interleaves: bool = False
     transposed: tuple[str, ...] = ()
     norm_offset: float = 0.0
+    constants: Mapping[str, int] = field(default_factory=dict)
     reads_rope_factors: bool = False
 
 
@@ -90,7 +92,11 @@ ARCHITECTURES = {
         "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
     ),
     "phi": LlamaCppFamily("phi2", fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)}),
-    "phi3": LlamaCppFamily("phi3", fixed={"hidden_act": _SILU}),
+    "phi3": LlamaCppFamily(
+        "phi3",
+        fixed={"hidden_act": _SILU},
+        constants={"attention.sliding_window": 0},  # without it, llama.cpp assumes Phi-3-mini's
+    ),
     "stablelm": LlamaCppFamily(
         "stablelm",
         fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
@@ -195,6 +201,8 @@ def write_gguf(
             values = [config[option] for option in options if config.get(option) is not None]
             if values:
                 add(key.format(arch=family.name), values[0])
+    for key, constant in family.constants.items():
+        writer.add_uint32(f"{family.name}.{key}", constant)
     if encodes:
         kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
         writer.add_causal_attention(False)
