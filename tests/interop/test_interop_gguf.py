@@ -16,6 +16,7 @@ import torch
 from hugging_face import ours_of, randomize
 from torch.nn.functional import gelu
 
+from trivium.cli import main
 from trivium.errors import CheckpointError, SpecError, TokenizerError
 from trivium.interop.gguf_file import ARCHITECTURES, GGUF_FILE
 from trivium.interop.ollama import MODELFILE, to_go_template
@@ -103,6 +104,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**LLAMA, "head_dim": 32, "rope_parameters": {**ROPE, "rope_type": "yarn"}},
     ),
+    "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 5}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **LLAMA,
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
     "olmo2": ("Olmo2", LLAMA),
     "gemma": ("Gemma", {**LLAMA, "head_dim": 32}),
     "granite": (
@@ -116,6 +129,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "starcoder2": ("Starcoder2", {**LLAMA, "sliding_window": None}),
+    "phi": ("Phi", {**LLAMA, "partial_rotary_factor": 0.5}),
+    "phi3": ("Phi3", LLAMA),
+    "stablelm": ("StableLm", {**LLAMA, "partial_rotary_factor": 0.5, "use_qkv_bias": True}),
     "gpt2": ("GPT2", GPT2),
 }
 
@@ -205,8 +221,11 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
     lm = make_model(case, tokenizer)
     server = export(lm, tmp_path / "out", weight_type="f32")
     generator = torch.Generator().manual_seed(3)
+    # A value between two numbers of float16 may be rounded to either of them: a relative change by
+    # 1e-6 before this rounding changes Gemma's log-probabilities by up to 3e-3.
+    tolerance = 5e-3 if case in ("gpt2", "gemma", "starcoder2", "phi") else 1e-4
     compared = 0
-    for length in (1, 7, 20, 41):
+    for length in (1, 3, 7, 13, 20, 29, 41):
         ids = torch.randint(3, tokenizer.vocab_size, (length,), generator=generator).tolist()
         with torch.no_grad():
             logits = lm.module.logits(lm.module(input_ids=torch.tensor([ids])))[0, -1]
@@ -216,7 +235,7 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
             theirs = {one["id"]: one["logprob"] for one in each["top_logprobs"]}
             ours = logits.log_softmax(-1)
             assert len(theirs) == lm.spec.vocab_size
-            assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < 3e-4
+            assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < tolerance
             compared += 1
     assert compared >= 2
     ids = tokenizer.encode_ids_batch(TEXTS[:1])[0][:20]
@@ -331,6 +350,12 @@ def test_a_chat_template_that_go_cannot_express_is_named(
     with pytest.warns(UserWarning, match="write TEMPLATE in Modelfile by hand"):
         lm.save_gguf(tmp_path / "out")
     assert 'TEMPLATE """' not in (tmp_path / "out" / MODELFILE).read_text()
+
+
+def test_suppressed_tokens_are_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("llama", tokenizer, generation={"suppress_tokens": [7, 9]})
+    with pytest.warns(UserWarning, match="2 tokens that this model never generates"):
+        lm.save_gguf(tmp_path / "out")
 
 
 def test_the_context_ends_where_a_sliding_window_would_begin(
@@ -451,3 +476,19 @@ def test_a_classifier_is_refused(tmp_path: Path) -> None:
     module = ours_of(randomize(transformers.BertForSequenceClassification(config), 1))
     with pytest.raises(SpecError, match="without a head; this model has: classifier"):
         LanguageModel(module.spec, module, words).save_gguf(tmp_path / "out")
+
+
+def test_the_command_exports_a_saved_model(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, out = str(tmp_path / "saved"), str(tmp_path / "out")
+    lm = make_model("llama", tokenizer)
+    lm.save(saved)
+    assert main(["export", saved, out, "--format", "gguf", "--type", "f32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out}: GGUF, f32"
+    assert [line.split()[0] for line in lines[1:]] == [MODELFILE, GGUF_FILE]
+    server = LlamaCpp(tmp_path / "out" / GGUF_FILE)
+    assert server.encode(TEXTS[0]) == list(tokenizer.encode(TEXTS[0]).ids)
+    assert main(["export", saved, str(tmp_path / "hf"), "--type", "f32"]) == 2
+    assert "--type needs --format gguf" in capsys.readouterr().err

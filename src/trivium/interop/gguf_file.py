@@ -8,6 +8,7 @@ converter (`convert_hf_to_gguf.py`).
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ WeightType = Literal["f32", "f16", "bf16", "q8_0"]
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 _DEFAULT_CONTEXT = 2048  # of a model with RoPE that was never trained; as in transformers
 _MAX_F16 = 65504.0
-_F32_TENSORS = ("position_embd.weight", "token_types.weight")
+_F32_TENSORS = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class LlamaCppFamily:
             query and key projections are reordered.
         transposed: the ends of the names of weights that Hugging Face stores as [in, out].
         norm_offset: added to the weights of norms, which Hugging Face stores without it.
+        constants: further whole numbers of the file, by their key without the architecture.
         reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
     """
 
@@ -53,6 +56,7 @@ class LlamaCppFamily:
     interleaves: bool = False
     transposed: tuple[str, ...] = ()
     norm_offset: float = 0.0
+    constants: Mapping[str, int] = field(default_factory=dict)
     reads_rope_factors: bool = False
 
 
@@ -63,8 +67,19 @@ _LLAMA = LlamaCppFamily(
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _LLAMA,
     "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": _SILU}),
     "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
+    "qwen3_moe": LlamaCppFamily(
+        "qwen3moe",
+        fixed={
+            "hidden_act": _SILU,
+            "attention_bias": (False,),
+            "norm_topk_prob": (True,),
+            "mlp_only_layers": ([],),
+            "decoder_sparse_step": (1,),
+        },
+    ),
     "olmo2": LlamaCppFamily("olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
     "gemma": LlamaCppFamily("gemma", fixed={"hidden_act": _TANH_GELU}, norm_offset=1.0),
     "granite": LlamaCppFamily(
@@ -75,6 +90,16 @@ ARCHITECTURES = {
     ),
     "starcoder2": LlamaCppFamily(
         "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
+    ),
+    "phi": LlamaCppFamily("phi2", fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)}),
+    "phi3": LlamaCppFamily(
+        "phi3",
+        fixed={"hidden_act": _SILU},
+        constants={"attention.sliding_window": 0},  # without it, llama.cpp assumes Phi-3-mini's
+    ),
+    "stablelm": LlamaCppFamily(
+        "stablelm",
+        fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
     ),
     "gpt2": LlamaCppFamily(
         "gpt2",
@@ -103,8 +128,10 @@ _UINT32 = {
     "{arch}.attention.head_count_kv": ("num_key_value_heads",),
     "{arch}.attention.key_length": ("head_dim",),
     "{arch}.attention.value_length": ("head_dim",),
-    "{arch}.rope.dimension_count": ("head_dim",),
     "{arch}.vocab_size": ("vocab_size",),
+    "{arch}.expert_count": ("num_local_experts", "num_experts"),
+    "{arch}.expert_used_count": ("num_experts_per_tok",),
+    "{arch}.expert_feed_forward_length": ("moe_intermediate_size",),
 }
 _FLOAT32 = {
     "{arch}.attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
@@ -129,8 +156,8 @@ def write_gguf(
 ) -> tuple[GGUFTokenizer, int]:
     """Write a decoder, or an encoder for embeddings, with its tokenizer to a GGUF file.
 
-    Vectors, position and type embeddings are written as f32, as llama.cpp requires. With "q8_0",
-    weights whose rows are not a multiple of 32 are written as f16, with a warning.
+    Vectors, routers, position and type embeddings are written as f32, as llama.cpp requires. With
+    "q8_0", weights whose rows are not a multiple of 32 are written as f16, with a warning.
 
     Args:
         file: the file to write.
@@ -174,6 +201,8 @@ def write_gguf(
             values = [config[option] for option in options if config.get(option) is not None]
             if values:
                 add(key.format(arch=family.name), values[0])
+    for key, constant in family.constants.items():
+        writer.add_uint32(f"{family.name}.{key}", constant)
     if encodes:
         kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
         writer.add_causal_attention(False)
@@ -265,6 +294,10 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
     rope = dict(config.get("rope_parameters") or {})
     if not rope:
         return {}
+    width = config["hidden_size"] // config["num_attention_heads"]
+    rotary_part = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
+    rotary_dim = int(config.get("head_dim", width) * rotary_part)
+    writer.add_rope_dimension_count(rotary_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
     if kind == "linear":
@@ -277,7 +310,7 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
         writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
     elif kind == "llama3" and family.reads_rope_factors:
-        return {"rope_freqs.weight": _llama3_factors(rope, config["head_dim"])}
+        return {"rope_freqs.weight": _llama3_factors(rope, rotary_dim)}
     elif kind == "dynamic":  # no scaling up to `max_position_embeddings`, the context length
         pass
     elif kind != "default":
@@ -340,7 +373,7 @@ def _name_tensors(
         "q_proj": config.get("num_attention_heads"),
         "k_proj": config.get("num_key_value_heads"),
     }
-    for name, tensor in tensors.items():
+    for name, tensor in _stack_experts(tensors).items():
         if name == "rope_freqs.weight":
             yield name, tensor
             continue
@@ -354,6 +387,21 @@ def _name_tensors(
         if "norm" in name:
             tensor = tensor + family.norm_offset
         yield new_name, tensor
+
+
+def _stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Stack the weights of all experts of a layer to one tensor [experts, out, in]."""
+    stacked: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            stacked[name] = tensor
+        else:  # in the order of the experts
+            experts = parts.setdefault(match[1] + match[3], [])
+            assert len(experts) == int(match[2]), name
+            experts.append(tensor)
+    return stacked | {name: torch.stack(experts) for name, experts in parts.items()}
 
 
 def _interleave_halves(weight: Tensor, num_heads: int | None) -> Tensor:
@@ -374,7 +422,7 @@ def _write_tensors(
     kinds, arrays, smaller = gguf.GGMLQuantizationType, [], []
     for name, tensor in tensors:
         kind = kinds[weight_type.upper()]
-        if tensor.ndim == 1 or name in _F32_TENSORS:
+        if tensor.ndim == 1 or name.endswith(_F32_TENSORS):
             kind = kinds.F32
         elif kind == kinds.Q8_0 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = kinds.F16

@@ -97,6 +97,12 @@ class SavingMixin(TextModel):
             MissingExtraError: the extra `gguf` is not installed.
         """
         self._check_savable()
+        if banned := self.settings.banned_ids:
+            warnings.warn(
+                f"{len(banned)} tokens that this model never generates (bad_words_ids, "
+                "suppress_tokens) are not named in the GGUF file: llama.cpp may generate them.",
+                stacklevel=2,
+            )
         encodes = self.spec.family == "encoder-only"
         with new_model_folder(folder, overwrite=overwrite) as partial:
             tokenizer, context = write_gguf(
