@@ -11,8 +11,11 @@ from double import double_precision
 from small_models import ALL_SPECS, VOCABULARY, inputs_for, random_ids, small_model
 
 import trivium
+from trivium.adapt import LoRA, add_lora
 from trivium.adapt.new_tokens import extend_vocabulary, find_vocabulary_tables
 from trivium.errors import RecipeError, SpecError, TokenizerError
+from trivium.models import build
+from trivium.presets import presets
 
 TEXTS = [
     f"Number {n}: the quick brown fox likes zinc and zirconium, boron, beryllium, and its den."
@@ -36,7 +39,7 @@ def test_rows_are_means_and_known_tokens_keep_their_logits(name):
             find_vocabulary_tables(model)
         return
     if name in WITHOUT_ROWS:
-        with pytest.raises(SpecError, match="has no row a token"):
+        with pytest.raises(SpecError, match="does not have one row per token"):
             find_vocabulary_tables(model)
         return
     tables = find_vocabulary_tables(model)
@@ -61,6 +64,20 @@ def test_spare_rows_are_used_first():
     for table in find_vocabulary_tables(model):
         rows = model.state_dict()[table]
         torch.testing.assert_close(extended.state_dict()[table][-2], (rows[1] + rows[2]) / 2)
+
+
+def test_packed_quantised_and_adapted_models_are_refused(tmp_path):
+    tokenizer = trivium.Tokenizer.train("byte-bpe", texts=TEXTS, vocab_size=300, progress=False)
+    spec = presets["llama-tiny"].replace(vocab_size=300)
+    trivium.LanguageModel(spec, build(spec, seed=0), tokenizer).save(tmp_path / "base")
+    for options in ({"pack": True}, {"quantize": "int8"}):
+        lm = trivium.load(tmp_path / "base", device="cpu", **options)
+        with pytest.raises(SpecError, match="added to plain weights"):
+            lm.with_new_tokens(["xenon"])
+    module = build(spec, seed=0)
+    add_lora(module, LoRA())
+    with pytest.raises(SpecError, match="added to plain weights"):
+        trivium.LanguageModel(spec, module, tokenizer).with_new_tokens(["xenon"])
 
 
 @pytest.fixture(scope="module", params=["byte-bpe", "wordpiece", "unigram"])
@@ -135,14 +152,17 @@ def test_training_changes_the_new_rows(rank, folder, tmp_path):
 )
 def test_tokens_that_cannot_be_added(tokens):
     tokenizer = trivium.Tokenizer.train("byte-bpe", texts=TEXTS, vocab_size=300, progress=False)
-    with pytest.raises(TokenizerError, match=r"cannot be a new token|no new tokens"):
+    with pytest.raises(TokenizerError, match=r"new tokens that are|no new tokens"):
         tokenizer.extend(tokens)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer.extend": ["fox", "fox"]}, r"tokenizer.extend: 'fox' .* given twice"),
+        (
+            {"tokenizer.extend": ["fox", "fox"]},
+            r"tokenizer.extend: new tokens that are given twice: 'fox'",
+        ),
         ({"tokenizer.extend": "no/such/file"}, "a list of tokens, or a text file"),
         ({"tokenizer.extend": ["q"], "tokenizer.vocab_size": 9}, "has its own tokenizer"),
         (
@@ -156,8 +176,8 @@ def test_recipes_that_are_refused(changes, message, folder, tmp_path):
         trivium.pretrain(folder, data=TEXTS, out=tmp_path / "run", changes=changes)
 
 
-def test_new_tokens_are_for_a_model_to_start_from(tmp_path):
+@pytest.mark.parametrize("changes", [{"extend": ["fox"]}, {"kind": "extended"}], ids=str)
+def test_new_tokens_are_for_a_model_to_start_from(changes, tmp_path):
+    changes = {f"tokenizer.{name}": value for name, value in changes.items()}
     with pytest.raises(RecipeError, match=r"model\.init_from"):
-        trivium.pretrain(
-            "gpt2-tiny", data=TEXTS, out=tmp_path / "run", changes={"tokenizer.extend": ["fox"]}
-        )
+        trivium.pretrain("gpt2-tiny", data=TEXTS, out=tmp_path / "run", changes=changes)

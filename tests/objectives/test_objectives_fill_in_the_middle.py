@@ -9,7 +9,9 @@ import trivium
 from trivium.data.batch import RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError, SpecError, TriviumError
+from trivium.models import build
 from trivium.objectives.fill_in_the_middle import FillInTheMiddle
+from trivium.presets import presets
 from trivium.text.infilling import FIM_TOKENS, InfillTokens
 from trivium.text.vocabulary import Vocabulary
 
@@ -18,6 +20,9 @@ NAMES = {"<pad>": PAD, "</s>": EOS, **dict(zip(FIM_TOKENS, (PREFIX, SUFFIX, MIDD
 VOCABULARY = Vocabulary.from_special_tokens(
     NAMES, {"pad": PAD, "eos": EOS}, size=200, suffix_ids=(EOS,)
 )
+
+
+TEXT = "12: one two three four five six seven eight nine."
 
 
 def rows_of(*rows, width=40, with_ids=False):
@@ -100,6 +105,44 @@ def test_cuts_are_uniform_and_rates_are_kept():
     assert 0 < min(middles) + 1 < max(middles) + 1 <= length + 1
 
 
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe"])
+def test_parts_are_those_of_the_text_and_of_words_where_the_tokenizer_allows(kind):
+    texts = [
+        "The zirconium crown, 12 \u732b \U0001f600 na\u00efve.",
+        "Snow fell softly on Montreal.",
+    ]
+    names = ["<pad>", "</s>", "<unk>", *FIM_TOKENS]
+    trained = texts[1:] * 30  # the first text has tokens of parts of characters
+    tokenizer = trivium.Tokenizer.train(
+        kind, texts=trained, vocab_size=330, special_tokens=names, progress=False
+    )
+    vocabulary, marks = tokenizer.vocabulary, InfillTokens.find(tokenizer.special_tokens)
+    for text in texts if kind == "byte-bpe" else trained[:1]:
+        ids = [*tokenizer.encode(text, add_special_tokens=False).ids, vocabulary.end_id]
+        rows = RowBatch(np.array([ids] * 300), np.full(300, len(ids)))
+        room = rows.input_ids.shape[1] + 40
+        wide = np.pad(rows.input_ids, ((0, 0), (0, room - len(ids))))
+        objective = FillInTheMiddle(rate=1.0, spm_rate=0.0)
+        batch = objective.prepare(
+            RowBatch(wide, rows.lengths), RowRandom(1, np.arange(300)), vocabulary
+        )
+        starts = set()
+        for row in batch.input_ids.tolist():
+            found = row[: row.index(vocabulary.end_id)]
+            suffix, middle = found.index(marks.suffix), found.index(marks.middle)
+            parts = found[1:suffix], found[middle + 1 :], found[suffix + 1 : middle]
+            joined = [one for part in parts for one in part]
+            assert tokenizer.decode(joined) == text
+            starts.add(len(tokenizer.decode(parts[0])))
+        inside = [n for n in starts if 0 < n < len(text) and text[n - 1 : n + 1].isalpha()]
+        if kind == "byte-bpe":
+            assert len(starts) > 0.8 * len(text)  # a cut at nearly every character
+            assert len(inside) > 5
+        else:
+            boundaries = {offsets[1] for offsets in tokenizer.encode(text).offsets}
+            assert starts <= {0, *boundaries}
+
+
 def test_a_tokenizer_without_the_tokens_is_refused():
     with pytest.raises(RecipeError, match=r"fim_prefix.*tokenizer\.extend_special"):
         FillInTheMiddle().check_tokens(Vocabulary(size=9))
@@ -121,28 +164,34 @@ def trained(tmp_path_factory):
             "objective.kind": "fill-in-the-middle",
             "objective.rate": 0.9,
             "tokenizer.vocab_size": 320,
-            "train.steps": 140,
+            "train.steps": 400,
         },
     )
     return trivium.load(out)
 
 
+@pytest.mark.slow
 def test_a_trained_model_fills_the_gap(trained):
     for order in ("psm", "spm"):
-        for gap in (" four five", " six", " two three four"):
-            prefix, suffix = "12: one two three four five six seven eight nine.".split(gap)
+        for gap in (" four five", " six", "two three four", "ur fi"):  # also within words
+            prefix, suffix = TEXT.split(gap)
             filled = trained.infill(prefix, suffix, order=order, temperature=0, max_new_tokens=12)
             assert filled == gap
 
 
-def test_wrong_uses(trained):
+def test_wrong_uses():
+    special = ["<|endoftext|>", *FIM_TOKENS]
+    tokenizer = trivium.Tokenizer.train(
+        "byte-bpe", texts=["a b"] * 9, vocab_size=270, special_tokens=special, progress=False
+    )
+    spec = presets["llama-tiny"].replace(vocab_size=270)
+    lm = trivium.LanguageModel(spec, build(spec, seed=0), tokenizer)
     with pytest.raises(TriviumError, match='"psm" or "spm"'):
-        trained.infill("a", "b", order="mps")
-    ids = trained.infill_ids("a", " b")
-    names = [trained.tokenizer.tokens[one] for one in ids]
+        lm.infill("a", "b", order="mps")
+    names = [tokenizer.tokens[one] for one in lm.infill_ids("a", " b")]
     assert [name for name in names if name in FIM_TOKENS] == [*FIM_TOKENS]
     # The name of a mark in a text is text.
-    assert len(trained.infill_ids(FIM_TOKENS[0], "")) > 6
+    assert len(lm.infill_ids(FIM_TOKENS[0], "")) > 6
     plain = trivium.Tokenizer.train("byte-bpe", texts=["a b"] * 9, vocab_size=270, progress=False)
     with pytest.raises(SpecError, match="no tokens to fill in the middle"):
-        trivium.LanguageModel(trained.spec, trained.module, plain).infill("a", "b")
+        trivium.LanguageModel(spec, lm.module, plain).infill("a", "b")

@@ -26,7 +26,8 @@ def extend_vocabulary(
 
     Raises:
         SpecError: source and target have separate vocabularies, or tokens are not rows of tables
-            (character embeddings, n-grams, adaptive softmax).
+            (character embeddings, n-grams, adaptive softmax), or the model is packed, quantised or
+            has an adapter.
     """
     state = module.state_dict()
     new_size = max(module.spec.vocab_size, *(index + 1 for index in pieces))
@@ -49,11 +50,18 @@ def find_vocabulary_tables(module: LanguageModule) -> list[str]:
             "tokens cannot be added to a model with separate vocabularies for source and target."
         )
     grown = build(spec.replace(vocab_size=spec.vocab_size + 1), device="meta").state_dict()
-    tables = []
-    for name, weight in module.state_dict().items():
-        if name in grown and grown[name].shape != weight.shape:
+    state, tables = module.state_dict(), []
+    if state.keys() != grown.keys():
+        raise SpecError(
+            "tokens are added to plain weights: load the model without pack and quantize, and "
+            "merge its adapter first (`merge_adapter`)."
+        )
+    for name, weight in state.items():
+        if grown[name].shape != weight.shape:
             if weight.shape[0] != spec.vocab_size or not weight.is_floating_point():
-                raise SpecError(f"tokens cannot be added to this model: {name} has no row a token.")
+                raise SpecError(
+                    f"tokens cannot be added to this model: {name} does not have one row per token."
+                )
             tables.append(name)
     if not tables:
         raise SpecError("tokens cannot be added to this model: it has no table of tokens.")
@@ -61,7 +69,7 @@ def find_vocabulary_tables(module: LanguageModule) -> list[str]:
 
 
 def _extend_table(table: Tensor, size: int, pieces: Mapping[int, Sequence[int]]) -> Tensor:
-    """Return a table [V, ...] with `size` rows, of which those of new tokens are means."""
+    """Return a table [V, ...] with `size` rows, in which the rows of new tokens are means."""
     result = table.new_empty(size, *table.shape[1:])
     result[: len(table)] = table
     for index, ids in pieces.items():

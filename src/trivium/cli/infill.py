@@ -20,9 +20,7 @@ from trivium.cli import UsageError
 from trivium.cli import _options as opt
 from trivium.cli._shared import load, print_json
 from trivium.inference.sampling_params import SamplingParams
-from trivium.text.infilling import Order
-
-_GAP = "<FILL_ME>"
+from trivium.text.infilling import GAP, Order
 
 
 @opt.with_options(
@@ -52,10 +50,10 @@ def infill(
             prefix, middle (spm).
     """
     whole = sys.stdin.read() if text is None else text
-    prefix, gap, suffix = whole.partition(_GAP)
-    if not gap or _GAP in suffix:
+    prefix, gap, suffix = whole.partition(GAP)
+    if not gap or GAP in suffix:
         raise UsageError(
-            f"a text to fill has one {_GAP}, and this one has {whole.count(_GAP)}: put it where "
+            f"a text to fill has one {GAP}, and this one has {whole.count(GAP)}: put it where "
             "the new text belongs."
         )
     lm = load(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 
-from trivium.adapt.new_tokens import extend_vocabulary
-from trivium.errors import SpecError
 from trivium.language_model.adapting import AdapterMixin
 from trivium.language_model.generating import GenerationMixin
 from trivium.language_model.predicting import PredictionMixin
@@ -43,28 +39,3 @@ class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, AdapterMixin, S
         """
         model = LogitsModel(module, max_length=max_length)
         return cls(model.spec, model, tokenizer)  # type: ignore[arg-type]
-
-    def with_new_tokens(
-        self, tokens: Iterable[str] = (), *, special_tokens: Iterable[str] = ()
-    ) -> LanguageModel:
-        """Return a copy of the model and its tokenizer with more tokens.
-
-        The embedding of a new token is the mean of the embeddings of the tokens that its text
-        consisted of so far, and so are its rows in untied heads. `Tokenizer.extend` says how the
-        new tokens are found in a text. Training with `tokenizer.extend` starts from such a model.
-
-        Args:
-            tokens: words or symbols.
-            special_tokens: control tokens, which decoding leaves out.
-
-        Raises:
-            TokenizerError: a token exists already, or the model has no tokenizer.
-            SpecError: the model has two tokenizers, or no table with a row per token.
-        """
-        if self._source_tokenizer is not None:
-            raise SpecError("tokens cannot be added to a model with a source tokenizer of its own.")
-        old = self.text_tokenizer
-        assert self.tokenizer is not None
-        tokenizer = self.tokenizer.extend(tokens, special_tokens=special_tokens)
-        module = extend_vocabulary(self.module, old.pieces_of_new_tokens(tokenizer))
-        return LanguageModel(module.spec, module, tokenizer, self.settings)

@@ -1,15 +1,17 @@
-"""Add an adapter to a language model, merge it and save it."""
+"""Adapt a language model: add new tokens; add an adapter, merge it and save it."""
 
 from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from trivium.adapt.adapter import with_adapter
 from trivium.adapt.lora import merged_state
+from trivium.adapt.new_tokens import extend_vocabulary
 from trivium.errors import CheckpointError, SpecError
 from trivium.inference.text_model import TextModel
 from trivium.interop.hub import find_folder
@@ -21,7 +23,35 @@ from trivium.models import build
 
 
 class AdapterMixin(TextModel):
-    """The methods that add, merge and save an adapter in PEFT's format."""
+    """The methods that add tokens, and that add, merge and save an adapter in PEFT's format."""
+
+    def with_new_tokens(
+        self, tokens: Iterable[str] = (), *, special_tokens: Iterable[str] = ()
+    ) -> Self:
+        """Return this model and its tokenizer with more tokens.
+
+        The embedding of a new token is the mean of the embeddings of the tokens that its text
+        consisted of so far, and so are its rows in untied heads. `Tokenizer.extend` says how the
+        new tokens are found in a text. Training with `tokenizer.extend` starts from such a model.
+        Both models share all weights that do not differ.
+
+        Args:
+            tokens: words or symbols.
+            special_tokens: control tokens, which decoding leaves out.
+
+        Raises:
+            TokenizerError: a token exists already, or the model has no tokenizer.
+            SpecError: the model is packed, quantised or has an adapter, has two tokenizers, or no
+                table with a row per token.
+        """
+        if self._source_tokenizer is not None:
+            raise SpecError("tokens cannot be added to a model with a source tokenizer of its own.")
+        old, other = self.text_tokenizer, copy.copy(self)
+        assert self.tokenizer is not None
+        other.tokenizer = self.tokenizer.extend(tokens, special_tokens=special_tokens)
+        other.module = extend_vocabulary(self.module, old.pieces_of_new_tokens(other.tokenizer))
+        other.spec = other.module.spec
+        return other
 
     def with_adapter(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Self:
         """Return this model with an adapter. Both models share all weights that do not differ.

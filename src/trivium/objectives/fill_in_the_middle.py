@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -15,19 +16,17 @@ from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.objectives.causal import LeftToRight, build_causal_batch, next_token_labels
 from trivium.objectives.excerpt import mask_middle
-from trivium.text.infilling import FIM_TOKENS, InfillTokens
+from trivium.text.infilling import FIM_TOKENS, GAP, InfillTokens, Order
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of random numbers.
 _CHOSEN, _ORDER, _FIRST, _SECOND = range(4)
-_MARKS = 4  # tokens that a rearranged document gains: three marks and, if missing, its end
-_GAP = "[MASK]"
 
 
 class FillInTheMiddle(LeftToRight):
     """Causal language modelling in which the middle of some documents is moved to their end.
 
-    A document is cut at two random places into prefix, middle and suffix. In the order PSM:
+    A document is cut at two random characters into prefix, middle and suffix. In the order PSM:
 
         document   the  cat  sat  on  it  </s>
         input_ids  <prefix> the <suffix> on it <middle> cat sat </s>
@@ -39,11 +38,12 @@ class FillInTheMiddle(LeftToRight):
     Every token but the last has its next token as label, as in causal language modelling. The
     middle always ends with the end-of-text token, so that the model learns where to stop. The part
     of a document that is in a row counts as a document ("context-level FIM" in the paper). A full
-    row keeps its length: its last tokens make room for the marks, up to four for each rearranged
-    document.
+    row keeps its length: its last tokens make room for the marks.
 
-    Source: Bavarian et al. 2022, section 3. One difference: the cuts are between tokens, in the
-    paper between characters.
+    A token in which a cut lies is encoded again in two parts, so that a model also learns to
+    continue in the middle of a word. Source: Bavarian et al. 2022, section 3. Two differences: the
+    paper encodes all of a prefix, middle and suffix again; and if the tokenizer is not byte-level,
+    the cuts are between tokens, because a part of a word has other tokens there.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = FIM_TOKENS
@@ -107,36 +107,56 @@ class FillInTheMiddle(LeftToRight):
     ) -> list[list[int]]:
         """Return the documents of a row, some of them rearranged, in at most `width` tokens.
 
-        `noise` contains random numbers for each document of the row: whether it is rearranged, its
-        order, and its two cuts.
+        The last tokens of the row are left out if there is no room for them. `noise` contains
+        random numbers for each document of the row: whether it is rearranged, its order, and its
+        two cuts.
         """
-        chosen, order, first, second = noise
-        count = len([*_documents(tokens, vocabulary)])
-        space = width - _MARKS * int(np.count_nonzero(chosen[:count] < self.rate))
-        documents = []
-        for index, (head, body, end) in enumerate(_documents(tokens[: max(space, 0)], vocabulary)):
-            if chosen[index] >= self.rate:
+        chosen, order, *cuts = noise
+        stop = [] if vocabulary.end_id is None else [vocabulary.end_id]
+        space = len(tokens)
+        while True:
+            documents = []
+            for index, (head, body, end) in enumerate(_documents(tokens[:space], vocabulary)):
+                if chosen[index] < self.rate:
+                    total = int(vocabulary.num_characters[body].sum())
+                    low, high = sorted(int(each[index] * (total + 1)) for each in cuts)
+                    rest, suffix = _cut(body, high, vocabulary)
+                    prefix, middle = _cut(rest, low, vocabulary)
+                    name: Order = "spm" if order[index] < self.spm_rate else "psm"
+                    body, end = [*marks.arrange(prefix, suffix, name), *middle], end or stop
                 documents.append([*head, *body, *end])
-                continue
-            cuts = sorted(int(each[index] * (len(body) + 1)) for each in (first, second))
-            prefix, middle, suffix = body[: cuts[0]], body[cuts[0] : cuts[1]], body[cuts[1] :]
-            name: Literal["psm", "spm"] = "spm" if order[index] < self.spm_rate else "psm"
-            arranged = marks.arrange(prefix, suffix, name)
-            stop = [] if vocabulary.end_id is None else [vocabulary.end_id]
-            documents.append([*head, *arranged, *middle, *(end or stop)])
-        return documents
+            excess = sum(map(len, documents)) - width
+            if excess <= 0:
+                return documents
+            space -= excess
 
     def generate_sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Return a sentence with a gap, and what the model writes into the gap.
 
         Returns None if the text has no sentence with enough words.
         """
-        masked = mask_middle(text, _GAP, span=3)
+        masked = mask_middle(text, GAP, span=3)
         if masked is None:
             return None
-        prefix, _, suffix = masked[0].partition(_GAP)
+        prefix, _, suffix = masked[0].partition(GAP)
         middle = lm.infill(prefix, suffix, max_new_tokens=20, temperature=0.8, top_k=40, seed=0)
         return masked[0], middle
+
+    def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """Return an `infill` command with a sentence of the validation text."""
+        prompt, _ = mask_middle(text, GAP, span=3) or (f"The weather was {GAP} yesterday.", "")
+        return f"infill {run} {shlex.quote(prompt)}"
+
+
+def _cut(ids: list[int], characters: int, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+    """Cut a text after a number of characters. Returns the ids before and after the cut."""
+    ends = np.cumsum(vocabulary.num_characters[ids])
+    index = int(np.searchsorted(ends, characters, side="right"))
+    offset = characters - int(ends[index - 1] if index else 0)
+    if not offset:
+        return ids[:index], ids[index:]
+    left, right = vocabulary.split_token(ids[index], offset)
+    return [*ids[:index], *left], [*right, *ids[index + 1 :]]
 
 
 def _documents(

@@ -14,6 +14,9 @@ from trivium.errors import SpecError
 Order = Literal["psm", "spm"]
 """Prefix, suffix, middle; or suffix, prefix, middle."""
 
+GAP = "<FILL_ME>"
+"""How users write the gap in a text."""
+
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 """The tokens that new tokenizers get: those of Qwen2.5-Coder and CodeGemma."""
 _PUBLISHED = (
@@ -58,7 +61,7 @@ class InfillTokens:
             psm  <prefix> prefix <suffix> suffix <middle>
             spm  <prefix> <suffix> suffix <middle> prefix
 
-        The second order is "SPM variant 2" of the paper (appendix D), which released models use.
+        The second order is "SPM variant 2" of the paper (appendix D), as in StarCoder.
         """
         if order == "psm":
             return [self.prefix, *prefix, self.suffix, *suffix, self.middle]

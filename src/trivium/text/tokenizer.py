@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -223,11 +224,14 @@ class Tokenizer:
         """
         words, controls = list(tokens), list(special_tokens)
         names, known = [*words, *controls], self.backend.get_vocab(with_added_tokens=True)
-        for name in names:
-            if not name.strip() or name in known or names.count(name) > 1:
-                problem = "is given twice" if names.count(name) > 1 else "is in the vocabulary"
-                problem = problem if name.strip() else "is empty"
-                raise TokenizerError(f"{name!r} cannot be a new token: it {problem}. Leave it out.")
+        for problem, wrong in (
+            ("are empty", [name for name in names if not name.strip()]),
+            ("are given twice", [name for name, count in Counter(names).items() if count > 1]),
+            ("are in the vocabulary already", [name for name in names if name in known]),
+        ):
+            if wrong:
+                shown = ", ".join(map(repr, wrong[:20])) + ", ..." * (len(wrong) > 20)
+                raise TokenizerError(f"new tokens that {problem}: {shown}. Leave them out.")
         if not names:
             raise TokenizerError("there are no new tokens: name at least one.")
         backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
@@ -531,6 +535,7 @@ class Tokenizer:
             suffix_ids=self.suffix_ids,
             word_continuations=self.continues_word,
             texts=lambda: self.decode_batch([index] for index in range(self.vocab_size)),
+            encode=(lambda text: self.encode_ids_batch([text])[0]) if self._is_byte_level else None,
         )
 
     def continues_word(self) -> list[bool]:

@@ -39,6 +39,8 @@ class Vocabulary:
         word_continuations: a function that returns for each id whether the token continues the word
             before it.
         texts: a function that returns the decoded text of each id.
+        encode: a function that returns the ids of a part of a text; None if the ids of a part
+            differ from those inside of a text, as with a tokenizer that is not byte-level.
     """
 
     size: int
@@ -58,6 +60,7 @@ class Vocabulary:
     decoder_start_id: int | None = None
     word_continuations: Callable[[], Sequence[bool]] | None = None
     texts: Callable[[], Sequence[str]] | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
 
     @classmethod
     def from_special_tokens(
@@ -138,13 +141,38 @@ class Vocabulary:
         return np.array(self.word_continuations(), dtype=bool)
 
     @cached_property
+    def token_texts(self) -> Sequence[str]:
+        """The decoded text of each id; empty strings if they are not known."""
+        return [""] * self.size if self.texts is None else self.texts()
+
+    @cached_property
+    def num_characters(self) -> NDArray[np.int64]:
+        """The number of parts into which `split_token` can split each token, int64 [V].
+
+        It is 1 for tokens that cannot be split, such as special tokens and parts of a character.
+        """
+        texts = self.token_texts if self.encode is not None else [""] * self.size
+        counts = [1 if "\ufffd" in text else max(1, len(text)) for text in texts]
+        return np.where(self.is_special, 1, np.array(counts, dtype=np.int64))
+
+    def split_token(self, index: int, offset: int) -> tuple[list[int], list[int]]:
+        """Split a token after `offset` characters of its text. Returns the ids of both parts.
+
+        The first part is empty if the parts do not have the text of the token, which happens if the
+        tokenizer adds a space to a text.
+        """
+        assert self.encode is not None
+        text = self.token_texts[index]
+        parts = [list(self.encode(part)) for part in (text[:offset], text[offset:])]
+        joined = "".join(self.token_texts[one] for part in parts for one in part)
+        return (parts[0], parts[1]) if joined == text else ([], [index])
+
+    @cached_property
     def ends_sentence(self) -> NDArray[np.bool_]:
         """Whether each token ends a sentence, bool [V].
 
         Such a token ends with a full stop, a question mark, an exclamation mark or an ellipsis.
         Closing quotes and brackets may follow.
         """
-        if self.texts is None:
-            return np.zeros(self.size, dtype=bool)
-        ends = [text.strip().rstrip(_CLOSING).endswith(_SENTENCE_ENDS) for text in self.texts()]
-        return np.array(ends, dtype=bool)
+        texts = (text.strip().rstrip(_CLOSING) for text in self.token_texts)
+        return np.array([text.endswith(_SENTENCE_ENDS) for text in texts], dtype=bool)

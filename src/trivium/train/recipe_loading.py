@@ -378,24 +378,26 @@ def _reject_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> Non
 
     The tokenizer of a model may be extended.
     """
-    given = set(tree.get("tokenizer") or ())
-    keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
+    given = tree.get("tokenizer") or {}
+    keys = ", ".join(f"tokenizer.{key}" for key in given)
     tables = tree.get("mix") or [tree.get("data") or {}]
     paths = [as_list(table.get("paths")) for table in tables]
     shards = next(
         (one[0] for one in paths if isinstance(one, list | tuple) and are_shards(one)), None
     )
     owner = model.init_from or shards
-    extends = bool(given & {*_EXTENSION}) and given <= {"kind", *_EXTENSION}
-    if extends and model.init_from and shards is None:
-        return
-    if extends and shards is not None:
-        raise RecipeError(f"{keys}: {shards} was encoded without new tokens. Give the text itself.")
-    if given & {*_EXTENSION} and owner is None:
-        raise RecipeError(
-            f"{keys}: new tokens are for a model to start from (model.init_from). A new tokenizer "
-            "takes tokenizer.special_tokens."
-        )
+    if {*_EXTENSION} & given.keys() or given.get("kind") == "extended":
+        if shards is not None:
+            raise RecipeError(
+                f"{keys}: {shards} was encoded without new tokens. Give the text itself."
+            )
+        if owner is None:
+            raise RecipeError(
+                f"{keys}: new tokens are for a model to start from (model.init_from). A new "
+                "tokenizer takes tokenizer.special_tokens."
+            )
+        if given.keys() != {"kind"} and given.keys() <= {"kind", *_EXTENSION}:
+            return
     if keys and owner is not None:
         kind = "model" if model.init_from else "folder of shards"
         raise RecipeError(
