@@ -5,8 +5,8 @@ tensors decide which matrices have an update; the configuration has the factors 
 update of a fused matrix (QKV of GPT-2) is divided into updates of its parts: they share A, and each
 has its own rows of B, which gives exactly the same matrix.
 
-An update of a matrix that is no linear layer (token embeddings, output matrix) is added to a copy
-of this matrix.
+An update of a matrix that is not a linear layer (token embeddings, output matrix) is added to a
+copy of this matrix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -432,14 +432,7 @@ class _Reader:
             spec, size = self.names.spec, len(tensor)
             if size != spec.vocab_size and tensor.shape[1] == self.names.shapes["tokens.weight"][1]:
                 spec = spec.replace(vocab_size=size)
-                self.names = _Names(
-                    spec,
-                    self.names.family,
-                    self.names.architecture,
-                    self.names.weights,
-                    _shapes(spec),
-                    self.names.base,
-                )
+                self.names = replace(self.names, spec=spec, shapes=_shapes(spec))
 
     def _read_whole(self) -> dict[str, Tensor]:
         """Return the weights that replace those of the base, by their names in the model."""
@@ -458,8 +451,7 @@ class _Reader:
     ) -> dict[str, Tensor]:
         """Return weights of new heads that the base has under another name (BERT's pooler)."""
         copied: dict[str, Tensor] = {}
-        own = {**dict(self.module.named_parameters())}
-        spec = self.module.spec
+        own, spec = dict(self.module.named_parameters()), self.module.spec
         if (
             self.names.family is None
             or spec == self.names.spec

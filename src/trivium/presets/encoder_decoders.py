@@ -192,6 +192,8 @@ PRESETS: dict[str, Preset] = {
     "mt5-xxl": _mt5(24, 4096, 64, 10_240, _T5_TOKENS),
     "umt5-small": _umt5(8, 512, 6, 1024),
     "umt5-base": _umt5(12, 768, 12, 2048),
+    "umt5-xl": _umt5(24, 2048, 32, 5120),
+    "umt5-xxl": _umt5(24, 4096, 64, 10_240),
     "bart-tiny": _bart(2, 128),
     "bart-mini": _bart(4, 256),
     "bart-base": _bart(6, 768),
