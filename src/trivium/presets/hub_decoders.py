@@ -40,6 +40,9 @@ def _starcoder2(
     num_heads: int,
     num_kv_heads: int,
     base: float,
+    *,
+    std: float = 0.018042,
+    tied: bool = True,
     tokens: float | None = None,
 ) -> Preset:
     """Return a preset of StarCoder2: LayerNorm, biases and a sliding window of 4096 tokens."""
@@ -50,9 +53,13 @@ def _starcoder2(
         positions=Rotary(base=base),
         pattern=Sliding(window=4095),
     )
-    initialization = Normal(std=0.018042, residual_init="scaled")
     model = decoder(
-        num_layers, d_model, vocab_size=49_152, mixer=mixer, initialization=initialization
+        num_layers,
+        d_model,
+        vocab_size=49_152,
+        mixer=mixer,
+        head=LMHead(tied=tied),
+        initialization=Normal(std=std, residual_init="scaled"),
     )
     return Preset(model, "Lozhkov et al. 2024 (StarCoder2)", 16_384, tokens=tokens)
 
@@ -103,6 +110,7 @@ PRESETS: dict[str, Preset] = {
     "olmo-7b": _olmo(32, 4096, 32, 11_008, tied=False, tokens=2.5e12),
     "starcoder2-3b": _starcoder2(30, 3072, 24, 2, 999_999.4420358813, tokens=3.3e12),
     "starcoder2-7b": _starcoder2(32, 4608, 36, 4, 1e6),
+    "starcoder2-15b": _starcoder2(40, 6144, 48, 4, 1e5, std=0.01275, tied=False),
     # 1 trillion tokens, read four times.
     "stablelm-3b": Preset(
         _STABLELM_3B, "Tow et al. 2023 (StableLM-3B-4E1T)", context=4096, tokens=4e12
