@@ -12,6 +12,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium.errors import TriviumError
 from trivium.explain import Grid, explain
+from trivium.explain.topics import additive_attention, block, grouped_query, rnn
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.presets import presets
@@ -127,6 +128,31 @@ def test_gradients_reach_further_through_gates():
     assert far[-1] > 0.1
 
 
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_the_steps_of_a_cell_are_those_of_pytorch(cell):
+    data = explain("rnn", [1.0, -0.5, 2.0], cell=cell, distance=1).data
+    made = {"elman": torch.nn.RNNCell, "gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}[cell]
+    theirs = made(1, 2).double()
+    u, v, b = (torch.cat(list(map(of, part))) for part in zip(*rnn._WEIGHTS[cell].values()))
+    with torch.no_grad():
+        theirs.weight_hh.copy_(u)
+        theirs.weight_ih.copy_(v)
+        theirs.bias_ih.copy_(b)
+        theirs.bias_hh.zero_()
+        state, steps = None, {name: of(rows) for name, rows in data["steps"].items()}
+        for t, x in enumerate([1.0, -0.5, 2.0]):
+            state = theirs(of([[x]]), state)
+            h = state[0] if cell == "lstm" else state
+            torch.testing.assert_close(steps["h_t"][t], h[0])
+            if cell == "lstm":
+                torch.testing.assert_close(steps["c_t"][t], state[1][0])
+                torch.testing.assert_close(steps["o_t"][t] * steps["c_t"][t].tanh(), h[0])
+            if cell == "gru":
+                before = steps["h_t"][t - 1] if t else torch.zeros(2)
+                z, n = steps["z_t"][t], steps["n_t"][t]
+                torch.testing.assert_close(z * before + (1 - z) * n, h[0])
+
+
 def test_parameters_of_llama():
     data = explain("params", "llama-7b", length=2048).data
     assert data["parameters"] == sum(data["parts"].values()) == 6_738_415_616
@@ -145,3 +171,83 @@ def test_the_loss(tmp_path):
         explain("loss", [3.0, 1.0, 0.0, -1.0], label=5)
     text = explain("loss", text="the cat sat", model=saved("gpt2", tmp_path)).data["text"]
     assert text["bits_per_byte"] == pytest.approx(text["loss"] * 3 / math.log(2) / 11)
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_block_is_that_of_pytorch(placement):
+    steps = explain("block", 2, seed=3).data["steps"][placement]
+    steps = {name.partition(" = ")[0]: of(row) for name, row in steps.items()}
+    layer = torch.nn.TransformerEncoderLayer(
+        4, 2, 16, dropout=0.0, bias=True, norm_first=placement == "pre", batch_first=True
+    ).double()
+    (ours,) = block._build_blocks(placement, 1, 4, 2, torch.Generator().manual_seed(3))
+    mixer, network = ours.mixer, ours.feed_forward
+    with torch.no_grad():
+        for weight in layer.parameters():
+            if weight.ndim == 1:
+                weight.zero_()
+        layer.norm1.weight.fill_(1.0)
+        layer.norm2.weight.fill_(1.0)
+        parts = (mixer.query, mixer.key, mixer.value)
+        layer.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        layer.self_attn.out_proj.weight.copy_(mixer.output.weight)
+        layer.linear1.weight.copy_(network.up.weight)
+        layer.linear2.weight.copy_(network.down.weight)
+        x = of(block._X)[None]
+        causal = torch.nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
+        theirs = layer(x, src_mask=causal)[0, 2]
+    torch.testing.assert_close(steps["y"], theirs)
+    name = "a + g" if placement == "post" else "y"
+    g = steps["g"]
+    torch.testing.assert_close(steps[name], steps["a"] + g)
+
+
+def test_depth_needs_residuals_and_norms():
+    data = explain("block", 24).data
+    top = {name: norms[-1] for name, norms in data["gradient_norms"].items()}
+    assert top["f(x)"] < 1e-5
+    assert top["x + f(x)"] > 1e4
+    assert all(0.1 < top[name] < 10 for name in ("LN(x + f(x))", "x + f(LN(x))"))
+    alike = {name: cosines[-1] for name, cosines in data["cosines"].items()}
+    assert alike["LN(f(x))"] > 0.999
+    assert alike["x + f(LN(x))"] < 0.9
+    with pytest.raises(TriviumError, match="depth is 1: give a number of blocks from 2 to 200"):
+        explain("block", 1)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_grouped_queries_are_those_of_pytorch(kv_heads):
+    data = explain("grouped-query", kv_heads=kv_heads, seed=1).data
+    q, k, v = (of(data[name])[None] for name in "qkv")
+    assert k.shape == (1, kv_heads, 4, 2)
+    expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0]
+    torch.testing.assert_close(of(data["heads"]), expected)
+    mixer = grouped_query._build_attention(4, kv_heads, 1)
+    mixed = F.linear(expected.transpose(0, 1).flatten(1), mixer.output.weight)
+    torch.testing.assert_close(of(data["output"]), mixed.detach())
+
+
+def test_heads_that_cannot_be_grouped_are_refused():
+    with pytest.raises(TriviumError, match="heads is 4 and kv_heads is 3"):
+        explain("grouped-query", kv_heads=3)
+
+
+def test_additive_attention_is_the_formula():
+    data = explain("additive-attention", 4).data
+    weights = {name: of(weight) for name, weight in additive_attention._WEIGHTS.items()}
+    h, y = of(additive_attention._H), of(additive_attention._TOKENS)[:, None]
+    s = torch.tanh(h[0, 1:])
+    w_z, w_r, w = weights["inputs.weight"]
+    u_z, u_r = weights["gates.weight"]
+    for i in range(4):
+        features = torch.tanh(weights["query.weight"] @ s + h @ weights["key.weight"].T)
+        alpha = (features @ weights["score"]).softmax(0)
+        c = alpha @ h
+        torch.testing.assert_close(of(data["alpha"][i]), alpha)
+        torch.testing.assert_close(of(data["contexts"][i]), c)
+        z, r = torch.sigmoid(w_z * y[i] + u_z * s), torch.sigmoid(w_r * y[i] + u_r * s)
+        new = torch.tanh(w * y[i] + r * s + weights["attended.weight"][2] @ c)
+        s = (1 - z) * s + z * new
+        torch.testing.assert_close(of(data["states"][i]), s)
+    with pytest.raises(TriviumError, match="steps is 5: give 1 to 4"):
+        explain("additive-attention", 5)
