@@ -103,6 +103,18 @@ def test_norm_of_the_listing():
     torch.testing.assert_close(listing, of(results["LayerNorm"]) * 0.75**0.5, rtol=0, atol=1e-5)
 
 
+def test_norms_with_trained_weights():
+    x, g, b = of([1, 2, 3, 6]), of([1, 2, 0.5, 1]), of([0, 0, 1, -1])
+    page = explain("norm", [1, 2, 3, 6], weight="1 2 0.5 1", bias="0 0 1 -1")
+    results = {name: of(row) for name, row in page.data["results"].items()}
+    torch.testing.assert_close(results["LayerNorm"], F.layer_norm(x, [4], g, b))
+    torch.testing.assert_close(results["RMSNorm"], F.rms_norm(x, [4], g, eps=1e-6) + b)
+    torch.testing.assert_close(results["RMSNorm (1 + w)"], F.rms_norm(x, [4], g, eps=1e-6))
+    for text in ("1 2", "1 2 3 many"):
+        with pytest.raises(TriviumError, match="give 4 numbers separated by spaces"):
+            explain("norm", [1, 2, 3, 6], weight=text)
+
+
 def test_activations():
     data = explain("activation", [0.1, 10.0]).data
     x = of(data["x"])
@@ -114,7 +126,10 @@ def test_activations():
 
 
 def test_the_feed_forward_network_step_by_step():
-    steps = explain("feed-forward", [1.0, -1.0, 2.0]).data["SwiGLU"]
+    data = explain("feed-forward", [1.0, -1.0, 2.0]).data
+    relu = [*map(of, data["ReLU"].values())]
+    torch.testing.assert_close(relu[1], relu[0].relu())
+    steps = data["SwiGLU"]
     gate, value = of(steps["x W"]), of(steps["x V"])
     torch.testing.assert_close(of(steps["Swish(x W) * x V"]), gate * gate.sigmoid() * value)
 
@@ -151,6 +166,23 @@ def test_the_steps_of_a_cell_are_those_of_pytorch(cell):
                 before = steps["h_t"][t - 1] if t else torch.zeros(2)
                 z, n = steps["z_t"][t], steps["n_t"][t]
                 torch.testing.assert_close(z * before + (1 - z) * n, h[0])
+
+
+def test_the_streams_of_xlnet():
+    data = explain("permutation", ["the cat sat on the mat and it slept"]).data
+    content, query = torch.tensor(data["content_mask"]), torch.tensor(data["query_mask"])
+    tokens, order = data["rows"][0]["tokens"], torch.tensor(data["batch"]["order"][0])
+    order = order[: len(tokens)]
+    # perm_mask of transformers: 1 where a token does not see another; the query stream uses it, the
+    # content stream uses it except that a token sees itself.
+    perm_mask = (order[:, None] <= order).int()
+    targets = [i for i in order.argsort().tolist() if data["rows"][0]["labels"][i]]
+    assert torch.equal(query, 1 - perm_mask[targets])
+    known = (order == 0).int()
+    expected = ((1 - perm_mask) | torch.eye(len(tokens), dtype=torch.int) | known).int()
+    assert torch.equal(content, expected)
+    for (_, seen), row in zip(data["steps"], query.tolist(), strict=True):
+        assert seen.split() == [token for token, visible in zip(tokens, row) if visible]
 
 
 def test_parameters_of_llama():
