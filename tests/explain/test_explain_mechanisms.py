@@ -8,11 +8,12 @@ import pytest
 import torch
 from support.overfit_tasks import word_tokenizer
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium.errors import TriviumError
 from trivium.explain import Grid, explain
-from trivium.explain.topics import additive_attention, block, grouped_query, rnn
+from trivium.explain.topics import additive_attention, block, gpt, grouped_query, rnn
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.presets import presets
@@ -183,6 +184,55 @@ def test_the_streams_of_xlnet():
     assert torch.equal(content, expected)
     for (_, seen), row in zip(data["steps"], query.tolist(), strict=True):
         assert seen.split() == [token for token, visible in zip(tokens, row) if visible]
+
+
+def test_a_whole_gpt_is_that_of_transformers():
+    data = explain("gpt", "the cat drank the", steps=40).data
+    model, losses = gpt._train(40, 0)
+    assert data["losses"] == losses
+    assert losses[-1] < losses[0] / 2
+    config = GPT2Config(
+        vocab_size=9, n_positions=6, n_embd=4, n_layer=2, n_head=2, attn_implementation="eager"
+    )
+    theirs = GPT2LMHeadModel(config).double().eval()
+    ours, body = model.decoder, theirs.transformer
+    with torch.no_grad():
+        body.wte.weight.copy_(model.tokens.weight)
+        body.wpe.weight.copy_(ours.embedding.positions.weight)
+        for layer, block in zip(ours.layers, body.h, strict=True):
+            parts = (layer.mixer.query, layer.mixer.key, layer.mixer.value)
+            block.attn.c_attn.weight.copy_(torch.cat([part.weight for part in parts]).T)
+            block.attn.c_attn.bias.copy_(torch.cat([part.bias for part in parts]))
+            for conv, linear in (
+                (block.attn.c_proj, layer.mixer.output),
+                (block.mlp.c_fc, layer.feed_forward.up),
+                (block.mlp.c_proj, layer.feed_forward.down),
+            ):
+                conv.weight.copy_(linear.weight.T)
+                conv.bias.copy_(linear.bias)
+            block.ln_1.load_state_dict(layer.mixer_residual.pre_norm.state_dict())
+            block.ln_2.load_state_dict(layer.feed_forward_residual.pre_norm.state_dict())
+        body.ln_f.load_state_dict(ours.norm.state_dict())
+        output = theirs(
+            torch.tensor([data["ids"]]), output_hidden_states=True, output_attentions=True
+        )
+    torch.testing.assert_close(of(data["logits"]), output.logits[0])
+    for name, hidden in zip(("input", "block 1", "final"), output.hidden_states, strict=True):
+        torch.testing.assert_close(of(data[name]), hidden[0])
+    torch.testing.assert_close(of(data["alpha"]), output.attentions[0][0, 0])
+    torch.testing.assert_close(of(data["middle"]) + of(data["fed"]), of(data["block 1"]))
+
+
+def test_a_gpt_learns_its_four_sentences():
+    probabilities = explain("gpt", "the mouse ate the").data["probabilities"]
+    assert probabilities[0][1:4] == pytest.approx([0.5, 0.25, 0.25], abs=0.05)
+    assert probabilities[-1][6] > 0.9
+    with pytest.raises(TriviumError, match='"fish" is not in the vocabulary'):
+        explain("gpt", "the fish")
+    with pytest.raises(TriviumError, match="the text has 1 words: give 2 to 6"):
+        explain("gpt", "the")
+    with pytest.raises(TriviumError, match="steps is -1"):
+        explain("gpt", steps=-1)
 
 
 def test_parameters_of_llama():
