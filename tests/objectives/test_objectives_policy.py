@@ -39,7 +39,7 @@ def test_samples_follow_from_weights_and_seed():
     rewards = ({"kind": "regex", "pattern": "b"},)
     objective = PolicyGradient(num_generations=6, max_new_tokens=4, rewards=rewards)
     rows = objective.encode(PROMPTS, lm).take(range(3))
-    batches = [rows.to_batch().rows(0, 2), rows.to_batch().rows(2, 3)]
+    batches = [rows.to_batch().slice_rows(0, 2), rows.to_batch().slice_rows(2, 3)]
     one, same, other = (
         objective.rollout(lm, lm.module, batches, seed, SINGLE_PROCESS.map) for seed in (5, 5, 6)
     )
@@ -99,7 +99,7 @@ def test_several_updates_are_bounded():
     objective = PolicyGradient(num_generations=4, num_iterations=2, rewards=rewards, **keys)
     rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
     batch = objective.rollout(lm, lm.module, [rows], 1, SINGLE_PROCESS.map)
-    parts = [to_device(batch.rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
+    parts = [to_device(batch.slice_rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
     logps, advantage = [], []
     for part in parts:
         terms = objective.loss(lm.module, part)

@@ -160,7 +160,7 @@ class Chat(LabelledObjective):
     def _encode_conversation(self, example: Conversation, lm: LanguageModel) -> LabelledRow:
         """Encode a conversation with the chat template, and label the tokens of the responses."""
         template = chat_template(lm, tools=bool(example.tools))
-        text, spans = template.responses(example.messages, tools=example.tools, **example.variables)
+        text, spans = template.get_turns(example.messages, tools=example.tools, **example.variables)
         responses = [message for message in example.messages if message["role"] == "assistant"]
         excluded = [span for span, message in zip(spans, responses) if message.get("weight") == 0]
         if self.responses_only:
@@ -249,7 +249,7 @@ def _warn_about_hidden_parts(lm: LanguageModel, examples: Sequence[Conversation]
     with each part is tried.
     """
     with_tools = [one for one in examples if one.tools]
-    if with_tools and not chat_template(lm, tools=True).reads_tools:
+    if with_tools and not chat_template(lm, tools=True).renders_tools:
         _warn_about_hidden_part("tools", len(with_tools))
     for part in ("name", "tool_calls", "reasoning_content"):
         some = [one for one in examples if any(part in message for message in one.messages)]

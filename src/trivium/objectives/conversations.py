@@ -9,7 +9,7 @@ from typing import Any
 from trivium.data.records import Record, json_type
 from trivium.data.schema import Fields, Usual
 from trivium.errors import DataError, did_you_mean, shorten
-from trivium.text.chat_template import TEMPLATE_VARIABLES, read_arguments
+from trivium.text.chat_template import TEMPLATE_VARIABLES, parse_arguments
 from trivium.text.symbols import is_unspaced
 
 MESSAGES = Fields("messages", ("messages",), ("conversations", "conversation"))
@@ -118,7 +118,7 @@ def _read_tool_fields(message: Record, role: str) -> Message:
                     f'a tool call of {message.where} has no name: give {{"function": {{"name": '
                     '..., "arguments": {...}}}.'
                 )
-        parts.update(read_arguments({"tool_calls": calls}))
+        parts.update(parse_arguments({"tool_calls": calls}))
     for name in ("tool_call_id", "reasoning_content"):
         value = message.get(name)
         if value is not None and not isinstance(value, str):

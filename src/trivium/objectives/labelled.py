@@ -254,7 +254,7 @@ def column_key(description: str, fields: Fields, name: str = "") -> Any:
         name: the name of this record field. If empty, it is the first of `fields`.
     """
     name = name or fields.names[0]
-    usual = ", ".join(fields.usual_of(name))
+    usual = ", ".join(fields.get_usual(name))
     default = f"one of {usual}" if name in fields.required else f"{usual}, if there is one"
     return Field(None, description=f"{description}; default: {default}")
 

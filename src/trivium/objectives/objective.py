@@ -30,7 +30,7 @@ from trivium.models.heads import Head
 from trivium.objectives.advice import ADVICE, Advice
 from trivium.objectives.excerpt import first_words, mask_middle
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
-from trivium.text.roles import SENTINELS, role_of
+from trivium.text.roles import SENTINELS, get_role
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -149,7 +149,7 @@ class Objective(Choice, Config, ABC):
         never as plain text.
         """
         return [
-            name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
+            name for name in self.special_tokens if get_role(name) is None and name not in SENTINELS
         ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:

@@ -564,7 +564,7 @@ class PolicyGradient(Alignment):
             The rows are processed in micro-batches to limit memory. The list has one array [2, M]
             per micro-batch, where M is the number of its sampled tokens.
             """
-            parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
+            parts = (batch.slice_rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
             each = (self._compute_logps(model, to_device(part, model.device)) for part in parts)
             return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]
 

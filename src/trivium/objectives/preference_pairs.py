@@ -231,7 +231,7 @@ def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> Labelle
         text, eos = prompt + response, lm.text_tokenizer.eos_id
         return encode_spans(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
     messages = prepend_prompt(prompt, response)
-    text, spans = chat_template(lm).responses(messages)
+    text, spans = chat_template(lm).get_turns(messages)
     turns = prepend_prompt(None, response)
     own = sum(one["role"] == "assistant" for one in turns)
     return encode_spans(lm, text, spans[len(spans) - own :])

@@ -141,7 +141,7 @@ class QuestionAnswering(LabelledObjective):
         spans: tuple[tuple[str, int], ...] = ()
         if str(impossible).lower() != "true":
             if "answers" not in columns:
-                usual = ", ".join(ANSWERS.usual_of("answers"))
+                usual = ", ".join(ANSWERS.get_usual("answers"))
                 lacks = [(f"for the answers (such as {usual})", "answers")]
                 raise self.record_schema.make_column_error(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None

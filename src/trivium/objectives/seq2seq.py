@@ -417,7 +417,7 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
     rules = lm.generation_rules
     start = list(rules.target_start)
     template = lm.source_template
-    source_limit = None if limit is None else max(1, limit - template.num_special(paired=False))
+    source_limit = None if limit is None else max(1, limit - template.count_special(paired=False))
     target_limit = None if limit is None else max(1, limit - len(start))
     sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
@@ -468,7 +468,7 @@ def _read_parallel(src_path: str, tgt_path: str, options: RecordOptions) -> Iter
                 f"line they are source and target, but {tgt_path if source.strip() else src_path}, "
                 f"line {number} is blank or missing. Fill it in, or remove the line from both."
             )
-            options.refuse(DataError(problem))
+            options.count_or_raise(DataError(problem))
         elif source.strip():
             yield SourceTarget(source, (target,), f"{src_path}, line {number}")
 
