@@ -86,7 +86,7 @@ def test_samples_follow_from_weights_and_seed():
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
     assert base == pytest.approx(reference.double().numpy(), abs=1e-5)
-    metrics = objective.metrics(lm, PROMPTS)
+    metrics = objective.evaluate(lm, PROMPTS)
     assert metrics.main == "reward"
     assert metrics.values["reward"] == np.mean([row["reward"] for row in metrics.predictions])
 
@@ -155,14 +155,14 @@ def test_learns_what_is_rewarded():
     objective = PolicyGradient(beta=0.0, num_generations=16, max_new_tokens=4)
     batches = [objective.encode(PROMPTS, lm).take(range(3)).to_batch()]
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
-    before = objective.metrics(lm, PROMPTS).values
+    before = objective.evaluate(lm, PROMPTS).values
     for step in range(15):
         batch = objective.rollout(lm, lm.module, batches, step, SINGLE_PROCESS.map)
         loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    after = objective.metrics(lm, PROMPTS).values
+    after = objective.evaluate(lm, PROMPTS).values
     assert before["reward"] < 0.4 < 0.9 < after["reward"]
 
 

@@ -75,11 +75,11 @@ class SourceTarget:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the source text in the file.
+        """The key by which examples are grouped when splitting the data: the source in the file.
 
-        Pairs with equal sources are put into the same split. If `reverse` is true, the source in
-        the file is the first target here. A pair is therefore in the same split in both directions,
-        even if separate models are trained for the two directions.
+        Pairs with equal sources are in the same split. If `reverse` is true, the source in the file
+        is the first target of the example. If models are trained for both directions, a pair is
+        therefore in the same split for both.
         """
         return self.targets[0] if self.reverse else self.source
 
