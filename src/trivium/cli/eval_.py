@@ -164,7 +164,7 @@ def _format_result(result: dict[str, Any], quantize: str | None) -> str:
     if "calibration" in result:
         from trivium.objectives.calibration import Calibration
 
-        lines += (f"  {line}" for line in Calibration(**result["calibration"]).lines())
+        lines += (f"  {line}" for line in Calibration(**result["calibration"]).render())
     return "\n".join(lines)
 
 

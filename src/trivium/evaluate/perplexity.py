@@ -240,7 +240,7 @@ def _split_encoder_windows(
     """Split the ids of a text into encoder windows, each surrounded by special tokens."""
     assert window is not None
     template = lm.source_template
-    capacity = window - template.num_special(paired=False)
+    capacity = window - template.count_special(paired=False)
     if capacity < 1:
         raise TriviumError(
             f"window is {window}: there is no room for text, only for special tokens."

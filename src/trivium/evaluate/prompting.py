@@ -191,7 +191,7 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
         return prompt
     tokenizer = lm.source_tokenizer
     if lm.spec.family == "encoder-decoder":
-        capacity = limit - lm.source_template.num_special(paired=False)
+        capacity = limit - lm.source_template.count_special(paired=False)
     else:
         capacity = limit - len(tokenizer.prefix_ids) - max_new_tokens
     if capacity < 1:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from trivium.adapt.quantize import quantize_base
-from trivium.data.documents import ReadOptions, read_documents, text_bytes
+from trivium.data.documents import ReadOptions, estimate_text_bytes, read_documents
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.messages import translated
@@ -397,7 +397,7 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
         # Raise an error now, not during the run, if the text cannot be read.
         reading = ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
         next(read_documents(paths, reading))
-        size = defaults.vocabulary_size(spec, text_bytes(paths))
+        size = defaults.vocabulary_size(spec, estimate_text_bytes(paths))
     if size is not None:
         source = size if recipe.model.separate_vocabularies else None
         spec = defaults.with_vocabulary_sizes(spec, size, source)
@@ -420,7 +420,7 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
 
     def run_micro_batch() -> None:
         """Run a forward and backward pass on the first `rows` rows of the micro-batch."""
-        some = (part.rows(0, rows),)  # the same rows on every process
+        some = (part.slice_rows(0, rows),)  # the same rows on every process
         text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
         one = dataclasses.replace(
             batch, micro_batches=some, micro_batch_weights=((0, 1.0),), text_streams=text_streams

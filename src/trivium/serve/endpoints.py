@@ -52,7 +52,7 @@ from trivium.serve.schemas import (
 )
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, join_words
-from trivium.text.languages import find_language
+from trivium.text.languages import find_language_id
 
 _SOURCE = (
     "Which tokenizer to use if the model has two: true for the tokenizer of sources (the input of "
@@ -290,7 +290,7 @@ class FillMaskRequest(ModelRequest):
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     """Predict masked tokens, with the most probable predictions first."""
     texts = as_list(request.text)
-    around = model.lm.source_template.num_special(paired=False)
+    around = model.lm.source_template.count_special(paired=False)
     num_tokens = await _count_tokens(model, texts) + around * len(texts)
     return await _run_and_reply(model, num_tokens, _fill_all_masks, texts, top_k=request.top_k)
 
@@ -460,7 +460,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     for param in ("source_language", "target_language"):
         if param in options:
             try:
-                find_language(model.lm.source_tokenizer, options[param])
+                find_language_id(model.lm.source_tokenizer, options[param])
             except SpecError as error:
                 raise ApiError(400, str(error), param=param) from None
     options |= {"max_tokens": request.max_tokens, "server_limit": model.limits.max_tokens}

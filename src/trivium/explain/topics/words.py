@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trivium.data.samples import SAMPLES, sample
+from trivium.data.samples import SAMPLES, sample_path
 from trivium.explain.page import Page, Table, get_text
 from trivium.explain.tokens import check_texts
 from trivium.text import Tokenizer
@@ -54,6 +54,6 @@ def _train_tokenizers() -> dict[str, Tokenizer]:
 
     Returns a dict of kind -> tokenizer.
     """
-    corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
+    corpus = [next(read_blocks([sample_path(language)])) for language in SAMPLES]
     options = {"vocab_size": _VOCAB_SIZE, "progress": False}
     return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}

@@ -27,7 +27,7 @@ from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.texts import make_label, translate
 from trivium.serve.replies import Json
 from trivium.text import Tokenizer
-from trivium.text.symbols import readable
+from trivium.text.symbols import make_readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """The Gradio options of every event.
@@ -190,7 +190,7 @@ def escape_token(token: str) -> str:
     >>> escape_token(" it\n")
     '\u2581it\\n'
     """
-    return readable(token.encode())
+    return make_readable(token.encode())
 
 
 def make_result_table(
