@@ -1,5 +1,7 @@
 """Hooks of MkDocs: a source file that a page links to becomes a page of the site, TeX MathML.
 
+A folder in the navigation stands for all pages inside it.
+
 Chinese pages have the Chinese texts of the theme around them.
 
 On a code host `[trainer](../src/trivium/train/trainer.py)` leads to the file; here to a page with
@@ -17,10 +19,33 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).parent.parent
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 # Blocks and spans of code, which stay, or a formula in a line of its own or within one.
 FORMULA = re.compile(r"(^```.*?^```|`[^`\n]*`)|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.S | re.M)
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[^)]*)?\)")
+
+
+def on_config(config: Any) -> Any:
+    """Replace every folder in the navigation by the pages inside it."""
+    config.nav = _with_pages(config.nav)
+    return config
+
+
+def _with_pages(nav: Any) -> Any:
+    """The navigation with a list of pages, the index first, in place of each `folder/`."""
+    if isinstance(nav, list):
+        return [_with_pages(one) for one in nav]
+    if isinstance(nav, dict):
+        return {title: _with_pages(one) for title, one in nav.items()}
+    if not nav.endswith("/"):
+        return nav
+    pages = sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / nav).glob("*.md"))
+    folders = [path for path in (DOCS / nav).iterdir() if path.is_dir()]
+    index = f"{nav}index.md"
+    inner = [{path.name: f"{nav}{path.name}/"} for path in sorted(folders)]
+    listed = [index, *({Path(page).stem: page} for page in pages if page != index)]
+    return [*listed, *_with_pages(inner)]
 
 
 def on_files(files: Files, config: Any) -> Files:
