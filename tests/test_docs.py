@@ -47,7 +47,15 @@ PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 # Those in Chinese have the same commands and outputs, which a test below compares.
 TUTORIALS = [name for name in NAMES if re.fullmatch(r"tutorials/[^/]+", name)]
-RUN = ["index.md", "concepts.md", "plan.md", "serving.md", "hub_example.md", *TUTORIALS]
+RUN = [
+    "index.md",
+    "zh/index.md",
+    "concepts.md",
+    "plan.md",
+    "serving.md",
+    "hub_example.md",
+    *TUTORIALS,
+]
 
 # What pages take from those before them.
 _SAMPLES = "trivium samples samples"
@@ -135,6 +143,23 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ *- [^:]+: (\S+)", navigation, re.MULTILINE)
     folders = tuple(name for name in listed if name.endswith("/"))
     assert [name for name in NAMES if name not in listed and not name.startswith(folders)] == []
+
+
+def test_the_switch_of_languages_leads_to_the_same_page() -> None:
+    pytest.importorskip("mkdocs", reason="MkDocs, of the extra docs")
+    hooks = load_script("site_hooks")
+    for english, chinese in (
+        ("index.md", "zh/index.md"),
+        ("tutorials/bert.md", "tutorials/zh/bert.md"),
+        ("book/en/llama.md", "book/zh/llama.md"),
+    ):
+        assert hooks._translation(english) == chinese
+        assert hooks._translation(chinese) == english
+    assert hooks._translation("attention.md") == "zh/index.md"  # only in English
+    for page in NAMES:
+        other = hooks._translation(page)
+        assert hooks._language(other) != hooks._language(page), page
+        assert other in NAMES
 
 
 def test_a_tutorial_is_the_same_in_both_languages() -> None:
@@ -441,3 +466,10 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
             assert target.exists(), f"{path}: {link}"
             if anchor and target in pages:
                 assert unquote(anchor) in pages[target].ids, f"{path}: {link}"
+    navigation = {
+        page: set(re.findall(r'href="([^"#]+)" class="md-nav__link', text))
+        for page in ("bert", "zh/bert")
+        for text in [(tmp_path / "tutorials" / f"{page}.html").read_text(encoding="utf-8")]
+    }
+    assert "../zh/gpt.html" not in navigation["bert"]
+    assert {"../bert.html", "gpt.html"} & navigation["zh/bert"] == {"gpt.html"}
