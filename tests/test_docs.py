@@ -52,6 +52,7 @@ RUN = [
     "zh/index.md",
     "concepts.md",
     "plan.md",
+    "how_big.md",
     "serving.md",
     "hub_example.md",
     *TUTORIALS,
