@@ -138,7 +138,8 @@ def smaller(arguments: list[str]) -> list[str]:
             changes = (*PRETRAIN[1:], "tokenizer.vocab_size=1000")  # counted once, without a budget
         case "pretrain":
             new = "/" not in arguments[1]  # a preset, not a folder, which has its tokenizer
-            changes = (*PRETRAIN, *(["tokenizer.vocab_size=1000"] if new else []))
+            size = 4000 if "samples/chinese.txt" in arguments else 1000  # it has more characters
+            changes = (*PRETRAIN, *([f"tokenizer.vocab_size={size}"] if new else []))
         case "finetune":
             changes = FINETUNE_GENERATED if "translation" in arguments else FINETUNE
             if "--validation" in arguments:
