@@ -20,7 +20,7 @@ from trivium.interop.hf_folder import export_problem
 from trivium.messages import translate_english, translated
 from trivium.models import active_parameters, build
 from trivium.models.base_model import Spec
-from trivium.plan.forecast import build_trainer_without_data, forecast_run, plan_model
+from trivium.plan.forecast import build_trainer_without_data, forecast_run, resolve_model_spec
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, find_fewest_gpus, plan_training
 from trivium.presets import catalogue, is_own_size
@@ -176,7 +176,7 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
         raise RecipeError(
             "a plan shards the model over all GPUs: leave parallel.replicas out, or set it to 1."
         )
-    (spec, _), preset = plan_model(recipe), recipe.model.preset
+    (spec, _), preset = resolve_model_spec(recipe), recipe.model.preset
     if name in catalogue and preset is not None and not is_own_size(preset):
         model = _find_published(preset)[preset]
     else:
