@@ -19,7 +19,7 @@ _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 _ARGUMENT = re.compile(r"(\{|\[+)([\w=-]+)(\.\.\.)?[}\]]+(\.\.\.)?")
 
 
-def _format_usage(match: re.Match[str]) -> str:
+def _format_usage_argument(match: re.Match[str]) -> str:
     """Convert an argument in a usage line to manual-page style, such as MODEL... or [TEXT]."""
     name = match[2].upper()
     return (name if match[1] == "{" else f"[{name}]") + (match[3] or match[4] or "")
@@ -37,7 +37,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write the usage line of a command, with its arguments in the style of manual pages."""
         super().write_usage(
-            prog, _ARGUMENT.sub(_format_usage, args), prefix or translated("click.usage")
+            prog, _ARGUMENT.sub(_format_usage_argument, args), prefix or translated("click.usage")
         )
 
     def write_heading(self, heading: str) -> None:
@@ -87,8 +87,8 @@ def translate_help(command: Any, *names: str) -> Any:
 
     Args:
         command: a click command.
-        names: the words of the command name, such as "tokenizer", "train". No words stand for the
-            program itself.
+        names: the words of the command name, such as "tokenizer", "train". Empty for the program
+            itself.
 
     Returns:
         The same command.

@@ -183,7 +183,10 @@ class Step:
         return english("reason.too_little_memory", layout=self.layout, needed=need, have=have)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as a dict for JSON, without throughput and times if it is impossible."""
+        """Return the step as a dict for JSON.
+
+        Throughput and times are left out if the layout is impossible.
+        """
         values: dict[str, Any] = {
             **asdict(self.layout),
             "sequence": self.layout.tensor > 1,
