@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from trivium.messages import catalog, detect_language, load_chinese_help, translated
+from trivium.messages import detect_language, load_catalog, load_chinese_help, translated
 
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
@@ -76,7 +76,7 @@ def _translate_and_space(text: str) -> str:
 
 def _translate_click_texts(text: str) -> str:
     """Translate the texts that click itself adds to the help, such as "Options:"."""
-    for identifier, words in catalog("en").items():
+    for identifier, words in load_catalog("en").items():
         if identifier.startswith("click."):
             text = text.replace(words, translated(identifier))
     return text
