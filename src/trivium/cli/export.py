@@ -51,13 +51,13 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Export a model to a folder that `transformers` loads, with the same logits and token ids.
+    """Export a model to a folder that `transformers` can load.
 
-    In transformers, the tokenizers of T5 and Marian append </s> to a text; `trivium tokenizer
-    encode` does not show this token.
+    The exported model produces the same logits and token ids. For T5 and Marian, the exported
+    tokenizer appends </s> to each text, a token that `trivium tokenizer encode` does not show.
 
-    With --format gguf, the folder has a GGUF file for llama.cpp and a Modelfile for Ollama. With
-    --format onnx, it has ONNX files beside the tokenizer and config.json.
+    With --format gguf, the folder contains a GGUF file for llama.cpp and a Modelfile for Ollama.
+    With --format onnx, it contains ONNX files beside the tokenizer and config.json.
 
     Args:
         out: The output folder.

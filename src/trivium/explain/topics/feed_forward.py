@@ -16,7 +16,7 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
 
     Args:
         vector: The numbers of the vector. Default: 1 -1 2.
-        width: The d_model of a model for which to count the parameters.
+        width: The model width (d_model) for which to count the parameters.
         seed: Random seed of the weights.
     """
     vector = vector or [1.0, -1.0, 2.0]

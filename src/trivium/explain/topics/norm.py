@@ -20,7 +20,7 @@ _NORMS = {
 def explain(
     vector: list[float] | None = None, *, weight: str | None = None, bias: str | None = None
 ) -> Page:
-    """Normalize one vector with each normalization layer of the models.
+    """Normalize one vector with each type of normalization layer that Trivium's models use.
 
     Args:
         vector: The numbers of the vector, at least two. Default: 1 2 3 6.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trivium.data.samples import SAMPLES, sample_path
 from trivium.explain.page import Page, Table, get_text
-from trivium.explain.tokens import check_texts
+from trivium.explain.tokens import choose_texts
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
@@ -28,7 +28,7 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         tokenizer: A tokenizer file or the folder of a run, used instead of the tokenizers that are
             trained on bundled text. Repeatable.
     """
-    texts = check_texts(texts, _TEXTS)
+    texts = choose_texts(texts, _TEXTS)
     ways: dict[str, Callable[[str], Iterable[str]]] = {"text.split()": str.split}
     notes = [] if tokenizer else [_TRAINED]
     try:
