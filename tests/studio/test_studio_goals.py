@@ -9,7 +9,7 @@ import pytest
 from trivium.errors import TriviumError
 from trivium.objectives import task_kinds
 from trivium.presets import presets
-from trivium.studio.goals import GOALS, Choices, check_run_name, choose_run_name, parse_changes
+from trivium.studio.goals import GOALS, Choices, check_run_name, choose_run_name, split_lines
 from trivium.train.recipe_loading import build_recipe, load_recipe_tree
 
 
@@ -74,4 +74,5 @@ def test_choices_that_are_refused():
 def test_names_and_changes():
     assert choose_run_name("continue", []) == "continue-1"
     assert choose_run_name("continue", ["continue-1", "continue-3"]) == "continue-2"
-    assert parse_changes(" a=1 \n\n b=2") == ("a=1", "b=2")
+    assert split_lines(" a=1 \n\n b=2") == ("a=1", "b=2")
+    assert split_lines(None) == ()

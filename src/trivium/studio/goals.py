@@ -158,17 +158,17 @@ class Choices:
         return ["plan", self.model, "--this-machine", *data, *changes, "--json"]
 
 
-def parse_changes(text: str) -> tuple[str, ...]:
-    """Return the lines of a text that are not blank."""
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+def split_lines(text: str | None) -> tuple[str, ...]:
+    """Return the lines of a text that are not blank. None is an empty text."""
+    return tuple(line.strip() for line in (text or "").splitlines() if line.strip())
 
 
-def check_run_name(name: str) -> str:
+def check_run_name(name: str | None) -> str:
     """Return the name of a run without surrounding space.
 
     Raises TriviumError if the name is not the name of a visible folder.
     """
-    name = name.strip()
+    name = (name or "").strip()
     if not name or not is_file_name(name) or name.startswith((".", "-")) or not name.isprintable():
         raise TriviumError(
             f"{name!r} cannot be the name of a run: write a name such as stories-1, without "

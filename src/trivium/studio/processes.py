@@ -24,7 +24,7 @@ from typing import Any, Literal
 from trivium.data.samples import copy_samples
 from trivium.errors import TriviumError
 from trivium.files import file_lock, read_json_lines
-from trivium.messages import Language
+from trivium.messages import Language, translate_english
 from trivium.studio.goals import GOALS, check_run_name
 from trivium.train.run_folder import RunFolder
 
@@ -74,10 +74,13 @@ class RunState:
         """Whether the run has finished and its model can be used."""
         return self.status == "finished"
 
-    @property
-    def warnings(self) -> list[str]:
-        """The warnings in the records of the run, with the step of each."""
-        return [f"{one['step']:,}: {one['warning']}" for one in self.records if "warning" in one]
+    def list_warnings(self, language: Language) -> list[str]:
+        """Return the warnings in the records of the run, with the step of each."""
+        return [
+            f"{one['step']:,}: {translate_english(str(one['warning']), language)}"
+            for one in self.records
+            if "warning" in one
+        ]
 
     @property
     def task(self) -> str | None:
@@ -223,6 +226,12 @@ class StudioFolder:
             metadata=metadata,
             can_resume=not is_training and run.is_resumable,
         )
+
+    def list_files(self, name: str) -> list[Path]:
+        """Return the files of a run whose change changes its state. Some may not exist."""
+        run = RunFolder(self.runs / check_run_name(name))
+        files = [run.metrics_file, run.samples_file, run.metadata_file, run.recipe, run.weights]
+        return [*files, self._log_file(name)]
 
     def list_bases(self, family: str | None) -> list[str]:
         """Return the folders of finished pretrained runs with an architecture, relative to `path`.
