@@ -76,9 +76,13 @@ class StudioApp:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        started = False
+
         async def send_with_headers(message: Message) -> None:
             """Send a message of the response. Adds security headers."""
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
@@ -93,6 +97,8 @@ class StudioApp:
         else:
             answer = await self._find_answer(rest, scope)
         await answer(scope, receive, send_with_headers)
+        if not started:  # the studio stops while the page waits for an answer
+            await PlainTextResponse("stopped\n", 503)(scope, receive, send_with_headers)
 
     async def _find_answer(self, path: str, scope: Scope) -> ASGIApp:
         """Return the app that answers a request. `path` is its path after the token."""

@@ -34,11 +34,14 @@ MAX_UPLOAD = 512 * 2**20
 
 STYLE = """
 #studio-links a { margin-right: 1.5em; }
-#studio-links, #studio-status, #studio-facts { overflow-wrap: anywhere; }
+#studio-samples ul { padding-left: 1.5em; list-style: disc; }
+#studio-samples :is(h3, h4) { margin-top: 1em; font-weight: 600; }
+#studio-samples mark { background: color-mix(in srgb, #4c78a8 25%, transparent); color: inherit; }
+:is(#studio-links, #studio-status, #studio-facts, #studio-samples) { overflow-wrap: anywhere; }
 """
 _HIDDEN = {**EVENT, "show_progress": "hidden"}
 _EVERY_SECONDS = 2.0
-_SHOWN_SAMPLES = 12
+_SHOWN_EVALUATIONS = 3
 _SOURCES = ("sample", "upload", "path")
 _LOSSES = ("train_loss", "valid_loss")
 
@@ -333,7 +336,7 @@ class _RunTab:
             self.stop = gr.Button(label("stop"), interactive=False, elem_id="studio-stop")
             self.resume = gr.Button(label("resume"), interactive=False, elem_id="studio-resume")
             self.minutes = gr.Number(
-                None, minimum=0, label=label("resume.minutes"), elem_id="studio-resume-minutes"
+                0, minimum=0, label=label("resume.minutes"), elem_id="studio-resume-minutes"
             )
         self.links = gr.HTML(elem_id="studio-links")
         self.curves = gr.LinePlot(
@@ -347,14 +350,7 @@ class _RunTab:
             label=label("curves"),
             elem_id="studio-curves",
         )
-        self.samples = gr.Dataframe(
-            headers=[" "],
-            label=label("samples"),
-            interactive=False,
-            wrap=True,
-            max_height=600,
-            elem_id="studio-samples",
-        )
+        self.samples = gr.HTML(elem_id="studio-samples")
         with gr.Accordion(label("details"), open=False):
             self.commands = gr.Textbox(
                 label="trivium", interactive=False, lines=2, elem_id="studio-commands"
@@ -398,9 +394,7 @@ class _RunTab:
         gr.on([page.load, timer.tick, self.chosen.input], self._update, inputs, outputs, **_HIDDEN)
         started.success(self._update, [started_run, self._drawn], outputs, **_HIDDEN)
         self.stop.click(show_errors(self._stop), self.chosen, None, **_HIDDEN)
-        self.resume.click(
-            show_errors(self._resume), [self.chosen, self.minutes], self.minutes, **EVENT
-        )
+        self.resume.click(show_errors(self._resume), [self.chosen, self.minutes], None, **EVENT)
         self.export.click(
             show_errors(self._export), [self.chosen, self.kind], self.exported, **EVENT
         )
@@ -435,7 +429,7 @@ class _RunTab:
             gr.Button(interactive=state.can_resume and training is None),
             _list_links(state, request),
             _make_curves(state, request),
-            _make_sample_table(state),
+            _list_samples(state, request),
             gr.Textbox("\n".join(state.commands), label=say("commands", folder=folder.path)),
             state.log,
             state.recipe,
@@ -449,7 +443,7 @@ class _RunTab:
         gr.Info(translate("stopping", request), duration=4)
 
     def _resume(self, name: str, minutes: float | None, request: gr.Request) -> None:
-        """Resume the run, with another budget if `minutes` is given. Clears this field."""
+        """Resume the run, with another budget if `minutes` is more than 0."""
         self._folder.resume(name, minutes or None, request_language(request))
 
     def _export(self, name: str, kind: Any, request: gr.Request) -> str:
@@ -531,14 +525,26 @@ def _make_curves(state: RunState, request: gr.Request) -> pd.DataFrame:
     return pd.DataFrame(points, columns=["step", "loss", "kind"])
 
 
-def _make_sample_table(state: RunState) -> pd.DataFrame | None:
-    """Return the newest samples of a run as a table; None if there are none yet."""
-    rows = [
-        {"step": f"{record['step']:,}", **{key: str(value) for key, value in one.items()}}
-        for record in reversed(state.samples)
-        for one in record.get("samples", ())
-    ]
-    return pd.DataFrame(rows[:_SHOWN_SAMPLES]).fillna("") if rows else None
+def _list_samples(state: RunState, request: gr.Request) -> str:
+    """Return the outputs of the model at the newest evaluations as HTML.
+
+    A continuation of a text is shown as one text with the output marked. The fields of other
+    samples, such as examples with predictions, are shown with their names.
+    """
+    parts = [f"<h3>{escape(translate('samples', request))}</h3>"]
+    for record in state.samples[::-1][:_SHOWN_EVALUATIONS]:
+        parts.append(f"<h4>{escape(translate('step', request, step=record['step']))}</h4><ul>")
+        for one in record.get("samples", ()):
+            values = {key: escape(str(value)) for key, value in one.items()}
+            if values.keys() == {"prompt", "output"}:
+                text = f"{values['prompt']} <mark>{values['output']}</mark>"
+            else:
+                text = "<br>".join(f"<b>{escape(key)}</b> {text}" for key, text in values.items())
+            parts.append(f"<li>{text}</li>")
+        parts.append("</ul>")
+    if not state.samples:
+        parts.append(f"<p>{escape(translate('no_samples', request))}</p>")
+    return "".join(parts)
 
 
 def _escape_markdown(text: str) -> str:
