@@ -78,14 +78,14 @@ def english(identifier: str, /, **values: object) -> str:
     return load_catalog("en")[identifier].format(**values)
 
 
-def translate_english(text: str, /) -> str:
-    """Translate a message created by `english` into the user's language.
+def translate_english(text: str, /, language: Language | None = None) -> str:
+    """Translate a message created by `english` into a language, by default the user's language.
 
     Any other text is returned unchanged.
     """
     for identifier, pattern in _compile_patterns().items():
         if match := pattern.fullmatch(text):
-            translation = load_catalog(detect_language())[identifier]
+            translation = load_catalog(language or detect_language())[identifier]
             return _FIELD.sub(r"{\1}", translation).format(**match.groupdict())
     return text
 

@@ -13,6 +13,7 @@ from trivium.objectives.example_split import read_examples
 from trivium.objectives.labelled import LabelledObjective
 from trivium.text import Tokenizer
 
+_SHOWN_LABELS = 20  # the most frequent ones
 _RARE_FRACTION = 0.02  # of all labels; with many labels, half of the mean fraction
 
 
@@ -69,6 +70,9 @@ def check_examples(
     ]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
+        total = counts[TRAIN] + counts[VALIDATION]
+        most = [f"{label} ({count:,})" for label, count in total.most_common(_SHOWN_LABELS)]
+        findings.append(Finding.of("labels", len(known), total.total(), None, "", most))
         findings.append(_find_disputed_labels(examples_by_text))
         findings.append(_find_case_variants(known))
         for split in (TRAIN, VALIDATION) if validation else ():

@@ -396,13 +396,8 @@ def _resolve_headless_spec(recipe: Recipe, data_paths: Sequence[str]) -> tuple[S
         data = recipe.data
         # Raise an error now, not during the run, if the text cannot be read.
         reading = ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
-<<<<<<< HEAD
-        next(read_documents(paths, reading))
-        size = defaults.vocabulary_size(spec, estimate_text_bytes(paths))
-=======
         next(read_documents(data_paths, reading))
-        size = defaults.vocabulary_size(spec, text_bytes(data_paths))
->>>>>>> words2
+        size = defaults.vocabulary_size(spec, estimate_text_bytes(data_paths))
     if size is not None:
         source = size if recipe.model.separate_vocabularies else None
         spec = defaults.with_vocabulary_sizes(spec, size, source)

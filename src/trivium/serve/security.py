@@ -30,13 +30,14 @@ PUBLIC = "/healthz"
 """The only path that needs no API key. Monitoring tools request it without a key."""
 _ASSETS = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
 """Paths that the pages of the playground load automatically. Successful requests are not logged."""
-_HEADERS = {
+HEADERS = {
     # With this policy, the browser does not let the server's pages contact any other server.
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+"""The headers of every response."""
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:[1-9]\d{0,4})?", re.ASCII)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
@@ -134,7 +135,7 @@ class Security:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message).update({"x-request-id": request_id, **_HEADERS})
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **HEADERS})
             elif message.get("body") and not message.get("more_body"):
                 # The end of the body gets a message of its own: before it is sent, uvicorn waits
                 # until the client has read the rest.
