@@ -2,6 +2,8 @@
 
 Examples:
 
+  trivium generate stories "Once upon a time"
+
   trivium generate runs/gpt "Once upon a time"
 
   trivium generate runs/gpt
