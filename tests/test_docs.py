@@ -53,6 +53,7 @@ RUN = [
     "concepts.md",
     "plan.md",
     "how_big.md",
+    "coming_from.md",
     "serving.md",
     "hub_example.md",
     *TUTORIALS,
