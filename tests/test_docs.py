@@ -20,7 +20,15 @@ from urllib.parse import unquote
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, run_examples
+from page_examples import (
+    DOCS,
+    SmallRunner,
+    agrees,
+    check_notebook,
+    check_page,
+    load_script,
+    run_examples,
+)
 
 import trivium
 from trivium.cli import commands, load_command, main
@@ -370,6 +378,12 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
         for command in EARLIER.get(name, ()):
             runner.run(command)
         check_page(DOCS / name, runner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_runs_as_a_notebook(name: str, tmp_path: Path) -> None:
+    check_notebook(DOCS / name, tmp_path)
 
 
 class _SplitError(Exception):

@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "workflows": {"train", "plan", "evaluate", "report"},
     "explain": {"workflows"},
     "serve": {"explain"},
+    "studio": {"serve"},
 }
 # The public API and the command line may import every package.
 UNLIMITED = {"__init__", "__main__", "cli"}
@@ -71,6 +72,10 @@ OPTIONAL = {
     "llguidance",
     "lm_eval",
     "nltk",
+    "onnx_ir",
+    "onnxruntime",
+    "onnxruntime.quantization",
+    "onnxscript",
     "py3langid",
     "pyarrow",
     "rouge_score",
@@ -83,7 +88,7 @@ OPTIONAL = {
     "torch.utils.tensorboard",
     "wandb",
 }
-# `serve` is optional as a whole; its playground is optional to it.
+# `serve` and `studio` are optional as a whole; its playground is optional to it.
 OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}
 OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.app", "trivium.serve.playground"}
 # These load modules by name: the first two so that the command line starts without torch, the
@@ -229,7 +234,7 @@ def test_dependencies_are_declared():
         str(one)
         for one in IMPORTS
         if one.module.split(".")[0]
-        not in known | (OF_SERVE if package_of(one.file) == "serve" else set())
+        not in known | (OF_SERVE if package_of(one.file) in ("serve", "studio") else set())
     ]
     assert not broken, "\n".join(broken)
 

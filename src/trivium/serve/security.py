@@ -30,13 +30,14 @@ PUBLIC = "/healthz"
 """The only path that needs no API key. Monitoring tools request it without a key."""
 _ASSETS = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
 """Paths that the pages of the playground load automatically. Successful requests are not logged."""
-_HEADERS = {
+HEADERS = {
     # With this policy, the browser does not let the server's pages contact any other server.
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+"""The headers of every response."""
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:[1-9]\d{0,4})?", re.ASCII)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
@@ -53,13 +54,13 @@ class Security:
             login form of a browser. None if no key is needed.
         hosts: the allowed values of the Host header, as a defence against DNS rebinding. None
             allows any host.
-        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`. They are the
-            server's own origin behind a proxy, and other sites (CORS).
+        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`. These are
+            other sites (CORS), and the server's own origin if it is behind a proxy.
         proxies: addresses and networks of trusted proxies, separated by commas. The headers
             X-Forwarded-For, X-Forwarded-Proto and (if any Host is allowed) X-Forwarded-Host are
             read only in requests from these proxies, and removed from all other requests.
-        root_path: the path under which a proxy serves the app. It does not matter whether the proxy
-            removes this path from its requests.
+        root_path: the path under which a proxy serves the app. The proxy may remove this path from
+            its requests or keep it.
 
     Raises TriviumError for an invalid origin or address.
     """
@@ -134,7 +135,7 @@ class Security:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message).update({"x-request-id": request_id, **_HEADERS})
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **HEADERS})
             elif message.get("body") and not message.get("more_body"):
                 # The end of the body gets a message of its own: before it is sent, uvicorn waits
                 # until the client has read the rest.

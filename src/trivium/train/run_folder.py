@@ -34,6 +34,7 @@ class RunFolder:
     - `examples/`: encoded labelled examples
     - `data/`: data that was passed from Python
     - `metrics.jsonl`, `run.json` (metadata for the report) and `report.html`
+    - `samples.jsonl`: outputs of the model at every evaluation (with `train.samples`)
     - `checkpoints/step-{n:08}/`
     - `evaluation.json` and `predictions.jsonl` (fine-tuning)
     """
@@ -54,6 +55,7 @@ class RunFolder:
         self.texts = self.path / "texts"
         self.examples = self.path / "examples"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.samples_file = self.path / "samples.jsonl"
         self.metadata_file = self.path / model_folder.RUN_METADATA
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
@@ -170,7 +172,7 @@ class RunFolder:
         stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
-        logs = self.metrics_file, self.metadata_file, self.path / "tensorboard"
+        logs = self.metrics_file, self.samples_file, self.metadata_file, self.path / "tensorboard"
         others = (self.path / "vocab.txt", *(() if self.is_resumable else (self.checkpoints,)))
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
@@ -214,6 +216,20 @@ class RunFolder:
         """Delete all records of later steps than `step`, since a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         files.write_file(self.metrics_file, "".join(map(_format_record, kept)))
+
+    def append_samples(self, record: dict[str, Any]) -> None:
+        """Append a record to `samples.jsonl`: a step, and the outputs of the model at this step."""
+        with self.samples_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(files.nan_to_none(record), ensure_ascii=False) + "\n")
+
+    def rewind_samples(self, step: int) -> None:
+        """Delete the samples of later steps than `step`. Without a file, nothing happens."""
+        if self.samples_file.is_file():
+            records = files.read_json_lines(self.samples_file)
+            self.samples_file.unlink()
+            for record in records:
+                if record.get("step", 0) <= step:
+                    self.append_samples(record)
 
     @contextmanager
     def _acquire_lock(self) -> Iterator[TextIO]:

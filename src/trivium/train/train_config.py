@@ -125,6 +125,11 @@ class TrainConfig(Config):
         True, description="verify the checksums of shards and checkpoint when the run is resumed"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events")
+    samples: bool = Field(
+        False,
+        description="print a few outputs of the model at every evaluation, and append them to "
+        "samples.jsonl",
+    )
 
     @property
     def budget(self) -> tuple[str, float] | None:

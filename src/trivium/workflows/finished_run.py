@@ -6,10 +6,8 @@ import copy
 import math
 import signal
 import time
-import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -30,6 +28,7 @@ from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
+from trivium.workflows.run_samples import generate_samples
 
 # The maximum fractions of a time budget for one evaluation during training and for the final
 # evaluations, and the minimum number of examples in an evaluation.
@@ -183,7 +182,8 @@ class FinishedRun:
         metrics = self._write_best_weights()
         took = time.monotonic() - begin
         end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
-        step, samples = state.best_step or state.step, self._generate_samples(state.step)
+        step = state.best_step or state.step
+        samples = [{"step": state.step} | one for one in generate_samples(self.corpus, self.lm)]
         metadata = run.read_metadata() | end | {"samples": samples, "weights_step": step}
         run.write_metadata(metadata)
         preparation = state.preparation_seconds or 0.0
@@ -227,7 +227,7 @@ class FinishedRun:
             )
             for note in mixed.notes:
                 print_message("", "run.note", note=translate_english(note))
-            for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
+            for number, text in enumerate(mixed.calibration.render() if mixed.calibration else ()):
                 self.log.print_line(labelled("" if number else "certainty", text))
         write_report(run.path)
         summary = summarize(read_run(run.path))
@@ -352,17 +352,3 @@ class FinishedRun:
             return
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
-
-    def _generate_samples(self, step: int) -> list[dict[str, Any]]:
-        """Generate sample outputs for the report, from prompts taken from validation documents.
-
-        Returns one dict per sample with the keys step, prompt and output.
-        """
-        samples = []
-        self.lm.module.eval()
-        for objective, text in self.corpus.iter_excerpts():
-            with warnings.catch_warnings(action="ignore"):  # rows may be shorter than a prompt
-                sample = objective.generate_sample(self.lm, text)
-            if sample is not None:
-                samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
-        return samples

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from trivium.errors import shorten
 from trivium.messages import translated
 from trivium.objectives import Metrics
-from trivium.progress import ProgressLine
+from trivium.progress import ProgressLine, labelled
 from trivium.train.kept_weights import KeptWeights
 from trivium.train.loader import BatchStream
 from trivium.train.loss_meter import merge_records
 from trivium.train.trainer import Trainer, TrainState, validation_losses
 from trivium.workflows.finished_run import ValidationMetrics
+from trivium.workflows.run_samples import generate_samples
 
-# The number of prompts with responses to log at every evaluation of a policy.
+# The number of examples with predictions (of a policy: prompts with responses) to log at every
+# evaluation.
 _SAMPLES = 3
 
 
@@ -58,10 +61,15 @@ class RunEvaluation:
             and not measured.sources
             and kept.keeps_lowest_loss(repeats_data=trainer.repeats_data(state.step - 1))
         )
-        if measured.sources or self.callbacks_read or by_loss:
-            kept.model.gather(self.device if measured.sources else torch.device("cpu"))
+        shows_samples = trainer.recipe.train.samples
+        if measured.sources or self.callbacks_read or by_loss or shows_samples:
+            on_device = measured.sources or shows_samples
+            kept.model.gather(self.device if on_device else torch.device("cpu"))
         if by_loss and trainer.parallel.is_main:
             kept.save_if_best(-record["valid_loss"])
+        if shows_samples and not measured.sources and trainer.parallel.is_main:
+            self._show_samples(state.step, generate_samples(measured.corpus, kept.model.lm))
+            kept.model.move_to_host()
         if not measured.sources or not measured.predicts_here:
             return record
         metrics = measured.evaluate(kept.model.lm, measured.limit)
@@ -73,12 +81,24 @@ class RunEvaluation:
         name, first = next(iter(metrics.items()))
         if measured.sources[0].objective.rolls_out:
             record = {**record, "samples": first.predictions[:_SAMPLES]}
+        if shows_samples:
+            self._show_samples(state.step, first.predictions[:_SAMPLES])
         if kept.metric == "":
             self._set_metric(f"{name}/{first.main}" if name else first.main, first)
         loss_score = -record.get("valid_loss", math.nan)
         kept.save_if_best(first.score if kept.metric else loss_score)
         kept.model.move_to_host()
         return record
+
+    def _show_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Print outputs of the model at a step, and append them to `samples.jsonl`.
+
+        `samples` are prompts with outputs, or validation examples with predictions.
+        """
+        self.kept.run.append_samples({"step": step, "samples": samples})
+        for one in samples:
+            shown = " | ".join(f"{name}: {shorten(str(value), 200)}" for name, value in one.items())
+            self.log.print_line(labelled("sample", " ".join(shown.split())))
 
     def _set_metric(self, name: str, metrics: Metrics) -> None:
         """Choose what selects the best weights: the metric `name`, or else the validation loss.

@@ -331,8 +331,10 @@ def _write_run_files(
     if state.step:
         metadata["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
         run.rewind_metrics(state.step)
+        run.rewind_samples(state.step)
     else:
         write_file(run.metrics_file, "")
+        run.samples_file.unlink(missing_ok=True)
     run.write_metadata(metadata)
     print_introduction(context.log, recipe, corpus, setup, metadata, state)
 

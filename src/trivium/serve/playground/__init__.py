@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trivium.serve.playground.tabs import EVENT, TABS, BuildTab
 from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, make_label, translate
 from trivium.serve.replies import run_until
 
-__all__ = ["mount_playground"]
+__all__ = ["GradioPage", "mount_page", "mount_playground"]
 
 # The paths of Gradio's API that the page needs. Uploads, downloads and the proxy are refused.
 _API = "/gradio_api/"
@@ -74,26 +75,58 @@ def mount_playground(
         root_path: the path under which a proxy serves the app.
     """
 
+    mount_page(
+        app,
+        lambda: build_page(registry, runs),
+        stopping=registry.stopping,
+        translations=TRANSLATIONS,
+        root_path=root_path,
+    )
+
+
+def mount_page(
+    app: FastAPI,
+    build: Callable[[], gr.Blocks],
+    *,
+    stopping: asyncio.Event,
+    translations: gr.I18n,
+    root_path: str,
+    also_open: Sequence[str] = (),
+    style: str = "",
+    max_file_size: int | None = None,
+) -> None:
+    """Mount a Gradio page at / with the theme of the playground and without Gradio's extras.
+
+    Args:
+        app: the app on which the page is mounted.
+        build: a function that builds the page.
+        stopping: an event that is set when the server stops. It ends responses without an end.
+        translations: the texts of the page.
+        root_path: the path under which the app is reached.
+        also_open: paths of Gradio's API that the page needs in addition to those of any page.
+        style: further CSS.
+        max_file_size: the size limit of an uploaded file in bytes.
+    """
+    guard = Middleware(GradioGuard, stopping=stopping, open_paths=(*_OPEN, *also_open))
+
     async def mount() -> None:  # Without a running event loop, Gradio leaks one for each lock.
         gr.mount_gradio_app(
             app,
-            build_page(registry, runs),
+            build(),
             "/",
             root_path=root_path,
             footer_links=[],
             run_history=False,
-            app_kwargs={
-                "middleware": [Middleware(_GradioGuard, stopping=registry.stopping)],
-                "exception_handlers": {404: handle_error},
-            },
+            app_kwargs={"middleware": [guard], "exception_handlers": {404: handle_error}},
             show_error=False,
             ssr_mode=False,
             enable_monitoring=False,
             pwa=False,
             mcp_server=False,
-            i18n=TRANSLATIONS,
+            max_file_size=max_file_size,
+            i18n=translations,
             theme=_THEME,
-            css=_STYLE,
+            css=_STYLE + style,
             head='<link rel="icon" href="data:,">',
         )
 
@@ -125,7 +158,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     tabs.append(("attention", build_attention_tab, with_attention))
     tabs.append(("learn", build_learn_tab, [*outlines]))
     first = True
-    with _Page(title="Trivium", analytics_enabled=False) as page:
+    with GradioPage(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
         with gr.Accordion(make_label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
             described = gr.Markdown()
@@ -155,9 +188,9 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
 
 def _describe_model(model: ServedModel, request: gr.Request) -> str:
-    """Return a text that describes a model: its architecture, size, task and tokenizers.
+    """Return a description of a model: its architecture, size, task and tokenizers.
 
-    The text is in the language of the browser that sent the request.
+    The description is in the language of the browser that sent the request.
     """
     lm = model.load_outline()
     if lm is None:
@@ -182,11 +215,11 @@ def _describe_model(model: ServedModel, request: gr.Request) -> str:
     return translate("models.comma", request).join(facts)
 
 
-class _Page(gr.Blocks):
-    """The Gradio page of the playground, adapted to run behind a proxy."""
+class GradioPage(gr.Blocks):
+    """A Gradio page, adapted to run behind a proxy."""
 
     def get_config_file(self) -> Any:
-        """Return Gradio's configuration of the page, with the flag `is_colab` set.
+        """Override Gradio's method: return the page's configuration with the flag `is_colab` set.
 
         With this flag, the page sends its requests to the address shown in the browser. Without it,
         requests would go to the host named in the proxy's Host header.
@@ -194,15 +227,22 @@ class _Page(gr.Blocks):
         return super().get_config_file() | {"is_colab": True}
 
 
-class _GradioGuard:
+class GradioGuard:
     """ASGI middleware that rejects requests to Gradio API paths that the page does not need.
 
     When the server stops, the middleware also ends responses that would never end, such as event
     streams.
+
+    Args:
+        app: the app of Gradio.
+        stopping: an event that is set when the server stops.
+        open_paths: the beginnings of the paths that the page needs.
     """
 
-    def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
-        self._app, self._stopping = app, stopping
+    def __init__(
+        self, app: ASGIApp, stopping: asyncio.Event, open_paths: tuple[str, ...] = _OPEN
+    ) -> None:
+        self._app, self._stopping, self._open = app, stopping, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to Gradio, or reject it with status 404 if the page does not need it."""
@@ -210,7 +250,7 @@ class _GradioGuard:
             await self._app(scope, receive, send)
             return
         _, inside, path = scope["path"].partition(_API)
-        if inside and not path.startswith(_OPEN):
+        if inside and not path.startswith(self._open):
             await ApiError(404, "closed").to_response()(scope, receive, send)
             return
 

@@ -19,10 +19,10 @@ _EVERY_SECONDS = 2.0
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b")
 
 
-def build_runs_tab(folder: Path) -> None:
+def build_runs_tab(folder: Path) -> gr.Dropdown:
     """Build the tab of loss curves. The plots are updated when a run logs new metrics.
 
-    `folder` is the folder that contains the runs.
+    `folder` is the folder that contains the runs. Returns the menu in which runs are chosen.
     """
     with gr.Row():
         chosen = gr.Dropdown(
@@ -85,6 +85,7 @@ def build_runs_tab(folder: Path) -> None:
 
     # The legends are set after the points, because new points reset the legends.
     drawn.change(update_legends, [chosen, axis], plots, **hidden)
+    return chosen
 
 
 def list_runs(folder: Path) -> list[str]:

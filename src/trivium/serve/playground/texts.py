@@ -13,12 +13,22 @@ import gradio as gr
 
 from trivium.messages import Language
 
-_TEXTS: dict[str, list[str]] = tomllib.loads(
-    Path(__file__).with_name("texts.toml").read_text(encoding="utf-8")
-)
-_EN, _ZH = ({key: texts[n] for key, texts in _TEXTS.items()} for n in (0, 1))
-LANGUAGES = (_EN, _ZH)
-"""One dict of key -> text for each language."""
+TEXTS_FILE = Path(__file__).with_name("texts.toml")
+
+
+def load_texts(*files: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Read files of texts. Returns two dicts of key -> text, for English and for Chinese."""
+    texts: dict[str, list[str]] = {}
+    for file in files:
+        texts |= tomllib.loads(file.read_text(encoding="utf-8"))
+    english, chinese = ({key: both[n] for key, both in texts.items()} for n in (0, 1))
+    return english, chinese
+
+
+def make_translations(languages: tuple[dict[str, str], dict[str, str]]) -> gr.I18n:
+    """Return the texts that the browser translates. `languages` are the texts of `load_texts`."""
+    english, chinese = map(_prefix_keys, languages)
+    return gr.I18n(**{"en": english, **dict.fromkeys(("zh", "zh-CN", "zh-TW"), chinese)})
 
 
 def _prefix_keys(texts: dict[str, str]) -> dict[str, str]:
@@ -30,9 +40,10 @@ def _prefix_keys(texts: dict[str, str]) -> dict[str, str]:
     return {f"trivium.{key}": value for key, value in texts.items()}
 
 
-TRANSLATIONS = gr.I18n(
-    **{"en": _prefix_keys(_EN), **dict.fromkeys(("zh", "zh-CN", "zh-TW"), _prefix_keys(_ZH))}
-)
+LANGUAGES = load_texts(TEXTS_FILE)
+"""One dict of key -> text for each language."""
+_EN, _ZH = LANGUAGES
+TRANSLATIONS = make_translations(LANGUAGES)
 """The texts that the browser translates."""
 
 
