@@ -29,10 +29,10 @@ def studio(
 ) -> None:
     """Open a web page on which you train a model from your own text, watch the run and try it.
 
-    The page builds a command of `trivium pretrain` or `trivium finetune`, shows it, and runs it in
-    a process of its own. One run trains at a time. It continues when the page or the studio is
-    closed, and a restarted studio finds it. The page is only for you: the server listens on
-    127.0.0.1, and its address contains a secret token, which is new at every start.
+    The page builds a `trivium pretrain` or `trivium finetune` command, shows it, and runs it in a
+    separate process. Only one run trains at a time. It keeps running when you close the page or the
+    studio, and the studio finds it again after a restart. Only you can open the page: the server
+    listens on 127.0.0.1, and the address contains a secret token that changes at every start.
 
     Args:
         folder: The folder for runs, uploads and exported models.
