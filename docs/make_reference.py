@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import os
 import re
 import runpy
 import tomllib
@@ -27,11 +28,13 @@ from pydantic.fields import FieldInfo
 from trivium import spec
 from trivium.choice import Choice
 from trivium.cli import commands, load_command
+from trivium.cli._help import translate_help
 from trivium.config import ConfigKey, config_classes, iter_keys
 from trivium.explain import list_topics, load_topic
 from trivium.interop.convert import nearest_config
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import spec_to_config
+from trivium.messages import load_chinese_help
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
@@ -102,23 +105,51 @@ PART_COLUMNS = "| key | default | takes |\n|---|---|---|"
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
-def command_pages() -> dict[str, str]:
-    """docs/reference/cli/: an index, and a page per command with its options and examples."""
-    known = commands()
-    rows = [f"| [`{name}`]({name}.md) | {line} |" for name, (_, line) in known.items()]
-    index = [
-        "# The command line",
-        "`trivium COMMAND --help` shows the same.",
-        "\n".join(["| command | does |", "|---|---|", *rows]),
-        "Exit codes: 0 success, 1 the input was wrong (one message), 2 wrong usage, "
+WORDS = {
+    "en": {
+        "title": "The command line",
+        "same": "`trivium COMMAND --help` shows the same.",
+        "columns": "| command | does |",
+        "default": " Default: {}.",
+        "required": " Required.",
+        "codes": "Exit codes: 0 success, 1 the input was wrong (one message), 2 wrong usage, "
         "130 interrupted after saving.",
+    },
+    "zh": {
+        "title": "命令行",
+        "same": "`trivium --language zh COMMAND --help` 显示同样的内容。",
+        "columns": "| 命令 | 用途 |",
+        "default": "默认：{}。",  # noqa: RUF001
+        "required": "必填。",
+        "codes": "退出码：0 成功，1 输入有误（一条消息说明），2 用法错误，130 保存之后被中断。",  # noqa: RUF001
+    },
+}
+"""What pages about commands say beside the texts of `--help`, by language."""
+
+
+def command_pages(language: str = "en") -> dict[str, str]:
+    """docs/reference/cli/: an index, and a page per command with its options and examples.
+
+    With "zh" the pages are those of docs/zh/reference/cli/, with the Chinese texts of `--help`.
+    """
+    words = WORDS[language]
+    loaded = {name: _load_command(name, language) for name in commands()}
+    summaries = {
+        name: line if language == "en" else load_chinese_help()[name]["summary"]
+        for name, (_, line) in commands().items()
+    }
+    rows = [f"| [`{name}`]({name}.md) | {line} |" for name, line in summaries.items()]
+    index = [
+        f"# {words['title']}",
+        words["same"],
+        "\n".join([words["columns"], "|---|---|", *rows]),
+        words["codes"],
     ]
     pages = {"index": index}
-    for name in known:
-        command = load_command(name)
+    for name, command in loaded.items():
         title = f"# trivium {name}"
         if not hasattr(command, "commands"):
-            pages[name] = [title, *_command(f"trivium {name}", command)]
+            pages[name] = [title, *_command(f"trivium {name}", command, words)]
             continue
         pages[name] = [title, inspect.cleandoc(command.help or "")]
         has_pages = len(command.commands) > MANY_KINDS
@@ -128,10 +159,29 @@ def command_pages() -> dict[str, str]:
             line = one.get_short_help_str(200)
             rows.append(f"| [`{inner}`]({page}.md#trivium-{name}-{inner}) | {line} |")
             heading = f"{'#' if has_pages else '##'} trivium {name} {inner}"
-            parts = [heading, *_command(f"trivium {name} {inner}", one)]
+            parts = [heading, *_command(f"trivium {name} {inner}", one, words)]
             pages[page] = [*pages.get(page, []), *parts]
-        pages[name].insert(2, "\n".join(["| command | does |", "|---|---|", *rows]))
-    return {f"reference/cli/{name}.md": _page(parts) for name, parts in pages.items()}
+        pages[name].insert(2, "\n".join([words["columns"], "|---|---|", *rows]))
+    folder = "reference/cli" if language == "en" else "zh/reference/cli"
+    return {f"{folder}/{name}.md": _page(parts) for name, parts in pages.items()}
+
+
+def chinese_command_pages() -> dict[str, str]:
+    """docs/zh/reference/cli/: the pages of commands in Chinese."""
+    return command_pages("zh")
+
+
+def _load_command(name: str, language: str) -> Any:
+    """Return a command whose help texts are in this language."""
+    before = os.environ.get("TRIVIUM_LANGUAGE")
+    os.environ["TRIVIUM_LANGUAGE"] = language
+    try:
+        return translate_help(load_command(name), name)
+    finally:
+        if before is None:
+            del os.environ["TRIVIUM_LANGUAGE"]
+        else:
+            os.environ["TRIVIUM_LANGUAGE"] = before
 
 
 def _page(parts: list[str]) -> str:
@@ -451,16 +501,16 @@ def _type(annotation: Any) -> str:
     return names.get(annotation, "table")
 
 
-def _command(name: str, command: Any) -> Iterator[str]:
+def _command(name: str, command: Any, words: dict[str, str]) -> Iterator[str]:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     usage = " ".join([name, *(_placeholder(one) for one in arguments), "[OPTIONS]"])
     yield f"```\n{usage}\n```"
     yield inspect.cleandoc(command.help or "").replace("\f", "")
     rows = ["| | |", "|---|---|"]
-    rows += [f"| `{_placeholder(one)}` | {_description(one)} |" for one in arguments]
+    rows += [f"| `{_placeholder(one)}` | {_description(one, words)} |" for one in arguments]
     rows += [
-        f"| `{', '.join([*one.opts, *one.secondary_opts])}` | {_description(one)} |"
+        f"| `{', '.join([*one.opts, *one.secondary_opts])}` | {_description(one, words)} |"
         for one in options
     ]
     yield "\n".join(rows)
@@ -477,16 +527,17 @@ def _placeholder(argument: Any) -> str:
     return name if argument.required else f"[{name}]"
 
 
-def _description(parameter: Any) -> str:
+def _description(parameter: Any, words: dict[str, str]) -> str:
     text = re.sub(r"([|\[\]])", r"\\\1", parameter.help or "")
     if isinstance(parameter.show_default, str):
-        return f"{text} Default: {parameter.show_default}."
+        return text + words["default"].format(parameter.show_default)
     default = parameter.default
     if parameter.required:
-        return text if parameter.param_type_name == "argument" else f"{text} Required."
+        return text if parameter.param_type_name == "argument" else text + words["required"]
     if default is None or default is False or default == "" or callable(default):
         return text
-    return f"{text} Default: `{parameter.opts[0] if default is True else default}`."
+    shown = parameter.opts[0] if default is True else default
+    return text + words["default"].format(f"`{shown}`")
 
 
 def families_table() -> str:
@@ -568,13 +619,14 @@ def names(language: str) -> str:
 
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "cli": command_pages,
+    "cli-zh": chinese_command_pages,
     "recipe": recipe_pages,
     "published": published_recipes_page,
     "names": names_pages,
     "families": index_page,
 }
 """What `--only` takes -> the function that makes the pages, by their path in docs/."""
-FOLDERS = {"cli": "reference/cli", "recipe": "reference/recipe"}
+FOLDERS = {"cli": "reference/cli", "cli-zh": "zh/reference/cli", "recipe": "reference/recipe"}
 """Folders in which every page is written by the program; pages no longer made are deleted."""
 
 

@@ -27,10 +27,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 HOME = {"en": "index.md", "zh": "zh/index.md"}
 """The first page of each language, in the order of the navigation."""
-REFERENCE = {
-    "zh/commands.md": "reference/cli/index.md",
-    "zh/recipe.md": "reference/recipe/index.md",
-}
+REFERENCE = {"zh/recipe.md": "reference/recipe/index.md"}
 """Chinese summaries of English reference pages, with the index of those pages."""
 navigations: dict[str, Navigation] = {}
 """Navigation per language, filled by `on_nav`."""

@@ -61,6 +61,7 @@ RUN = [
     "concepts.md",
     "plan.md",
     "how_big.md",
+    "coming_from.md",
     "serving.md",
     "hub_example.md",
     *TUTORIALS,
@@ -159,12 +160,16 @@ def test_the_switch_of_languages_leads_to_the_same_page() -> None:
     hooks = load_script("site_hooks")
     for english, chinese in (
         ("index.md", "zh/index.md"),
+        ("serving.md", "zh/serving.md"),
+        ("reference/cli/serve.md", "zh/reference/cli/serve.md"),
         ("tutorials/bert.md", "tutorials/zh/bert.md"),
         ("book/en/llama.md", "book/zh/llama.md"),
     ):
         assert hooks._translation(english) == chinese
         assert hooks._translation(chinese) == english
     assert hooks._translation("attention.md") == "zh/index.md"  # only in English
+    assert hooks._translation("reference/recipe/train.md") == "zh/recipe.md"
+    assert hooks._translation("zh/recipe.md") == "reference/recipe/index.md"
     for page in NAMES:
         other = hooks._translation(page)
         assert hooks._language(other) != hooks._language(page), page
@@ -320,10 +325,13 @@ def test_the_examples_of_texts_are_read_and_those_of_tasks_have_readers(tmp_path
     assert READERS.keys() == {one for one in files_of("data.md") if "/" not in one}
 
 
+@pytest.mark.parametrize("page", ["data.md", "zh/data.md"])
 @pytest.mark.parametrize("name", READERS)
-def test_the_example_of_a_data_format_is_read(name: str, tmp_path: Path) -> None:
+def test_the_example_of_a_data_format_is_read(page: str, name: str, tmp_path: Path) -> None:
+    if page != "data.md" and name not in files_of(page):
+        pytest.skip("only on the English page")
     path = tmp_path / name
-    path.write_text(files_of("data.md")[name], encoding="utf-8")
+    path.write_text(files_of(page)[name], encoding="utf-8")
     assert len(list(READERS[name]().read([str(path)]))) == 2
 
 
