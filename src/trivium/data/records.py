@@ -186,7 +186,7 @@ class Record(dict[str, Any]):
         self.report: ReadReport | None = None
 
     def value(self, column: str, option: str = "") -> Any:
-        """Return the value of a column. "translation.en" is column "en" nested in "translation".
+        """Return the value of a column. The name of a nested column is, for example, "text.en".
 
         Raises DataError if there is no such column. `option` is the setting that selects the
         column; the error message suggests it.
@@ -409,7 +409,7 @@ def _read_json(path: str, options: RecordOptions) -> Iterator[Record]:
 
 
 def _parse_json(text: str, location: str, errors: str) -> Any:
-    """Parse a JSON text. Returns the value.
+    """Parse a JSON value. Returns the value.
 
     `location` is the file and line for error messages. `errors` says how to handle lone surrogates
     ("strict" or "replace"), as in `replace_surrogates`.

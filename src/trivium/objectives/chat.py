@@ -76,7 +76,7 @@ class Conversation:
 
     @property
     def group_key(self) -> str:
-        """The key by which conversations are grouped when splitting the data into two splits.
+        """The key by which conversations are grouped when the data is split.
 
         It is the text before the first response. Groups are never divided between splits.
         """

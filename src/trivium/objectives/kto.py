@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization (KTO): learning from unpaired good and bad responses."""
+"""Kahneman-Tversky optimization (KTO) with unpaired desirable and undesirable responses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class UnpairedPreference:
 
     @property
     def group_key(self) -> str:
-        """The key by which examples are grouped when splitting the data into two splits.
+        """The key by which examples are grouped when the data is split.
 
         It is the prompt as one text, or the response if there is no prompt. Groups are never
         divided between splits.

@@ -225,7 +225,8 @@ class LabelledObjective(Objective):
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Generate texts for the report, and add them to the predictions of the metrics.
 
-        This method is called once, at the end of a run. By default returns the metrics unchanged.
+        This method is called once, at the end of a run. By default, it returns the metrics
+        unchanged.
         """
         return metrics
 

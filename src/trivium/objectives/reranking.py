@@ -210,8 +210,8 @@ class Reranking(SingleStackTask):
     ) -> Metrics:
         """Return MRR@10, NDCG@10 and average precision, averaged over the queries.
 
-        They are computed over queries that have relevant documents and others. Without such
-        queries they are undefined (NaN).
+        Only queries with both relevant and irrelevant documents are used. Without such queries, the
+        metrics are NaN.
         """
         by_query: dict[str, list[int]] = {}
         for index, one in enumerate(examples):
@@ -283,7 +283,7 @@ def compute_ranking_metrics(
 
 
 def _read_label(record: Record) -> float:
-    """Read the relevance from a record. Raises DataError unless it is from 0 to 1."""
+    """Read the relevance from a record. Raises DataError if it is not between 0 and 1."""
     name = record.columns["label"]
     value = record.value(name)
     try:

@@ -1,10 +1,9 @@
 """Which weights a run keeps: the last, the best by validation, or the mean of several checkpoints.
 
 Runs on labelled examples keep the weights with the best main metric, or with the lowest validation
-loss if that metric is not defined. In runs on text, `keeps_lowest_loss` tells for each evaluation
-whether its weights may be kept; the run keeps those with the lowest validation loss. All other runs
-keep their last weights. At the end, a run on labelled examples also evaluates the mean of its last
-`train.average` checkpoints.
+loss if that metric is not defined. Runs on text keep the weights with the lowest validation loss if
+`keeps_lowest_loss` allows it. All other runs keep their last weights. At the end, a run on labelled
+examples also evaluates the mean of its last `train.average` checkpoints.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class RunFolder:
         self.kept = True
         """Whether the files of the run still exist. False once a failed start was cleaned up."""
 
-    def is_resumed(self, resume: Resume) -> bool:
+    def should_resume(self, resume: Resume) -> bool:
         """Return whether to resume the run in this folder instead of starting a new one.
 
         Processes that `torchrun` restarts always resume their run. `torchrun` restarts processes if
@@ -98,7 +98,7 @@ class RunFolder:
         return checkpoint is not None or self.weights.is_file()
 
     @contextmanager
-    def locked(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+    def lock(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         """Context manager that locks the folder. Only the main process of a run uses it.
 
         Nothing is deleted or written before the folder is locked. With `overwrite`, the old run is

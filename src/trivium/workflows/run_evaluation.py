@@ -15,7 +15,7 @@ from trivium.progress import ProgressLine
 from trivium.train.kept_weights import KeptWeights
 from trivium.train.loader import BatchStream
 from trivium.train.loss_meter import merge_records
-from trivium.train.trainer import Trainer, TrainState, validation_losses
+from trivium.train.trainer import Trainer, TrainState, compute_validation_losses
 from trivium.workflows.finished_run import ValidationMetrics
 
 # The number of prompts with responses to log at every evaluation of a policy.
@@ -51,7 +51,7 @@ class RunEvaluation:
         """
         self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
-        record = validation_losses(trainer, self.streams, measured.limit)
+        record = compute_validation_losses(trainer, self.streams, measured.limit)
         # In a mix with labelled examples, their metric determines the best weights.
         by_loss = (
             "valid_loss" in record
