@@ -254,7 +254,7 @@ class KTO(ReferenceObjective):
 
 
 def _split_into_slices(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
-    """Yield each micro-batch slice of this process, and the part of `batch` that it contains.
+    """Yield each micro-batch slice of this process, together with its part of `batch`.
 
     Each part is padded only to its longest row.
     """

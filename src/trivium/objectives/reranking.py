@@ -82,9 +82,9 @@ class Reranking(SingleStackTask):
     L = - y log sigmoid(s) - (1 - y) log(1 - sigmoid(s))
 
     The model reads the query x and the document d as one text, and s(x, d) is the output of its
-    classification head. y is the label, between 0 and 1. A record has either a label, or a document
-    that matches the query and one that does not (a negative). A record with a negative is converted
-    to two examples, with the labels 1 and 0:
+    classification head. y is the label, between 0 and 1. A record contains a query, a document, and
+    either a label or a second document that does not match the query (a negative). A record with a
+    negative is converted to two examples, with the labels 1 and 0:
 
         [CLS] who wrote it [SEP] Ada wrote the first program [SEP]       y = 1
         [CLS] who wrote it [SEP] Grace wrote the first compiler [SEP]    y = 0

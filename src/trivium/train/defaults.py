@@ -7,7 +7,7 @@ Post-norm stacks use half of this rate (Xiong et al. 2020). Recurrent and n-gram
 times the rate at width 256. Elman networks use half the rate of other recurrent models, since they
 have no gates.
 
-Presets in sizes that no paper describes (`presets.is_own_size`) use the settings with which they
+Presets in sizes that no paper describes (`presets.is_own_size`) use the settings that make them
 learn fastest. Other presets use the settings of their papers. The recipe key `defaults` overrides
 this choice. In the pairs of runs in benchmarks/LOG.md, these settings learn faster: masking 30 % of
 the tokens, Muon for decoders, and the fast initialization for models that have one, which are most
@@ -115,7 +115,7 @@ def choose_initialization(spec: TransformerSpec) -> Literal["published", "fast"]
 def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
     """Return the kind of the default optimizer for training from scratch.
 
-    `fast` is whether the run uses the fast settings.
+    `fast` says whether the run uses the fast settings.
     """
     if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
         return "muon"
@@ -151,8 +151,8 @@ def embedding_lr_scale(spec: Spec) -> float:
 def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     """Return AdamW's default peak learning rate for training on labelled examples.
 
-    `new_weights` is whether the model is trained from scratch. `adapted` is whether a LoRA adapter
-    is trained.
+    `new_weights` says whether the model is trained from scratch, and `adapted` whether a LoRA
+    adapter is trained.
     """
     if new_weights or not spec.stacks:
         trained = 0.4 if _reads_characters(spec) else 0.1
@@ -167,8 +167,8 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
 def _adjust_lr_to_task(task: LabelledObjective, lr: float, *, has_adapter: bool) -> float:
     """Multiply a learning rate by the task's factor and clamp it to the task's range.
 
-    `lr` is the default learning rate for fine-tuning. `has_adapter` is whether a LoRA adapter is
-    trained; the range is then higher.
+    `lr` is the default learning rate for fine-tuning. If a LoRA adapter is trained (`has_adapter`),
+    the range is higher.
     """
     advice = task.advice()
     lowest, highest = (bound * (_ADAPTER_RATE if has_adapter else 1.0) for bound in advice.lr_range)
@@ -249,7 +249,7 @@ def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -
     """Choose the values of `[train]` that depend on the number of labelled examples.
 
     These are the batch size, the evaluation and checkpoint intervals, and the number of epochs.
-    `new` is whether the model is trained from scratch.
+    `new` says whether the model is trained from scratch.
     """
     task, section = _get_labelled_objectives(recipe)[0], recipe.train
     advice = task.advice()

@@ -64,9 +64,9 @@ class KeptWeights(Callback):
     def keeps_lowest_loss(self, *, repeats_data: bool) -> bool:
         """Return whether to keep the current weights if they have the lowest validation loss.
 
-        `repeats_data` is whether the last step used rows that earlier steps have used. If the
-        recipe sets neither `keep_best` nor `patience`, weights are kept only in this case, since
-        overfitting becomes likely from the second epoch on.
+        `repeats_data` says whether the last step used rows that earlier steps have used. If the
+        recipe sets neither `keep_best` nor `patience`, weights are kept only if data is repeated,
+        since overfitting becomes likely from the second epoch on.
         """
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:

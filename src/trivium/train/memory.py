@@ -354,7 +354,7 @@ class _Estimate:
         return {name: sum(one[name] for one in models) for name in models[0]}
 
     def total_bytes(self, rows: int, data: DataParallelism) -> float:
-        """Return the total memory in bytes for micro-batches of `rows` rows."""
+        """Return the total memory in bytes. The arguments are those of `bytes_by_use`."""
         return sum(self.bytes_by_use(rows, data).values())
 
     def total_bytes_with_reserve(self, rows: int, data: DataParallelism) -> float:

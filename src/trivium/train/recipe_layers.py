@@ -221,8 +221,9 @@ def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
 def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
     """Return a recipe layer that sets the kind of the default objective.
 
-    If the preset has a published recipe for text, it is the objective of that recipe. Otherwise, it
-    is the default for the architecture. If every objective is already set, the layer is empty.
+    If the preset has a published recipe for text, the default is the objective of that recipe.
+    Otherwise, it depends on the architecture. If every objective is already set, the layer is
+    empty.
     """
     if all("kind" in root.get("objective", {}) for _, root in _iter_parents(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
@@ -237,7 +238,7 @@ def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return a recipe layer with the settings with which a model learns fastest from scratch.
+    """Return a recipe layer with the settings that learn fastest when training from scratch.
 
     They set the initialization, the optimizer and fields of objectives. They are used for model
     sizes without a published recipe, or if the recipe sets `defaults = "fast"`. Otherwise, the

@@ -238,9 +238,9 @@ class RunFolder:
     def _check_unused(self, *, was_used: bool) -> None:
         """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
-        A run that stopped before its first step may be overwritten. `was_used` is whether the lock
-        file shows that a run was started in this folder. If not, the user wrote the recipe in this
-        folder, and the recipe is protected like a run.
+        A run that stopped before its first step may be overwritten. `was_used` says whether the
+        lock file shows that a run was started in this folder. If not, the user wrote the recipe in
+        this folder, and the recipe is protected like a run.
         """
         if self.has_begun or (self.recipe.is_file() and not was_used):
             raise RecipeError(

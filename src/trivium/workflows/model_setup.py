@@ -311,7 +311,7 @@ def _with_generation_ids(
 
 
 def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
-    """Return settings with which generation also stops at the chat template's end-of-turn token."""
+    """Return settings that make generation stop at the chat template's end-of-turn token, too."""
     if settings.chat_template is None:
         return settings
     end = ChatTemplate.of(settings.chat_template, tokenizer).find_end_of_turn(tokenizer)
