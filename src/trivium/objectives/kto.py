@@ -113,7 +113,7 @@ class KTO(ReferenceObjective):
         value = str(record.value(label)).strip().lower()
         if value not in (*_DESIRABLE, *_UNDESIRABLE):
             raise DataError(
-                f'{record.name(label)} is "{shorten(value)}": give true or 1 for a desirable '
+                f'{record.locate(label)} is "{shorten(value)}": give true or 1 for a desirable '
                 "response, false or 0 for an undesirable response."
             )
         prompt, turn = read_prompt(record), read_turn(record, "response")

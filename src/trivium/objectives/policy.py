@@ -272,7 +272,7 @@ class PolicyGradient(Alignment):
             prompt = prompt[:-1]
         if not prompt:
             raise DataError(
-                f"{record.name(record.columns['prompt'])} has no message to respond to."
+                f"{record.locate(record.columns['prompt'])} has no message to respond to."
             )
         for reward in self.rewards:
             reward.check_record(record)

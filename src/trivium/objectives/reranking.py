@@ -292,5 +292,5 @@ def _read_label(record: Record) -> float:
         label = math.nan
     if not 0.0 <= label <= 1.0:
         given = value if isinstance(value, int | float | str) else json_type(value)
-        raise DataError(f"{record.name(name)} is {given!r}, but must be a number from 0 to 1.")
+        raise DataError(f"{record.locate(name)} is {given!r}, but must be a number from 0 to 1.")
     return label
