@@ -771,7 +771,7 @@ def test_a_preset_of_other_sizes_can_still_be_exported(preset, change):
     assert changed != spec
     assert export_problem(changed) is None
     if change in ("wider", "half as wide again") and hasattr(spec.stacks[0].mixers[0], "num_heads"):
-        assert config.derived_sizes()
+        assert config.derived_dimensions()
 
 
 def test_sizes_that_are_set_are_not_derived():
@@ -779,9 +779,9 @@ def test_sizes_that_are_set_are_not_derived():
     config = ModelConfig(preset="llama-tiny", d_model=256, decoder={"layers": layers})
     layer = config.build_spec().decoder.layers[0]
     assert (layer.mixer.head_dim, layer.feed_forward.d_ff) == (8, 100)
-    assert config.derived_sizes() == []
+    assert config.derived_dimensions() == []
     config = ModelConfig(preset="t5-tiny", d_model=256)
-    assert ("heads.scale", 128**-0.5, 256**-0.5) in config.derived_sizes()
+    assert ("heads.scale", 128**-0.5, 256**-0.5) in config.derived_dimensions()
 
 
 def test_a_head_that_no_class_has_is_named():

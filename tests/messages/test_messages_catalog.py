@@ -42,8 +42,8 @@ CALLS = {
     "add_text_column": [None, "heading."],
     "Finding.of": ["finding.", None, None, None, "advice."],
     "note": [""],  # of a record
-    "overlap": ["finding."],
-    "findings": ["advice."],
+    "to_overlap_finding": ["finding."],
+    "to_findings": ["advice."],
     "counted": [None, "unit."],
 }
 IN_TEMPLATES = re.compile(r'\b_\("([^"]+)"')
@@ -114,7 +114,7 @@ def calls() -> Iterator[tuple[str, str, ast.Call, list[str]]]:
 
 def called_with(name: str, call: ast.Call, names: Mapping[str, list[ast.expr]]) -> list[str]:
     begins = CALLS.get(name, [])
-    if name == "finding":
+    if name == "to_finding":
         begins = ["finding.", *[None] * (len(call.args) - 2), "advice."]
     found = [
         begin + one
@@ -160,7 +160,7 @@ def test_calls_give_the_values_of_their_texts():
         needed = {field for text in texts for field in fields(text)}
         if name in ("translated", "english", "tell") and texts and None not in given:
             wrong += [where] if given != needed else []
-        elif name in ("Finding.of", "finding") and texts:
+        elif name in ("Finding.of", "to_finding") and texts:
             wrong += [where] if not given >= needed else []
     assert wrong == []
 

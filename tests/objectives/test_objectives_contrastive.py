@@ -22,7 +22,7 @@ from trivium.objectives.contrastive import Contrastive, contrastive_loss
 from trivium.objectives.retrieval import BM25, reciprocal_rank_fusion, retrieve
 from trivium.objectives.text_pairs import TextPair
 from trivium.presets import presets
-from trivium.train.loader import micro_batch_slices
+from trivium.train.loader import split_into_slices
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -179,7 +179,7 @@ def test_cached_gradients_are_those_of_the_whole_batch_for_any_micro_batch():
     whole = gradients(objective, lm, tensors)
     assert len(whole) > 30
     for size in (1, 17, 29, 10**6):
-        slices = micro_batch_slices(batch, size)
+        slices = split_into_slices(batch, size)
         assert [cut.start for cut in slices[1:]] == [cut.stop for cut in slices[:-1]]
         assert (len(slices) == len(batch.input_ids)) == (size == 1)
         parts = gradients(objective, lm, replace(tensors, slices=slices))
@@ -188,7 +188,7 @@ def test_cached_gradients_are_those_of_the_whole_batch_for_any_micro_batch():
     # With dropout: those of one graph of the parts in any order, which draw the same masks.
     dropped, lm_dropped, _ = batch_of(PAIRS)
     lm_dropped.module = dropped.build(lm.spec.with_dropout(0.3), seed=0, device=CPU).train()
-    tensors = replace(tensors, slices=micro_batch_slices(batch, 29))
+    tensors = replace(tensors, slices=split_into_slices(batch, 29))
     cached = gradients(dropped, lm_dropped, tensors)
     lm_dropped.module.zero_grad()
     vectors = []

@@ -22,7 +22,7 @@ from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
 from trivium.presets import presets
 from trivium.train import defaults
-from trivium.train.loader import micro_batch_slices
+from trivium.train.loader import split_into_slices
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.run_warnings import RunHistory
 
@@ -341,7 +341,7 @@ def test_a_step_of_judgements_in_parts_is_one_step(family):
     tensors = to_device(batch, CPU)
     tensors.sequence_labels[:, :2] -= torch.arange(5)[:, None] / 4  # as if it had learned
     gradients = []
-    for slices in ((), micro_batch_slices(batch, 20)):
+    for slices in ((), split_into_slices(batch, 20)):
         assert len(slices) != 1
         terms = objective.loss(lm.module, replace(tensors, slices=slices))
         terms["kto"].backward()

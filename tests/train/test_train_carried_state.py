@@ -21,10 +21,10 @@ from trivium.models import build
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
 from trivium.spec import TransformerXLAttention, TransformerXLPositions
-from trivium.train.carried_state import carried_state
+from trivium.train.carried_state import create_carried_state
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.trainer import Trainer, TrainStep, forward_backward, validation_losses
+from trivium.train.trainer import Trainer, TrainStep, compute_validation_losses, forward_backward
 
 CARRY = Causal(carry_state=True)
 
@@ -48,7 +48,7 @@ def trainer_of(model, stream, micro_batch_tokens, **changes: Any) -> Trainer:
         device=CPU,
         precision=torch.float32,
         started=0.0,
-        carried=carried_state(model, stream),
+        carried=create_carried_state(model, stream),
     )
 
 
@@ -90,7 +90,7 @@ def test_the_loss_of_a_row_is_that_of_the_whole_text_before_it(cell):
         loss = forward_backward(trainer, batch, step)["loss"]
         assert loss.item() == pytest.approx(by_row[step % 6], rel=1e-9), (cell, step)
     for _ in range(2):
-        held_out = validation_losses(trainer, [stream])["valid_loss"]
+        held_out = compute_validation_losses(trainer, [stream])["valid_loss"]
         assert held_out == pytest.approx(sum(by_row[:5]) / (7 * 5 * 10), rel=1e-9)
     loss = forward_backward(trainer, trainer.loader.step(8), 8)["loss"]
     assert loss.item() == pytest.approx(by_row[2], rel=1e-9)
@@ -151,7 +151,7 @@ def test_what_was_said_before_the_row_is_known_with_state_alone(described):
             for optimizer in trainer.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-        losses.append(validation_losses(trainer, streams[1:])["valid_loss"])
+        losses.append(compute_validation_losses(trainer, streams[1:])["valid_loss"])
     assert losses[0] < 0.3 < 0.6 < losses[1], described.kind  # log 2 is 0.69
 
 

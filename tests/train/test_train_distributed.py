@@ -229,13 +229,13 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
         )
 
     for free, expected in ((0, "cpu"), (1 << 40, "meta")):
-        monkeypatch.setattr(hardware, "free_memory", lambda _, free=free: free)
+        monkeypatch.setattr(hardware, "available_memory", lambda _, free=free: free)
         model = model_of(is_sharded=True)
         model.gather(device)
         assert {weight.device.type for weight in model.whole.parameters()} == {expected}
         assert model.lm.module is model.whole
     # Without metrics it is for callbacks, and takes no memory of the GPU.
-    monkeypatch.setattr(run_evaluation, "validation_losses", lambda *_: {})
+    monkeypatch.setattr(run_evaluation, "compute_validation_losses", lambda *_: {})
     model = model_of(is_sharded=True)
     held_out: Any = SimpleNamespace(sources=[], limit=None)
     kept: Any = SimpleNamespace(model=model)

@@ -33,7 +33,7 @@ from trivium.presets import presets
 from trivium.spec import Experts
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import SINGLE_PROCESS, Parallel
-from trivium.train.hardware import _free_cgroup_memory, free_memory
+from trivium.train.hardware import _available_cgroup_memory, available_memory
 from trivium.train.loader import Loader, equal_part_size, group_by_length
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import fit_memory, reuse_micro_batch_size
@@ -477,14 +477,14 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
         (group / "memory.stat").write_text("anon 800\ninactive_file 200\n")
 
     own.write_text("1:cpu:/\n0::/slurm/job\n")
-    assert _free_cgroup_memory(tmp_path, own) == 2**62
+    assert _available_cgroup_memory(tmp_path, own) == 2**62
     limit(tmp_path, "max")
     limit(job.parent, 3000)
     limit(job, 7000)
-    assert _free_cgroup_memory(tmp_path, own) == 2200  # the cache of files can be given up
+    assert _available_cgroup_memory(tmp_path, own) == 2200  # the cache of files can be given up
     limit(tmp_path, 2000)
-    assert _free_cgroup_memory(tmp_path, tmp_path / "none") == 1200
-    assert free_memory(CPU) > 0
+    assert _available_cgroup_memory(tmp_path, tmp_path / "none") == 1200
+    assert available_memory(CPU) > 0
     # Eager attention keeps the scores of every layer, in float32.
     bert = presets["bert-base"]
     short, long = (bert.activation_bytes(n, 4, on_cpu=True) for n in (100, 1100))

@@ -79,22 +79,22 @@ def test_one_process_trains_a_run_and_a_lock_of_a_dead_one_is_free(text, tmp_pat
 def test_a_second_start_touches_nothing_of_the_first(tmp_path):
     run = RunFolder(tmp_path / "run")
     for prepared in (False, True):
-        with run.locked(resume=False, overwrite=False):
+        with run.lock(resume=False, overwrite=False):
             if prepared:
                 run.recipe.write_text("seed = 1")
                 run.metrics_file.touch()
             files = {path: path.read_bytes() for path in run.path.iterdir()}
             for resume, overwrite in ((False, False), (False, True), (prepared, False)):
-                second = RunFolder(run.path).locked(resume=resume, overwrite=overwrite)
+                second = RunFolder(run.path).lock(resume=resume, overwrite=overwrite)
                 with pytest.raises(RecipeError, match=f"process .id {os.getpid()}. is training"):
                     second.__enter__()
             assert {path: path.read_bytes() for path in run.path.iterdir()} == files
     # The first lets go of a folder that the second has opened, but not yet locked.
     shutil.rmtree(run.path)
-    with run.locked(resume=False, overwrite=False):
+    with run.lock(resume=False, overwrite=False):
         late = (run.path / ".lock").open("a+")
     assert not run.path.exists()
-    with run.locked(resume=False, overwrite=False), late:
+    with run.lock(resume=False, overwrite=False), late:
         assert not os.path.samestat(os.fstat(late.fileno()), (run.path / ".lock").stat())
 
 

@@ -51,7 +51,7 @@ hardware.ctypes = types.SimpleNamespace(CDLL=no_library)
 
 from trivium import files
 assert files.fcntl is None
-assert hardware.free_memory(torch.device("cpu")) == 8 * 2**30
+assert hardware.available_memory(torch.device("cpu")) == 8 * 2**30
 text, out = sys.argv[1:]
 changes = {
     "train": {"steps": 4, "save_every": 2, "eval_every": 4, "batch_tokens": 64},

@@ -139,7 +139,7 @@ def test_the_recipe_of_a_run_has_what_was_chosen_for_it(text, tmp_path, monkeypa
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_done(text, tmp_path, monkeypatch):
     """On a CPU the system would end the process."""
-    monkeypatch.setattr(hardware, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(hardware, "available_memory", lambda device: 2**20)
     out = tmp_path / "run"
     with pytest.raises(RecipeError, match=r"alone take .* GiB, and 0\.0 GiB are free on cpu"):
         pretrain("bert-tiny", data=text, out=out, changes=["train.device=cpu"], console=quiet())
@@ -158,7 +158,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_whatever_the_micro_batch(
     encoder, reviews, tmp_path, monkeypatch
 ):
     """It needs memory for the trained weights alone."""
-    monkeypatch.setattr(memory, "free_memory", lambda device: 2**21)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 2**21)
     train = {"steps": 2, "eval_every": 2, "device": "cpu", "micro_batch_tokens": 64}
     for rank, folder in ((0, "full"), (2, "adapted")):
         changes = {"train": train, "adapter": {"rank": rank}}
@@ -380,7 +380,7 @@ def test_examples_that_are_encoded_are_freed():
         return Corpus(cast(Any, None), cast(Any, SimpleNamespace(fingerprint="a")), None, [source])
 
     freed = corpus()
-    [source] = freed.examples
+    [source] = freed.example_sources
     source.store_truncations(TRAIN, np.tile([0, 1, 0], (5000, 1)), None)
     freed.free_examples()
     assert (len(source.train), source.num_train) == (1000, 5000)

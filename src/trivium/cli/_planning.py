@@ -186,7 +186,7 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
     kind, budget = recipe.train.budget or ("", None)
     tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": model.tokens}
     module = build(spec, device="meta")
-    recipe.freeze_weights(module)
+    recipe.freeze_or_add_lora(module)
     context = recipe.data.length or model.context
     model = dataclasses.replace(
         model, spec=spec, context=context, tokens=tokens.get(kind), batch=batch

@@ -106,7 +106,7 @@ class Batch(_ArrayBatch):
 
     @property
     def num_labels(self) -> int:
-        """The number of labelled positions, or of rows if the labels are those of sequences."""
+        """The number of labelled positions, or of rows if whole sequences are labelled."""
         if self.labels is None:
             return 0 if self.sequence_labels is None else self.num_rows
         return int(np.count_nonzero(self.labels != IGNORE_INDEX))

@@ -256,7 +256,7 @@ class Words:
     def add(self, text: str) -> None:
         """Add the tokens of a text to the token counts.
 
-        If the text is a single token (or word), it is also added to `short`.
+        If the text is a single token (or word), it is also counted as a single-token text.
         """
         self.num_texts += 1
         self._pending.append(text)

@@ -127,8 +127,8 @@ class TaskReader:
     def read_shard(self, max_bytes: int) -> Iterator[tuple[str, bool]]:
         """Yield the documents of the next shard in parts, as pairs (part, is_last).
 
-        `is_last` is True for the last part of each document. The shard ends after the first
-        document with which it has at least `max_bytes` bytes of text.
+        `is_last` is True for the last part of each document. The shard ends with the first document
+        that brings it to at least `max_bytes` bytes of text.
         """
         self.digests, self.sizes, self.in_validation = array("Q"), array("q"), array("b")
         self.excerpts: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}

@@ -94,8 +94,8 @@ class EncodedExamples:
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
         """Write encoded examples to a folder. `open` opens them again.
 
-        `chunks` are the examples in groups. They are written one after the other, so that only one
-        chunk is in memory.
+        `chunks` yields the examples in groups. The groups are written one after the other, so that
+        only one is in memory.
         """
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []

@@ -284,7 +284,7 @@ def _check_inputs(out: Path, inputs: dict[str, Any], paths: Paths, options: Corp
 
 
 def _texts_differ(manifest: Manifest, plan: SplitSources) -> bool:
-    """Return whether the shards of a manifest were made from other texts than those in `plan`."""
+    """Return whether the texts in `plan` differ from the texts from which the shards were made."""
     return list(map(_get_identity, manifest.sources)) != list(map(_get_identity, plan.sources))
 
 
@@ -303,7 +303,7 @@ def _can_reread(plan: SplitSources) -> bool:
 
 @contextlib.contextmanager
 def _lock_folder(work: Path, *, shared: bool = False) -> Iterator[None]:
-    """Context manager that creates the work folder `work`, and holds its lock.
+    """Context manager that creates the work folder `work` and locks it.
 
     A shared lock allows several `prepare_part` calls at the same time.
 
@@ -380,7 +380,7 @@ class _Preparation:
         write_json(self.work / _INPUTS, self.inputs)
 
     def encode(self, tasks: Sequence[Task]) -> None:
-        """Tokenize the documents of encoding tasks that are not in finished shards yet.
+        """Tokenize the documents of the encoding tasks, except those in finished shards.
 
         Skipped files, and the number of tokens encoded by an earlier call, are reported to the
         progress callback.
@@ -408,7 +408,7 @@ class _Preparation:
             raise
 
     def _encode_tasks(self, tasks: Sequence[Task]) -> None:
-        """Read and encode the documents of encoding tasks that are not in finished shards yet."""
+        """Read and tokenize the documents of the tasks, except those in finished shards."""
         total_bytes = sum(task.size for task in tasks)
         began, text_bytes, read_bytes = time.perf_counter(), 0, 0
         options, shards = self.options, self.shards

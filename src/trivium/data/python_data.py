@@ -30,10 +30,10 @@ class PathList(tuple[str, ...]):
 
 
 def resolve_data(data: Data | None, name: str) -> tuple[PathList, Any]:
-    """Decide whether `data` is a list of paths or the data itself. Returns a pair (paths, data).
+    """Decide whether `data` is a list of paths or the data itself.
 
-    If `data` is a list of paths, the pair is (paths, None). Otherwise, it is (file name, `data`),
-    where the file name, made from `name`, says where the data will be stored.
+    Returns (paths, None) for paths. Otherwise, returns (file name, `data`): the name, derived from
+    `name`, of the file in which the data will be stored, and the data.
 
     A single string is a path. A list of strings is a list of paths if every string is an existing
     path or looks like a path: it has no spaces, and has a slash, a suffix or a wildcard. All other
@@ -85,7 +85,7 @@ def write_data(data: Any, path: Path, text_field: str) -> None:
 def _is_path(path: str | os.PathLike[str]) -> bool:
     """Return whether a value is certainly a path.
 
-    This is an existing file or folder, a remote path, hf:NAME, "-" or a path object.
+    Such a value is an existing file or folder, a remote path, hf:NAME, "-" or a path object.
     """
     if not isinstance(path, str) or path == STDIN or path.startswith("hf:") or is_remote(path):
         return True

@@ -186,7 +186,7 @@ class Record(dict[str, Any]):
         self.report: ReadReport | None = None
 
     def value(self, column: str, option: str = "") -> Any:
-        """Return the value of a column. "translation.en" is column "en" nested in "translation".
+        """Return the value of a column. The name of a nested column is, for example, "text.en".
 
         Raises DataError if there is no such column. `option` is the setting that selects the
         column; the error message suggests it.
@@ -211,9 +211,9 @@ class Record(dict[str, Any]):
         """Return the text in a column. Raises DataError if the value is blank or not a string."""
         value = self.value(column)
         if not isinstance(value, str):
-            raise DataError(f"{self.name(column)} is {json_type(value)}, not a string.")
+            raise DataError(f"{self.locate(column)} is {json_type(value)}, not a string.")
         if not value or value.isspace():
-            raise DataError(f"{self.name(column)} is blank. Fill it in, or remove the row.")
+            raise DataError(f"{self.locate(column)} is blank. Fill it in, or remove the row.")
         return value
 
     def optional_text(self, field: str) -> str | None:
@@ -236,8 +236,8 @@ class Record(dict[str, Any]):
         if self.report is not None:
             self.report.notes[identifier] += 1
 
-    def name(self, column: str) -> str:
-        """Describe a column for error messages by its name and the location of the record."""
+    def locate(self, column: str) -> str:
+        """Return the name of a column and the location of the record, for error messages."""
         numbered = " (columns are numbered from 0)" if self.has_numbered_columns else ""
         return f'"{column}"{numbered} of {self.where}'
 
@@ -409,7 +409,7 @@ def _read_json(path: str, options: RecordOptions) -> Iterator[Record]:
 
 
 def _parse_json(text: str, location: str, errors: str) -> Any:
-    """Parse a JSON text. Returns the value.
+    """Parse a JSON value. Returns the value.
 
     `location` is the file and line for error messages. `errors` says how to handle lone surrogates
     ("strict" or "replace"), as in `replace_surrogates`.

@@ -27,9 +27,9 @@ class Fields:
         names: the names of the fields, separated by spaces. A field that ends in "?" is optional.
         usual: groups of layouts. A layout is a tuple of usual column names, one per field; case is
             ignored. A layout matches if the record has all of its columns. The first group with a
-            matching layout is used. In this group, a matching layout that is part of another, such
-            as ("text",) of ("text", "pair"), is ignored. If several layouts remain, the record is
-            ambiguous.
+            matching layout is used. In this group, a layout that is contained in another matching
+            layout, such as ("text",) in ("text", "pair"), is ignored. If several layouts remain,
+            the record is ambiguous.
         both_in: for two fields that are versions of one text, such as two languages: the usual name
             of a column that contains both fields as nested columns. If the user has set the column
             of only one field, the other field is read from the remaining column of a record with
@@ -105,7 +105,7 @@ class Fields:
 
 
 def format_layout(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
-    """Return one line that says which column each field is read from, and which are ignored.
+    """Return one line that names the column of each field, and the columns that are ignored.
 
     For example: "text <- review, label <- stars; ignored: id, source".
     """
@@ -132,10 +132,10 @@ class Schema:
     """The fields that a fine-tuning task reads, and the columns that the user has set for them.
 
     Args:
-        slots: groups of fields. If there are alternative groups, the first group whose columns the
-            record has is read.
+        slots: groups of fields. If there are alternative groups, the first group whose columns are
+            in the record is used.
         chosen: the columns that the user has set, by field. If the user gives several columns,
-            separated by commas, the first one that the record has is used.
+            separated by commas, the first column that is in the record is used.
         settable: the fields whose column the user can set.
         option: a template for the name of the setting that selects a column; {} stands for the
             field.

@@ -133,10 +133,10 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
 
 
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
-    """List the sources of a corpus, and choose where to divide a corpus of a single document.
+    """List the sources of a corpus as `split_sources` does, and divide a single document.
 
-    The sources are those of `split_sources`. A single document is divided after the first line feed
-    that follows the training fraction of its text, or else before the first space.
+    If the corpus is a single document, it is divided into training and validation text: after the
+    first line feed that follows the training fraction, or else before the first space.
     """
     plan = split_sources(paths, options.validation)
     if not plan.fraction or not all(source.modified for source in plan.sources):
@@ -314,9 +314,9 @@ def write_split_texts(
 ) -> dict[str, Path]:
     """Write the splits of a corpus to `train.txt` and `validation.txt` in the folder `out`.
 
-    The documents in these files have the separator `options.separator`, or "blank" instead of
-    "file". With the separator "blank", blank lines within documents are removed. With the separator
-    "line", line feeds within documents become spaces.
+    In these files, documents are separated by `options.separator`, or by blank lines if it is
+    "file". With the separator "blank" or "file", blank lines within documents are removed. With the
+    separator "line", line feeds within documents become spaces.
 
     Returns the path of each file, by the name of the split.
     """

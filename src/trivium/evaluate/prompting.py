@@ -141,7 +141,7 @@ def _read_choices(record: Record, column: str) -> list[Any]:
     with contextlib.suppress(ValueError):
         choices = json.loads(choices) if record.untyped and choices else choices
     if not isinstance(choices, list):
-        raise DataError(f"{record.name(column)} is {json_type(choices)}: give a list of choices.")
+        raise DataError(f"{record.locate(column)} is {json_type(choices)}: give a list of choices.")
     return choices
 
 

@@ -53,7 +53,7 @@ def compute_grpo_advantages(rewards: Floats, group_size: int) -> Floats:
     return (centred / (deviation + _STD_EPSILON)).ravel()
 
 
-def equal_reward_mask(rewards: Floats, group_size: int) -> Bools:
+def mask_equal_rewards(rewards: Floats, group_size: int) -> Bools:
     """Return a mask, bool [B]: True for responses in groups where all rewards are equal.
 
     A group consists of the responses to the same prompt. If its rewards are all equal, no response

@@ -76,7 +76,7 @@ class Conversation:
 
     @property
     def group_key(self) -> str:
-        """The key by which conversations are grouped when splitting the data into two splits.
+        """The key by which conversations are grouped when the data is split.
 
         It is the text before the first response. Groups are never divided between splits.
         """
@@ -284,7 +284,7 @@ _OTHER_PARTS: dict[str, Any] = {
 def get_chat_template(lm: LanguageModel, *, tools: bool = False) -> ChatTemplate:
     """Return the chat template of the model, or the plain template if the model has none.
 
-    `tools` is whether the conversation has tools, for which a model may have a separate template.
+    `tools` says whether the conversation has tools; some models have a separate template for tools.
     """
     if lm.settings.chat_template is None:
         return ChatTemplate.of(PLAIN_TEMPLATE, lm.text_tokenizer)

@@ -89,7 +89,7 @@ class LabelledText:
 
     @property
     def group_key(self) -> str:
-        """The key by which examples are grouped when splitting the data into two splits.
+        """The key by which examples are grouped when the data is split.
 
         It is the text, or the first text of a pair. Groups are never divided between splits.
         """

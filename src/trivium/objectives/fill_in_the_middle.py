@@ -71,7 +71,7 @@ class FillInTheMiddle(LeftToRight):
 
     @property
     def control_tokens(self) -> list[str]:
-        """No tokens: a sentinel name (such as `<fim_prefix>`) in a text is encoded as text."""
+        """An empty list: sentinel names such as `<fim_prefix>` in a text are plain text."""
         return []
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization (KTO): learning from unpaired good and bad responses."""
+"""Kahneman-Tversky optimization (KTO) with unpaired desirable and undesirable responses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class UnpairedPreference:
 
     @property
     def group_key(self) -> str:
-        """The key by which examples are grouped when splitting the data into two splits.
+        """The key by which examples are grouped when the data is split.
 
         It is the prompt as one text, or the response if there is no prompt. Groups are never
         divided between splits.
@@ -113,7 +113,7 @@ class KTO(ReferenceObjective):
         value = str(record.value(label)).strip().lower()
         if value not in (*_DESIRABLE, *_UNDESIRABLE):
             raise DataError(
-                f'{record.name(label)} is "{shorten(value)}": give true or 1 for a desirable '
+                f'{record.locate(label)} is "{shorten(value)}": give true or 1 for a desirable '
                 "response, false or 0 for an undesirable response."
             )
         prompt, turn = read_prompt(record), read_turn(record, "response")
@@ -254,7 +254,7 @@ class KTO(ReferenceObjective):
 
 
 def _split_into_slices(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, TensorBatch]]:
-    """Yield each micro-batch slice of this process, and the part of `batch` that it contains.
+    """Yield each micro-batch slice of this process, together with its part of `batch`.
 
     Each part is padded only to its longest row.
     """

@@ -120,7 +120,7 @@ class LabelledObjective(Objective):
         """
 
     def input_text(self, example: Any) -> str:
-        """Return the input text of an example, by default its grouping key."""
+        """Return the input text of an example, which is its grouping key by default."""
         return example.group_key
 
     def find_problems(self, examples: Sequence[Any]) -> list[Finding]:
@@ -141,28 +141,30 @@ class LabelledObjective(Objective):
     def adapt_to_model(self, settings: Settings, examples: Sequence[Any]) -> Self:
         """Adapt the objective to a model that was already fine-tuned for the same task.
 
-        `settings` are the settings of this model. Returns the new objective, by default unchanged.
+        `settings` are the settings of this model. Returns the new objective. By default, nothing is
+        changed.
         """
         return self
 
     def with_labels(self, labels: Sequence[str], examples: Sequence[Any]) -> Self:
         """Set the keys that depend on the model's label names `labels`, such as class weights.
 
-        Returns the new objective, by default unchanged.
+        Returns the new objective. By default, nothing is changed.
         """
         return self
 
     def with_label_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
-        """Add statistics of the training examples to the settings, by default none.
+        """Add statistics of the training examples to the settings.
 
-        Returns the new settings.
+        Returns the new settings. By default, nothing is added.
         """
         return settings
 
     def infer_keys(self, spec: Spec, examples: Sequence[Any]) -> Self:
         """Set the keys that are inferred from the examples, such as the kind of labels.
 
-        This method may also check the examples. Returns the new objective, by default unchanged.
+        This method may also check the examples. Returns the new objective. By default, nothing is
+        changed.
         """
         return self
 
@@ -196,7 +198,7 @@ class LabelledObjective(Objective):
         return map(self.input_text, examples)
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Yield the target texts that an encoder-decoder should generate, by default none."""
+        """Yield the target texts that an encoder-decoder should generate. By default, none."""
         yield from ()
 
     def texts(self, examples: Sequence[Any]) -> Iterator[str]:
@@ -225,7 +227,8 @@ class LabelledObjective(Objective):
     def add_generations(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """Generate texts for the report, and add them to the predictions of the metrics.
 
-        This method is called once, at the end of a run. By default returns the metrics unchanged.
+        This method is called once, at the end of a run. By default, it returns the metrics
+        unchanged.
         """
         return metrics
 

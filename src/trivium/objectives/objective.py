@@ -143,7 +143,7 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The special tokens of the objective, except T5 sentinels and those with a role ("mask").
+        """The special tokens of the objective without a role such as "mask", except T5 sentinels.
 
         If the name of such a token occurs in a training text, it is always encoded as a special
         token, never as plain text.

@@ -40,7 +40,7 @@ from trivium.objectives.advantages import (
     compute_gae,
     compute_grpo_advantages,
     compute_rloo_advantages,
-    equal_reward_mask,
+    mask_equal_rewards,
     whiten,
 )
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, join_messages, read_prompt
@@ -262,8 +262,8 @@ class PolicyGradient(Alignment):
     def read_example(self, record: Record) -> Prompt:
         """Read the prompt of a record. Responses at the end of a conversation are removed.
 
-        Raises DataError if no message remains, or if a column is missing that a reward function
-        needs.
+        Raises DataError if no message remains, or if a column that a reward function needs is
+        missing.
         """
         prompt = read_prompt(record)
         if not are_texts(record, prompt):
@@ -272,7 +272,7 @@ class PolicyGradient(Alignment):
             prompt = prompt[:-1]
         if not prompt:
             raise DataError(
-                f"{record.name(record.columns['prompt'])} has no message to respond to."
+                f"{record.locate(record.columns['prompt'])} has no message to respond to."
             )
         for reward in self.rewards:
             reward.check_record(record)
@@ -435,7 +435,7 @@ class PolicyGradient(Alignment):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's Python files that compute rewards. Resuming a run needs the same code."""
+        """The user's Python files that compute rewards. They must not change before a resume."""
         return tuple(file for reward in self.rewards for file in reward.files)
 
     @property
@@ -481,7 +481,7 @@ class PolicyGradient(Alignment):
             np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
         ]
         if num_generations > 1:
-            values.append(equal_reward_mask(reward, num_generations).astype(float))
+            values.append(mask_equal_rewards(reward, num_generations).astype(float))
         return dict(zip(self._metric_names, values))
 
     def _compute_token_arrays(
@@ -523,14 +523,14 @@ class PolicyGradient(Alignment):
         if with_value:
             advantages = compute_gae(rewards, values, self.gamma, self.gae_lambda)
             advantages = np.where(real, advantages, 0.0)
-            differ = real & ~equal_reward_mask(reward, len(reward))[:, None]
+            differ = real & ~mask_equal_rewards(reward, len(reward))[:, None]
             returns, advantages = advantages + values, whiten(advantages, differ)
         else:
             returns, totals = values, rewards.sum(axis=1)
             if self.algorithm == "rloo":
                 each = compute_rloo_advantages(totals, self.num_generations)
             else:
-                equal = equal_reward_mask(reward, self.num_generations)
+                equal = mask_equal_rewards(reward, self.num_generations)
                 each = np.where(equal, 0.0, compute_grpo_advantages(totals, self.num_generations))
             advantages = np.where(real, each[:, None], 0.0)
         return dict(zip(_TOKEN_ARRAYS, (advantages, reference, values, returns), strict=True))

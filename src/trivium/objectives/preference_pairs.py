@@ -68,7 +68,7 @@ class Preference:
 
     @property
     def group_key(self) -> str:
-        """The key by which pairs are grouped when splitting the data into two splits.
+        """The key by which pairs are grouped when the data is split.
 
         It is the prompt as text, or the chosen response if the prompt is blank. Groups are never
         divided between splits.

@@ -82,9 +82,9 @@ class Reranking(SingleStackTask):
     L = - y log sigmoid(s) - (1 - y) log(1 - sigmoid(s))
 
     The model reads the query x and the document d as one text, and s(x, d) is the output of its
-    classification head. y is the label, between 0 and 1. A record has either a label, or a document
-    that matches the query and one that does not (a negative). A record with a negative is converted
-    to two examples, with the labels 1 and 0:
+    classification head. y is the label, between 0 and 1. A record contains a query, a document, and
+    either a label or a second document that does not match the query (a negative). A record with a
+    negative is converted to two examples, with the labels 1 and 0:
 
         [CLS] who wrote it [SEP] Ada wrote the first program [SEP]       y = 1
         [CLS] who wrote it [SEP] Grace wrote the first compiler [SEP]    y = 0
@@ -210,8 +210,8 @@ class Reranking(SingleStackTask):
     ) -> Metrics:
         """Return MRR@10, NDCG@10 and average precision, averaged over the queries.
 
-        They are computed over queries that have relevant documents and others. Without such
-        queries they are undefined (NaN).
+        Only queries with both relevant and irrelevant documents are used. Without such queries, the
+        metrics are NaN.
         """
         by_query: dict[str, list[int]] = {}
         for index, one in enumerate(examples):
@@ -283,7 +283,7 @@ def compute_ranking_metrics(
 
 
 def _read_label(record: Record) -> float:
-    """Read the relevance from a record. Raises DataError unless it is from 0 to 1."""
+    """Read the relevance from a record. Raises DataError if it is not between 0 and 1."""
     name = record.columns["label"]
     value = record.value(name)
     try:
@@ -292,5 +292,5 @@ def _read_label(record: Record) -> float:
         label = math.nan
     if not 0.0 <= label <= 1.0:
         given = value if isinstance(value, int | float | str) else json_type(value)
-        raise DataError(f"{record.name(name)} is {given!r}, but must be a number from 0 to 1.")
+        raise DataError(f"{record.locate(name)} is {given!r}, but must be a number from 0 to 1.")
     return label

@@ -93,7 +93,7 @@ class Reward(SingleStackTask, PreferencePairs):
             margin = math.nan
         if not math.isfinite(margin):
             kind = json_type(value)
-            raise DataError(f"{record.name(name)} is {kind}, not a finite number.")
+            raise DataError(f"{record.locate(name)} is {kind}, not a finite number.")
         return dataclasses.replace(one, margin=margin)
 
     def add_settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:

@@ -445,7 +445,7 @@ def _read_targets(record: Record, column: str) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
     for target in values or [None]:
         if json_type(target) not in ("a string", "a number"):
-            raise DataError(f"{record.name(column)} is {json_type(target)}: it needs a target.")
+            raise DataError(f"{record.locate(column)} is {json_type(target)}: it needs a target.")
     return tuple(map(str, values))
 
 

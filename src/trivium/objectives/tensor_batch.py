@@ -201,8 +201,8 @@ def forward_hidden(
     """Run the model on `inputs`. Returns its hidden states and the auxiliary loss of its layers.
 
     The hidden states of all positions are returned, [B, T, D]. If `gather_positions` is given, only
-    those of M selected positions are returned, [M, D]. It contains flat indices into [B * T], int64
-    [M].
+    the hidden states of these M positions are returned, [M, D]. `gather_positions` contains flat
+    indices into [B * T], int64 [M].
 
     The auxiliary loss is a dict. It is empty if the layers have no auxiliary loss. Otherwise, it
     maps `AUX_LOSS` to the auxiliary loss times the number of tokens.

@@ -53,7 +53,7 @@ class TextPair:
 
     @property
     def group_key(self) -> str:
-        """The key by which examples are grouped when splitting the data into two splits.
+        """The key by which examples are grouped when the data is split.
 
         It is the positive, or the anchor if there is no positive. All queries for a passage are
         therefore in the same split.

@@ -30,7 +30,7 @@ from trivium.progress import ProgressLine, format_duration, labelled
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
-from trivium.train.carried_state import carried_state
+from trivium.train.carried_state import create_carried_state
 from trivium.train.data_config import TokenizerFile
 from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
@@ -334,7 +334,7 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         start = device if quantize is None else torch.device("cpu")
         module = objective.build(spec, seed=recipe.seed, device=start)
         model = objective.models_to_save(module)[""]
-        recipe.freeze_weights(model)
+        recipe.freeze_or_add_lora(model)
         if quantize is not None:
             quantize_base(model, quantize, device)
             module.to(device)
@@ -353,7 +353,7 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     tokens = memory.micro_batch_tokens
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)
     optimizers = recipe.optimizer.build(module, precision)
-    carried = carried_state(module, stream)
+    carried = create_carried_state(module, stream)
     trainer = Trainer(
         recipe, TrainStep(module), loader, optimizers, device, precision, carried=carried
     )

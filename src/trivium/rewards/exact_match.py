@@ -25,7 +25,7 @@ class ExactMatch(RewardFunction):
     def check_record(self, record: Record) -> None:
         """Raise DataError if the record has no correct answer."""
         if not self._read_answer(record):
-            raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
+            raise DataError(f"{record.locate(self.column)} is blank: nothing equals it.")
 
     def compute_rewards(self, samples: Sequence[Sample]) -> list[float]:
         """Return 1.0 for every response that equals the correct answer, otherwise 0.0."""

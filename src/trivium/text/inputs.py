@@ -74,8 +74,8 @@ def encode_inputs(
             surround documents in token shards. A template is always applied.
 
     Raises:
-        TokenizerError: a text is empty and the tokenizer has no special tokens, or its template
-            repeats or omits a text.
+        TokenizerError: a text is empty and the tokenizer has no special tokens, or the tokenizer's
+            template repeats or omits a text.
     """
     firsts = encode_plain(tokenizer, [a for a, _ in texts])
     seconds = iter(encode_plain(tokenizer, [b for _, b in texts if b is not None]))
@@ -151,8 +151,8 @@ class _Slot(NamedTuple):
 class SpecialTokenTemplate:
     """The special tokens that are added to a text or to a pair of texts.
 
-    The tokenizer's post-processor defines them. If the post-processor has no template, the special
-    tokens are those that surround documents in token shards, or none if `as_documents` is False.
+    The tokenizer's post-processor defines the special tokens. If it has no template, they are the
+    tokens that surround documents in token shards, or none if `as_documents` is False.
 
     Attributes:
         before: the token ids that are added before a single text.

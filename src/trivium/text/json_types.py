@@ -48,7 +48,7 @@ def find_types(schema: Schema, root: Schema) -> set[str]:
         types |= {named} if isinstance(named, str) else {*(named or ())}
         values = [*member.get("enum", ()), *([member["const"]] if "const" in member else ())]
         if named is None:
-            types |= {_type_of(value) for value in values}
+            types |= {_json_type_of(value) for value in values}
     return types or {"string"}
 
 
@@ -68,13 +68,13 @@ def read_value(text: str, schema: Schema, root: Schema) -> Any:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return text
-    kind = _type_of(value)
+    kind = _json_type_of(value)
     if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):
         return value
     return text
 
 
-def _type_of(value: Any) -> str:
+def _json_type_of(value: Any) -> str:
     """Return the JSON type of a value."""
     match value:
         case bool():

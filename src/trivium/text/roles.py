@@ -127,7 +127,7 @@ def list_special_tokens(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
-    """If a tokenizer has the tokens [CLS] and [SEP], make it add them to texts and pairs."""
+    """Make a tokenizer add [CLS] and [SEP] to texts and pairs, if it has both tokens."""
     roles = infer_roles(list_special_tokens(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])

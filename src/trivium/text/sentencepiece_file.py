@@ -34,8 +34,8 @@ The score is a log-probability (Unigram), or minus the rank of a merge (BPE).
 def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
     """Load a sentencepiece `.model` file as a tokenizer.
 
-    `config` is the content of `tokenizer_config.json`, of which only `add_bos_token` and
-    `add_eos_token` are used.
+    `config` is the content of `tokenizer_config.json`. Only `add_bos_token` and `add_eos_token` are
+    used.
 
     Raises TokenizerError if the file is not a Unigram or BPE model.
     """

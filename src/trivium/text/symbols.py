@@ -66,7 +66,7 @@ def _list_digits() -> dict[str, set[str]]:
 
 
 def _build_byte_symbols() -> dict[int, str]:
-    """Return a dictionary from bytes to the printable characters of GPT-2 (Radford et al. 2019)."""
+    """Map each byte to a printable character as GPT-2 does (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in symbols)

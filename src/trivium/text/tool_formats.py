@@ -158,7 +158,7 @@ class LlamaFormat(ToolFormat):
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Parse one tool call."""
+        """Parse one tool call at the start of a text."""
         beginning = self._BEGINNING.match(text)
         assert beginning is not None
         value, stop = _read_json(text, beginning.end(), "{")
@@ -206,7 +206,7 @@ class MistralArgsFormat(ToolFormat):
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Parse one tool call."""
+        """Parse one tool call at the start of a text."""
         header = self._HEADER.match(text, len(self.marker))
         if header is None:
             is_part = self._PART_OF_HEADER.fullmatch(text, len(self.marker))

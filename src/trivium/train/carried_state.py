@@ -95,8 +95,8 @@ class CarriedState:
         return {"lengths": self.cache.lengths, **states}
 
 
-def carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
-    """Create the `CarriedState` of a data source, or return None if its objective has no state."""
+def create_carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
+    """Create the `CarriedState` of a data source. Returns None if its objective has no state."""
     if not stream.objective.carries_state:
         return None
     assert isinstance(model, LanguageModule)

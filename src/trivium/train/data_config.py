@@ -1,4 +1,4 @@
-"""The data of a run: the keys of `[data]` and `[[mix]]`, and tokenizers that exist already."""
+"""The data of a run: the keys of `[data]` and `[[mix]]`, and existing tokenizers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenizerFile(TokenizerSource):
 
 
 def _read_tokens(value: Any) -> Any:
-    """Read a list of tokens from a text file if the value is a path. Returns other values as is.
+    """Read a list of tokens from a text file if the value is a path; return other values unchanged.
 
     Raises ValueError if the file cannot be read.
     """
@@ -47,7 +47,7 @@ def _read_tokens(value: Any) -> Any:
 
 
 class ExtendedTokenizer(TokenizerSource):
-    """The tokenizer of the model that training starts from, with more tokens."""
+    """The tokenizer of the base model, extended with new tokens."""
 
     kind: Literal["extended"] = "extended"
     extend: Annotated[tuple[str, ...], BeforeValidator(_read_tokens)] = Field(
@@ -133,8 +133,8 @@ class MixConfig(Config):
     Metrics are named after the source: `train_text`, `valid_pairs`, `valid_pairs/bleu`.
 
     If any source is labelled, the whole run uses the defaults of fine-tuning: half the learning
-    rate of pretraining for new weights, a linear schedule with a warm-up of a tenth of the run, the
-    dropout of the task, and a budget in epochs. If most of the run is pretraining, set
+    rate of pretraining (if trained from scratch), a linear schedule with a warm-up of a tenth of
+    the run, the dropout of the task, and a budget in epochs. If most of the run is pretraining, set
     `optimizer.lr`, `[schedule]`, `model.dropout` and the budget.
     """
 

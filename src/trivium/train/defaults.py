@@ -7,7 +7,7 @@ Post-norm stacks use half of this rate (Xiong et al. 2020). Recurrent and n-gram
 times the rate at width 256. Elman networks use half the rate of other recurrent models, since they
 have no gates.
 
-Presets in sizes that no paper describes (`presets.is_own_size`) use the settings with which they
+Presets in sizes that no paper describes (`presets.is_own_size`) use the settings that make them
 learn fastest. Other presets use the settings of their papers. The recipe key `defaults` overrides
 this choice. In the pairs of runs in benchmarks/LOG.md, these settings learn faster: masking 30 % of
 the tokens, Muon for decoders, and the fast initialization for models that have one, which are most
@@ -25,9 +25,9 @@ Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin 
 appendix A.3: 2e-5 to 5e-5) and is higher for narrower models. Pre-norm models tolerate higher
 rates, especially if they are narrow: at width 256, 1e-3 and 2e-3 reach far better results than
 1.5e-4, and ModernBERT-base was tuned at 8e-5 (Warner et al. 2024, appendix). LoRA uses ten times
-the rate of full fine-tuning (Hu et al. 2021, table 9), but at most the rate of pretraining. New
-weights use half the rate of pretraining. Small data sets are repeated for enough epochs to reach a
-few hundred steps.
+the rate of full fine-tuning (Hu et al. 2021, table 9), but at most the rate of pretraining. Models
+trained from scratch on labelled examples use half the rate of pretraining. Small data sets are
+repeated for enough epochs to reach a few hundred steps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _LONGEST_BIASED = 1024
 
 
 def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
-    """Choose the vocabulary size of a new tokenizer, depending on the size of the corpus.
+    """Return the vocabulary size of a new tokenizer, chosen by the size of the corpus.
 
     The result is at most the vocabulary size in the spec.
     """
@@ -113,9 +113,9 @@ def choose_initialization(spec: TransformerSpec) -> Literal["published", "fast"]
 
 
 def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
-    """Choose the default optimizer for new weights.
+    """Return the kind of the default optimizer for training from scratch.
 
-    `fast` is whether the run uses the fast settings.
+    `fast` says whether the run uses the fast settings.
     """
     if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
         return "muon"
@@ -123,7 +123,7 @@ def choose_optimizer(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
 
 
 def pretraining_learning_rate(spec: Spec) -> float:
-    """Return the default peak learning rate of AdamW for new weights.
+    """Return AdamW's default peak learning rate for training from scratch.
 
     The rate depends on the architecture, the width, and whether blocks are post-norm.
     """
@@ -149,10 +149,10 @@ def embedding_lr_scale(spec: Spec) -> float:
 
 
 def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
-    """Return the default peak learning rate of AdamW for training on labelled examples.
+    """Return AdamW's default peak learning rate for training on labelled examples.
 
-    `new_weights` is whether the model is trained from scratch. `adapted` is whether a LoRA adapter
-    is trained.
+    `new_weights` says whether the model is trained from scratch, and `adapted` whether a LoRA
+    adapter is trained.
     """
     if new_weights or not spec.stacks:
         trained = 0.4 if _reads_characters(spec) else 0.1
@@ -167,8 +167,8 @@ def finetuning_learning_rate(spec: Spec, *, new_weights: bool, adapted: bool) ->
 def _adjust_lr_to_task(task: LabelledObjective, lr: float, *, has_adapter: bool) -> float:
     """Multiply a learning rate by the task's factor and clamp it to the task's range.
 
-    `lr` is the default learning rate for fine-tuning. `has_adapter` is whether a LoRA adapter is
-    trained; the range is then higher.
+    `lr` is the default learning rate for fine-tuning. If a LoRA adapter is trained (`has_adapter`),
+    the range is higher.
     """
     advice = task.advice()
     lowest, highest = (bound * (_ADAPTER_RATE if has_adapter else 1.0) for bound in advice.lr_range)
@@ -249,7 +249,7 @@ def _choose_labelled_settings(recipe: Recipe, num_examples: int, *, new: bool) -
     """Choose the values of `[train]` that depend on the number of labelled examples.
 
     These are the batch size, the evaluation and checkpoint intervals, and the number of epochs.
-    `new` is whether the model is trained from scratch.
+    `new` says whether the model is trained from scratch.
     """
     task, section = _get_labelled_objectives(recipe)[0], recipe.train
     advice = task.advice()
@@ -269,7 +269,7 @@ def _get_labelled_objectives(recipe: Recipe) -> list[LabelledObjective]:
     return [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
 
 
-def eval_examples(recipe: Recipe) -> int | None:
+def max_eval_examples(recipe: Recipe) -> int | None:
     """Return the maximum number of validation examples per source in each evaluation.
 
     Returns None if all validation examples are used.
@@ -296,7 +296,7 @@ def dropout(recipe: Recipe) -> float:
 def decays_over_epochs(recipe: Recipe) -> bool:
     """Return whether weight decay increases from the second epoch on, in place of dropout.
 
-    For new Transformers of our sizes, this regularizes better than dropout if the labels of a row
+    For Transformers of our own sizes, this regularizes better than dropout if the labels of a row
     are the same in every epoch, and worse if every epoch has new masks (benchmarks/LOG.md). It is
     not used with layer-wise learning rate decay, since lower layers would then forget faster than
     they learn.

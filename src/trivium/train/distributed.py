@@ -1,11 +1,11 @@
 """The processes of a run and their parallelism, based on `torch.distributed`.
 
 `torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. The processes form a
-device mesh `replica` x `shard` x `tensor`. The axes `replica` and `shard` together are the
-data-parallel axis `data`: their processes train on different micro-batches. FSDP shards weights
-along `shard`, and tensor parallelism splits every layer along `tensor`. Models contain no code for
-parallelism. A step has the same micro-batches for any number of processes. Therefore, the loss
-curve is the same, too.
+device mesh `replica` x `shard` x `tensor`. The dimensions `replica` and `shard` together are the
+data-parallel dimension `data`: their processes train on different micro-batches. FSDP shards
+weights along `shard`, and tensor parallelism splits every layer along `tensor`. Models contain no
+code for parallelism. A step has the same micro-batches for any number of processes. Therefore, the
+loss curve is the same, too.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Parallel:
         rank: the rank of this process, from 0. Only rank 0 writes files and prints.
         size: the number of processes (world size).
         local_size: the number of processes on this machine.
-        mesh: the device mesh with the axes "replica", "shard" and "tensor"; None for one process.
-        data: the data-parallel axis, that is "replica" and "shard" flattened; None for one process.
+        mesh: the device mesh (replica x shard x tensor); None for one process.
+        data: the data-parallel dimension (replica and shard flattened); None for one process.
         host_group: the process group for collectives on the host (CPU).
         checkpoint_group: the process group for checkpoints, which are written in the background.
     """
@@ -84,9 +84,9 @@ class Parallel:
         return 0 if self.data is None else self.data.get_local_rank()
 
     def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
-        """Yield this process's share of the items, as tuples (index, item, weight).
+        """Yield the items of this process as tuples (index, item, weight).
 
-        The share is every `data_size`-th item. All processes get the same number of items, since
+        A process gets every `data_size`-th item. All processes get the same number of items, since
         they participate in the same collectives. If there are too few items, a process gets an item
         of another process with weight 0. All other weights are 1.
         """
@@ -310,8 +310,8 @@ def gradient_sync(train_step: nn.Module, *, is_last: bool) -> AbstractContextMan
 
     It controls when gradients are communicated. DDP all-reduces the gradients only in the last
     micro-batch of a step (`is_last`). FSDP reduce-scatters the gradients in every micro-batch,
-    since a process has no memory for all gradients. Replicas all-reduce them only in the last
-    micro-batch.
+    since a full copy of the gradients does not fit in the memory of one process. With HSDP, the
+    replicas all-reduce them only in the last micro-batch.
     """
     if isinstance(train_step, FSDPModule):
         train_step.set_requires_all_reduce(is_last)

@@ -242,7 +242,7 @@ def keep_freed_memory() -> None:
         library.mallopt(_MALLOC_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def free_memory(device: torch.device) -> int:
+def available_memory(device: torch.device) -> int:
     """Return the number of bytes of device memory that are available to a run.
 
     On a CPU, this is the available memory of the machine, limited by the control groups (cgroups)
@@ -250,7 +250,7 @@ def free_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_available_host_memory(), _free_cgroup_memory())
+    return min(_available_host_memory(), _available_cgroup_memory())
 
 
 def _available_host_memory() -> int:
@@ -263,7 +263,7 @@ def _available_host_memory() -> int:
     return _ASSUMED_MEMORY
 
 
-def _free_cgroup_memory(
+def _available_cgroup_memory(
     cgroup_root: Path = Path("/sys/fs/cgroup"), process_cgroup: Path = Path("/proc/self/cgroup")
 ) -> int:
     """Return the number of bytes left within the memory limits of a container or job (cgroups v2).

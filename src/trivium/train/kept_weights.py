@@ -1,10 +1,9 @@
 """Which weights a run keeps: the last, the best by validation, or the mean of several checkpoints.
 
 Runs on labelled examples keep the weights with the best main metric, or with the lowest validation
-loss if that metric is not defined. In runs on text, `keeps_lowest_loss` tells for each evaluation
-whether its weights may be kept; the run keeps those with the lowest validation loss. All other runs
-keep their last weights. At the end, a run on labelled examples also evaluates the mean of its last
-`train.average` checkpoints.
+loss if that metric is not defined. Runs on text keep the weights with the lowest validation loss if
+`keeps_lowest_loss` allows it. All other runs keep their last weights. At the end, a run on labelled
+examples also evaluates the mean of its last `train.average` checkpoints.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class KeptWeights(Callback):
     def keeps_lowest_loss(self, *, repeats_data: bool) -> bool:
         """Return whether to keep the current weights if they have the lowest validation loss.
 
-        `repeats_data` is whether the last step used rows that earlier steps have used. If the
-        recipe sets neither `keep_best` nor `patience`, weights are kept only in this case, since
-        overfitting becomes likely from the second epoch on.
+        `repeats_data` says whether the last step used rows that earlier steps have used. If the
+        recipe sets neither `keep_best` nor `patience`, weights are kept only if data is repeated,
+        since overfitting becomes likely from the second epoch on.
         """
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:

@@ -320,7 +320,7 @@ class GlobalBatch:
         """The number of rows in each forward pass."""
         if not self.stream.objective.needs_whole_step:
             return [one.num_rows for one in self.micro_batches]
-        slices = [micro_batch_slices(one, self.micro_batch_tokens) for one in self.micro_batches]
+        slices = [split_into_slices(one, self.micro_batch_tokens) for one in self.micro_batches]
         return [cut.stop - cut.start for each in slices for cut in each]
 
     def all_reduce_counts(self, parallel: Parallel) -> GlobalBatch:
@@ -506,7 +506,7 @@ class Loader:
         return index, int((draws[start:step] == index).sum())
 
     def _count_earlier_rows(self, phase: int, source_index: int) -> int:
-        """Return how many rows of a source earlier phases have read in the same row order."""
+        """Return the number of rows of a source that earlier phases read in the same row order."""
         rows = 0
         while phase and self.phases[phase].continues:
             phase -= 1
@@ -535,7 +535,7 @@ def _split_row_positions(num_rows: int, chunk_size: int) -> list[np.ndarray]:
     return np.split(np.arange(num_rows), range(chunk_size, num_rows, chunk_size))
 
 
-def micro_batch_slices(
+def split_into_slices(
     batch: Batch, micro_batch_tokens: int, parallel: Parallel = SINGLE_PROCESS
 ) -> tuple[MicroBatchSlice, ...]:
     """Split a batch into slices that fit in a forward pass. Returns this process's slices.

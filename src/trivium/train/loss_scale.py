@@ -50,7 +50,7 @@ class LossScale:
                 parameter.grad.mul_(1.0 / self.factor)
 
     def update(self, *, overflowed: bool) -> None:
-        """Update the loss scale after a step; `overflowed` is whether its gradients overflowed."""
+        """Update the loss scale after a step. `overflowed` says whether gradients overflowed."""
         self.steps += 1
         if overflowed:
             self.factor, self.steps = self.factor / 2.0, 0

@@ -23,7 +23,7 @@ from trivium.objectives.responses import SLOTS
 from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
 from trivium.train.distributed import Parallel
-from trivium.train.hardware import free_memory
+from trivium.train.hardware import available_memory
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
@@ -161,7 +161,7 @@ def estimate_generation_memory(spec: Spec, num_texts: int, length: int) -> float
 
 
 def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
-    """Return those arguments of `training_memory` that depend on what a recipe trains, by name.
+    """Return the arguments of `training_memory` that depend on the recipe, by name.
 
     These arguments are the fraction of trained parameters, the size of the optimizer state, the
     number of reference models, and the number of texts that are generated at the same time.
@@ -171,7 +171,7 @@ def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]
     draws = isinstance(objective, PolicyGradient)
     quantized = {}
     if (kind := recipe.model.quantize) is not None:
-        linear = sum(map(num_linear_weights, objective.models_to_save(module)[""].blocks))
+        linear = sum(map(count_linear_weights, objective.models_to_save(module)[""].blocks))
         quantized = {
             "quantized": linear / max(1, sum(parameters)),
             "quantized_bytes": _QUANTIZED_BYTES[kind],
@@ -185,7 +185,7 @@ def training_memory_options(recipe: Recipe, module: nn.Module) -> dict[str, Any]
     }
 
 
-def num_linear_weights(block: nn.Module) -> int:
+def count_linear_weights(block: nn.Module) -> int:
     """Return the number of weights in the matrices of a block's linear layers, without adapters."""
     layers = (m for name, m in block.named_modules() if not name.endswith(".base"))
     return sum(m.in_features * m.out_features for m in layers if isinstance(m, nn.Linear))
@@ -324,7 +324,7 @@ class _Estimate:
         `module` is the module to train, on any device; `streams` are its data sources.
         """
         config, objective = recipe.parallel, recipe.objectives[0]
-        free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
+        free = available_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
         # The weights may already be on the device.
         weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
         free += weights
@@ -354,7 +354,7 @@ class _Estimate:
         return {name: sum(one[name] for one in models) for name in models[0]}
 
     def total_bytes(self, rows: int, data: DataParallelism) -> float:
-        """Return the total memory in bytes for micro-batches of `rows` rows."""
+        """Return the total memory in bytes. The arguments are those of `bytes_by_use`."""
         return sum(self.bytes_by_use(rows, data).values())
 
     def total_bytes_with_reserve(self, rows: int, data: DataParallelism) -> float:

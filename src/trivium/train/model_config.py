@@ -25,7 +25,7 @@ ORIGINS = ("preset", "spec", "init_from")
 
 
 class ModelConfig(Config):
-    """The model to train: a preset or a spec with new weights, or an existing model.
+    """The model to train: a preset or a spec with random weights, or an existing model.
 
     `embedding`, `encoder`, `decoder`, `d_model` and `cell` override parts of the preset. Their
     fields are listed in "Parts of a model" in the documentation. Overrides that set relative
@@ -88,7 +88,7 @@ class ModelConfig(Config):
     def _resize_preset(self) -> dict[str, Any]:
         """Return the preset as a nested dict, resized to the user's width, heads and layers.
 
-        Sizes that depend on these three, such as the feed-forward width, are recomputed.
+        Dimensions that depend on these three, such as the feed-forward width, are recomputed.
         """
         spec = presets[str(self.preset)]
         heads, layers = dict[str, int](), dict[str, int]()
@@ -109,8 +109,8 @@ class ModelConfig(Config):
         """Whether the recipe overrides any part of the preset."""
         return self.preset is not None and bool(self._get_preset_overrides())
 
-    def derived_sizes(self) -> list[tuple[str, Any, Any]]:
-        """Return the sizes of the preset that were recomputed because the user overrode others.
+    def derived_dimensions(self) -> list[tuple[str, Any, Any]]:
+        """Return the dimensions of the preset that are recomputed because others are overridden.
 
         Each entry is a tuple (key, value in the preset, new value).
         """

@@ -115,7 +115,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_keys_have_effect(self) -> Self:
-        """Raise ValueError if a key set in `[train]` or `[data]` is used by none of the sources."""
+        """Raise ValueError if no data source uses a key that is set in `[train]` or `[data]`."""
         if all(objective.labelled for objective in self.objectives):
             kinds, unread = "text, but this run has labelled examples only", TEXT_KEYS
         elif not self.labelled:
@@ -197,7 +197,7 @@ class Recipe(Config):
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
-        """The data sources with their objectives. Without a mix, a single source named ""."""
+        """The data sources with their objectives. Without a mix, there is one source, named ""."""
         if self.mix:
             own = self.data.validation
             return tuple(
@@ -252,11 +252,12 @@ class Recipe(Config):
         """Whether any data source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
 
-    def freeze_weights(self, model: LanguageModule, model_type: str | None = None) -> None:
-        """Freeze weights of the model as in `model.freeze`, or add the LoRA adapter, in place.
+    def freeze_or_add_lora(self, model: LanguageModule, model_type: str | None = None) -> None:
+        """Freeze the weights named by `model.freeze`, or add a LoRA adapter, in place.
 
-        With an adapter, the embeddings and heads of a vocabulary that has new tokens are trained,
-        too. `model_type` is the Hugging Face family that the base model was imported as, if any.
+        If the tokenizer has new tokens, the embeddings and output layers of its vocabulary are
+        trained alongside the adapter. `model_type` is the Hugging Face family from which the base
+        model was imported, if any.
 
         Raises SpecError if a name in `model.freeze` or `adapter.targets` does not exist in the
         model. Also raises SpecError if the adapter is to be saved separately, but PEFT could not

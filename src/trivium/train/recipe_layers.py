@@ -30,7 +30,7 @@ from trivium.train.optimizers import Optimizer
 from trivium.train.recipe import Recipe
 from trivium.train.train_config import BUDGETS
 
-Tree = dict[str, Any]
+Tree = dict[str, Any]  # a recipe as a nested dict
 
 FAST, LIBRARY = "fast settings", "default"
 
@@ -64,11 +64,11 @@ def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
 
 
 def get_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
-    """Return the published recipe that a recipe follows, or None if it follows none.
+    """Return the published recipe on which a recipe is based, or None.
 
-    `tree` is the recipe as a nested dict. It follows the published recipe of its preset if it sets
-    `defaults = "published"` and uses the same kind of data (text or labelled examples). Published
-    recipes that are incomplete do not count.
+    `tree` is the recipe as a nested dict. It is based on the published recipe of its preset if it
+    sets `defaults = "published"` and uses the same kind of data (text or labelled examples).
+    Incomplete published recipes do not count.
     """
     if tree.get("defaults") != "published":
         return None
@@ -124,7 +124,7 @@ def _find_preset_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
 
 
 def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
-    """Set those values of a layer that a recipe does not set yet, in place.
+    """Set the values of a layer that are still missing from a recipe, in place.
 
     `tree` is the recipe as a nested dict. The origin of each new value is added to `origins`. Keys
     that belong to another kind of component are skipped. A budget is skipped if the recipe already
@@ -169,7 +169,7 @@ def _iter_objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Object
 
 
 def _has_new_weights(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe (a nested dict) trains a model with newly initialized weights."""
+    """Return whether a recipe (a nested dict) trains a model from scratch."""
     return "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
 
 
@@ -179,7 +179,7 @@ def _is_labelled(tree: Mapping[str, Any]) -> bool:
 
 
 def _make_published_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the values of the preset's published recipe.
+    """Return a recipe layer with the values of the preset's published recipe.
 
     The layer is empty if the recipe does not use a published recipe, for example because it trains
     existing weights. If the user sets another budget, the warm-up takes the same fraction of that
@@ -219,10 +219,11 @@ def _build_phase_tree(phase: Mapping[str, Published]) -> Tree:
 
 
 def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the default kind of objective.
+    """Return a recipe layer that sets the kind of the default objective.
 
-    If the preset has a published recipe for text, this is the objective of that recipe. Otherwise,
-    it is the default for the architecture. If all objectives are already set, the layer is empty.
+    If the preset has a published recipe for text, the default is the objective of that recipe.
+    Otherwise, it depends on the architecture. If every objective is already set, the layer is
+    empty.
     """
     if all("kind" in root.get("objective", {}) for _, root in _iter_parents(tree, "objective")):
         return RecipeLayer({}, LIBRARY)
@@ -237,11 +238,11 @@ def _make_objective_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the fast settings: those with which a model with new weights learns fastest.
+    """Return a recipe layer with the settings that learn fastest when training from scratch.
 
     They set the initialization, the optimizer and fields of objectives. They are used for model
     sizes without a published recipe, or if the recipe sets `defaults = "fast"`. Otherwise, the
-    layer contains only defaults for new weights, such as the kind of optimizer.
+    layer contains only defaults for training from scratch, such as the kind of optimizer.
 
     Raises:
         RecipeError: the recipe asks for fast settings, but the model does not support them.
@@ -270,7 +271,7 @@ def _make_fast_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the defaults of labelled tasks: the schedule, the optimizer and its fields.
+    """Return a recipe layer with the defaults of labelled tasks for the schedule and optimizer.
 
     The layer is empty if no data source is labelled.
     """
@@ -287,10 +288,9 @@ def _make_task_layer(tree: Tree, spec: Spec) -> RecipeLayer:
 
 
 def _make_library_layer(tree: Tree, spec: Spec) -> RecipeLayer:
-    """Return the defaults of the library: the optimizer, the schedule and the tokenizer.
+    """Return a recipe layer with the library's default optimizer, schedule and tokenizer.
 
-    With `init_from`, there is no default tokenizer, since a loaded model has its own, which may be
-    extended.
+    With `init_from`, there is no default tokenizer, since a loaded model has its own tokenizer.
     """
     values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
     if "init_from" not in tree["model"]:

@@ -64,7 +64,7 @@ class RunFolder:
         self.kept = True
         """Whether the files of the run still exist. False once a failed start was cleaned up."""
 
-    def is_resumed(self, resume: Resume) -> bool:
+    def should_resume(self, resume: Resume) -> bool:
         """Return whether to resume the run in this folder instead of starting a new one.
 
         Processes that `torchrun` restarts always resume their run. `torchrun` restarts processes if
@@ -100,7 +100,7 @@ class RunFolder:
         return checkpoint is not None or self.weights.is_file()
 
     @contextmanager
-    def locked(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+    def lock(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         """Context manager that locks the folder. Only the main process of a run uses it.
 
         Nothing is deleted or written before the folder is locked. With `overwrite`, the old run is
@@ -254,9 +254,9 @@ class RunFolder:
     def _check_unused(self, *, was_used: bool) -> None:
         """Raise RecipeError if the folder contains a run, or files that are not from a run.
 
-        A run that stopped before its first step may be overwritten. `was_used` is whether the lock
-        file shows that a run was started in this folder. If not, the user wrote the recipe in this
-        folder, and the recipe is protected like a run.
+        A run that stopped before its first step may be overwritten. `was_used` says whether the
+        lock file shows that a run was started in this folder. If not, the user wrote the recipe in
+        this folder, and the recipe is protected like a run.
         """
         if self.has_begun or (self.recipe.is_file() and not was_used):
             raise RecipeError(

@@ -47,8 +47,8 @@ class RunHistory:
     Args:
         objective: the first objective of the run.
         unigram_loss: the unigram baseline in nats per token; None to skip the comparison with it.
-        patience: the number of steps after the warm-up in which a loss near the baseline triggers
-            no warning yet.
+        patience: the number of steps after the warm-up before a loss near the baseline triggers a
+            warning.
     """
 
     objective: Objective
@@ -101,15 +101,15 @@ Values = dict[str, Any] | None
 """The values to insert into a warning message. None if the warning does not apply."""
 
 
-def _loss_diverges(run: RunHistory) -> Values:
-    """Return message values if the last log records are all far above the lowest loss."""
+def _check_divergence(run: RunHistory) -> Values:
+    """Return the values for a warning if the last losses are all far above the lowest loss."""
     if run.unigram_loss is None or run.lines_above < _LINES:
         return None
     return {"now": run.last["train_loss"], "lowest": run.lowest_loss}
 
 
-def _loss_is_stuck(run: RunHistory) -> Values:
-    """Return message values if the loss stays near the unigram baseline long after the warm-up."""
+def _check_stuck_loss(run: RunHistory) -> Values:
+    """Return the values for a warning if the loss stays near the unigram baseline after warm-up."""
     loss, unigram = run.last["train_loss"], run.unigram_loss
     if unigram is None or "diverges" in run.given or run.steps_after_warmup < run.patience:
         return None
@@ -126,7 +126,7 @@ class _PreferenceRun:
         loss: the current loss.
         start_name: the name of the initial value in messages, such as "ln 2".
         start: the initial value: the loss of a model that equals the reference model.
-        preferred: what the preferred responses are called: "chosen" or "desirable".
+        preferred: the name of the preferred responses: "chosen" or "desirable".
         weight: the field of the objective to increase so that preferred responses become more
             probable.
     """
@@ -155,24 +155,24 @@ def _get_preference_metrics(run: RunHistory) -> _PreferenceRun | None:
     return None
 
 
-def _first_loss_differs_from_reference(run: RunHistory) -> Values:
-    """Return message values if the first loss shows a model unlike the reference model."""
+def _check_reference_mismatch(run: RunHistory) -> Values:
+    """Return the values for a warning if the first loss is not that of the reference model."""
     pairs = _get_preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
     return {"loss": pairs.loss, "name": pairs.start_name, "start": pairs.start}
 
 
-def _preference_loss_does_not_move(run: RunHistory) -> Values:
-    """Return message values if the preference loss still has its initial value after many steps."""
+def _check_stuck_preference_loss(run: RunHistory) -> Values:
+    """Return the values for a warning if the loss still has its initial value after many steps."""
     pairs, step = _get_preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
     return {"name": pairs.start_name, "steps": step}
 
 
-def _preferred_become_rarer(run: RunHistory) -> Values:
-    """Return message values if the preferred responses become less probable.
+def _check_preferred_probability(run: RunHistory) -> Values:
+    """Return the values for a warning if the preferred responses become less probable.
 
     DPO's loss can fall even if both responses become less probable.
     """
@@ -183,7 +183,7 @@ def _preferred_become_rarer(run: RunHistory) -> Values:
     return {"preferred": pairs.preferred, "gain": gain, "weight": pairs.weight}
 
 
-def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
+def _get_first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[float, float]:
     """Return the value of a policy metric in the first and in the last log record.
 
     A missing value is replaced with `default`. Other objectives return the default twice.
@@ -193,47 +193,47 @@ def _first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tuple[f
     return run.first.get(f"train_{name}", default), run.last.get(f"train_{name}", default)
 
 
-def _rewards_are_equal(run: RunHistory) -> Values:
-    """Return message values if the responses in most groups have equal rewards.
+def _check_equal_rewards(run: RunHistory) -> Values:
+    """Return the values for a warning if the responses in most groups have equal rewards.
 
     The model learns nothing from such groups.
     """
-    _, fraction = _first_and_last(run, "frac_reward_zero_std")
-    _, reward = _first_and_last(run, "reward")
+    _, fraction = _get_first_and_last(run, "frac_reward_zero_std")
+    _, reward = _get_first_and_last(run, "reward")
     return {"share": fraction, "reward": reward} if fraction > _EQUAL else None
 
 
-def _policy_is_far_from_reference(run: RunHistory) -> Values:
-    """Return message values if the policy's KL divergence from the reference model is large."""
-    _, distance = _first_and_last(run, "kl")
+def _check_kl_divergence(run: RunHistory) -> Values:
+    """Return the values for a warning if the KL divergence from the reference model is large."""
+    _, distance = _get_first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
-def _responses_repeat(run: RunHistory) -> Values:
-    """Return message values if the fraction of distinct bigrams in the responses has halved."""
-    first, last = _first_and_last(run, "distinct_2")
-    return {"share": last} if last < first / 2 and not _policy_is_far_from_reference(run) else None
+def _check_repetition(run: RunHistory) -> Values:
+    """Return the values for a warning if the fraction of distinct bigrams has halved."""
+    first, last = _get_first_and_last(run, "distinct_2")
+    return {"share": last} if last < first / 2 and not _check_kl_divergence(run) else None
 
 
-def _responses_grow(run: RunHistory) -> Values:
-    """Return message values if responses grow toward the maximum length while the reward rises."""
-    first, last = _first_and_last(run, "length")
-    reward_before, reward = _first_and_last(run, "reward")
+def _check_growing_responses(run: RunHistory) -> Values:
+    """Return the values for a warning if responses approach the maximum length."""
+    first, last = _get_first_and_last(run, "length")
+    reward_before, reward = _get_first_and_last(run, "reward")
     longest = getattr(run.objective, "max_new_tokens", math.inf)
     grows = first < _SHORT * longest and last > _LONG * longest
     return {"first": first, "now": last} if grows and reward > reward_before else None
 
 
-def _responses_are_truncated(run: RunHistory) -> Values:
-    """Return message values if most responses of the first log record have the maximum length."""
-    first, last = _first_and_last(run, "terminated", 1.0)
+def _check_truncated_responses(run: RunHistory) -> Values:
+    """Return the values for a warning if most responses have the maximum length from the start."""
+    first, last = _get_first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
     return {"share": last, "size": run.objective.max_new_tokens}
 
 
-def _reward_falls(run: RunHistory) -> Values:
-    """Return message values if the mean reward fell significantly since the start of the run."""
+def _check_falling_reward(run: RunHistory) -> Values:
+    """Return the values for a warning if the mean reward has fallen significantly."""
     before, after = run.rewards[:_REWARDS], run.rewards[_REWARDS:]
     if len(after) < _REWARDS:
         return None
@@ -245,17 +245,17 @@ def _reward_falls(run: RunHistory) -> Values:
 
 
 WARNINGS: Mapping[str, Callable[[RunHistory], Values]] = {
-    "diverges": _loss_diverges,
-    "stuck": _loss_is_stuck,
-    "differs_from_reference": _first_loss_differs_from_reference,
-    "nothing_learned": _preference_loss_does_not_move,
-    "preferred_become_rarer": _preferred_become_rarer,
-    "same_rewards": _rewards_are_equal,
-    "far_from_reference": _policy_is_far_from_reference,
-    "responses_repeat": _responses_repeat,
-    "responses_grew": _responses_grow,
-    "responses_cut": _responses_are_truncated,
-    "reward_falls": _reward_falls,
+    "diverges": _check_divergence,
+    "stuck": _check_stuck_loss,
+    "differs_from_reference": _check_reference_mismatch,
+    "nothing_learned": _check_stuck_preference_loss,
+    "preferred_become_rarer": _check_preferred_probability,
+    "same_rewards": _check_equal_rewards,
+    "far_from_reference": _check_kl_divergence,
+    "responses_repeat": _check_repetition,
+    "responses_grew": _check_growing_responses,
+    "responses_cut": _check_truncated_responses,
+    "reward_falls": _check_falling_reward,
 }
 """The condition of every warning, by the name of the warning's message in `[warning]`."""
 

@@ -302,7 +302,7 @@ def vocabulary_parallel_cross_entropy(
     whole = DTensor.from_local(features, mesh, [Replicate()], run_check=False)
 
     def gather(x: Tensor) -> Tensor:
-        """Gather the tensors of all processes, stacked along a new first axis."""
+        """Gather the tensors of all processes. Returns them stacked along a new first dimension."""
         parts = [torch.empty_like(x) for _ in range(mesh.size())]
         dist.all_gather(parts, x, mesh.get_group())
         return torch.stack(parts)

@@ -27,11 +27,11 @@ from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.progress import handle_signals
 from trivium.train.callback import Callback
-from trivium.train.carried_state import CarriedState, carried_state
+from trivium.train.carried_state import CarriedState, create_carried_state
 from trivium.train.defaults import decays_over_epochs
 from trivium.train.distributed import SINGLE_PROCESS, Parallel, gradient_sync
 from trivium.train.gradient_spikes import SPIKE_WINDOW, is_spike
-from trivium.train.loader import BatchStream, GlobalBatch, Loader, micro_batch_slices
+from trivium.train.loader import BatchStream, GlobalBatch, Loader, split_into_slices
 from trivium.train.loss_meter import LossMeter, to_float64
 from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers import (
@@ -198,7 +198,7 @@ class Trainer:
             self.loss_scale = state.loss_scale = state.loss_scale or LossScale()
         unread: deque[UnreadStep] = deque()
         self.train_step.train()
-        with _stop_signals(self.parallel) as stopped:
+        with _handle_stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
                 lr = self._set_lr_and_weight_decay(batch, state)
                 metrics = StepMetrics(*self._take_step(batch, state))
@@ -581,7 +581,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 
 
 @torch.no_grad()
-def validation_losses(
+def compute_validation_losses(
     trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
 ) -> dict[str, float]:
     """Compute the mean validation losses. Returns them by the names under which they are logged.
@@ -608,7 +608,7 @@ def validation_losses(
         most = limit if stream.objective.labelled else None
         sums: dict[str, Tensor] = {}
         counts: Counter[str] = Counter()
-        carried = trainer.carried and carried_state(trainer.carried.model, stream)
+        carried = trainer.carried and create_carried_state(trainer.carried.model, stream)
         for batch in stream.validation_batches(tokens, most, parallel):
             counts.update(batch.loss_denominators)
             for place, (_, weight) in enumerate(batch.micro_batch_weights):
@@ -627,13 +627,13 @@ def _copy_to_device(
 ) -> TensorBatch:
     """Copy a micro-batch of a batch to the device; `index` is its position in the batch.
 
-    If the objective carries state, the model state of the rows' text streams is attached. This does
-    not apply to micro-batches with weight 0, which only repeat other micro-batches.
+    If the objective carries model state from one batch to the next, the state of each row's text
+    stream is attached, except for micro-batches with weight 0, which only repeat others.
     """
     tensors = to_device(batch.micro_batches[index], trainer.device)
     if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
-        slices = micro_batch_slices(batch.micro_batches[index], batch.micro_batch_tokens, parallel)
+        slices = split_into_slices(batch.micro_batches[index], batch.micro_batch_tokens, parallel)
         group = None if parallel.data is None else parallel.data.get_group()
         return replace(tensors, slices=slices, group=group)
     _, weight = batch.micro_batch_weights[index]
@@ -758,7 +758,7 @@ def _check_finite(loss: float, norm: float, step: int, lr: float) -> None:
 
 
 @contextmanager
-def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
+def _handle_stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
     """Context manager that handles SIGINT and SIGTERM, so that the run stops after a step.
 
     Yields a function that returns whether a signal was received. A second Ctrl-C stops the run at

@@ -66,7 +66,7 @@ class WholeModel:
         if self.parallel.is_main:
             self.whole.load_state_dict(weights, assign=True)
             size = sum(weight.nbytes for weight in weights.values())
-            if 2 * size < hardware.free_memory(device):
+            if 2 * size < hardware.available_memory(device):
                 self.whole.to(device)
 
     def move_to_host(self) -> None:

@@ -99,8 +99,7 @@ class ExampleSource:
     def num_train(self) -> int:
         """The number of training examples.
 
-        Once the examples are encoded, those that truncation left without target tokens are not
-        counted.
+        After encoding, examples that truncation has left without target tokens are not counted.
         """
         return (
             int(has_target(self.truncations[TRAIN]).sum())
@@ -146,7 +145,7 @@ class ExampleSource:
         if split != TRAIN and not self.objective.measures_cut_answers:
             self.valid = list(itertools.compress(self.valid, kept))
 
-    def num_bytes(self, side: str = "texts") -> int:
+    def count_bytes(self, side: str = "texts") -> int:
         """Return the total size of the training texts in bytes. `side` is as in `texts`."""
         return sum(len(text.encode()) for text in self.texts(side))
 
@@ -169,7 +168,7 @@ class RawText:
         """Yield the training documents. `side` is ignored, since text has no inputs and outputs."""
         return read_training_texts(list(self.config.paths), self.options)
 
-    def num_bytes(self, side: str = "texts") -> int:
+    def count_bytes(self, side: str = "texts") -> int:
         """Return the approximate size in bytes of the text. `side` is ignored."""
         return estimate_text_bytes(self.config.paths)
 
@@ -196,13 +195,13 @@ class Corpus:
     sources: list[TextSource | ExampleSource]
 
     @property
-    def texts(self) -> list[TextSource]:
-        """The data sources of text."""
+    def text_sources(self) -> list[TextSource]:
+        """The data sources that contain plain text."""
         return [source for source in self.sources if isinstance(source, TextSource)]
 
     @property
-    def examples(self) -> list[ExampleSource]:
-        """The data sources of labelled examples."""
+    def example_sources(self) -> list[ExampleSource]:
+        """The data sources that contain labelled examples."""
         return [source for source in self.sources if isinstance(source, ExampleSource)]
 
     def count(self, statistic: str, split: str | None = None) -> int:
@@ -211,12 +210,12 @@ class Corpus:
         `statistic` is "documents", "tokens", "text_bytes" or "duplicates". `split` restricts the
         count to one split. Labelled examples are not counted.
         """
-        splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
+        splits = (item for one in self.text_sources for item in one.shards.manifest.splits.items())
         return sum(getattr(info, statistic) for name, info in splits if split in (None, name))
 
     def num_validation_examples(self, limit: int | None) -> int:
         """Return the number of validation examples, counting at most `limit` per data source."""
-        return sum(len(source.select_validation(limit)) for source in self.examples)
+        return sum(len(source.select_validation(limit)) for source in self.example_sources)
 
     def num_metric_examples(self, limit: int | None) -> int:
         """Return the number of validation examples used to compute the early-stopping metric.
@@ -224,7 +223,9 @@ class Corpus:
         The metric is computed on at most `limit` examples. They come from the first data source
         that has validation examples.
         """
-        return next((len(one.select_validation(limit)) for one in self.examples if one.valid), 0)
+        return next(
+            (len(one.select_validation(limit)) for one in self.example_sources if one.valid), 0
+        )
 
     def iter_excerpts(self) -> Iterator[tuple[Objective, str]]:
         """Yield (objective, text) pairs, where each text is the beginning of a document.
@@ -232,7 +233,7 @@ class Corpus:
         A few documents of every text source are used. They are validation documents, or training
         documents if there is no validation split.
         """
-        for source in self.texts:
+        for source in self.text_sources:
             held_out = VALIDATION in source.shards.names
             for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
                 yield source.objective, text.strip()
@@ -244,13 +245,13 @@ class Corpus:
         are labelled examples, or if an objective has no unigram baseline.
         """
         offsets = [source.objective.advice().unigram_offset for source in self.sources]
-        if self.examples or None in offsets:
+        if self.example_sources or None in offsets:
             return None
         offset = sum(
             probability * (offset or 0.0)
             for probability, offset in zip(probabilities, offsets, strict=True)
         )
-        return offset + unigram_loss([source.shards for source in self.texts], probabilities)
+        return offset + unigram_loss([source.shards for source in self.text_sources], probabilities)
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
@@ -262,14 +263,14 @@ class Corpus:
         tokenizers = [self.tokenizer, self.source_tokenizer]
         contents: dict[str, Iterable[Any]] = {
             "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
-            "token shards": (source.shards.manifest for source in self.texts),
+            "token shards": (source.shards.manifest for source in self.text_sources),
             "labelled files": (
                 repr(example).replace(example.where, "")  # files may move
-                for source in self.examples
+                for source in self.example_sources
                 for example in itertools.chain(source.train, source.valid)
             ),
         }
-        for source in self.examples:
+        for source in self.example_sources:
             if isinstance(source.objective, PolicyGradient):
                 files = map(Path, source.objective.files)
                 contents |= {file.name: [file.read_bytes()] for file in files}
@@ -288,7 +289,7 @@ class Corpus:
         per data source is kept, because it is needed to count unknown tokens.
         """
         _ = self.digests  # computed from all examples, then cached
-        for source in self.examples:
+        for source in self.example_sources:
             source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
 
     def compute_unk_rates(self, *, has_targets: bool) -> dict[str, float]:
@@ -305,11 +306,11 @@ class Corpus:
         total: Counter[str] = Counter()
         unk_id = self.tokenizer.unk_id
         if unk_id is not None and unk_id != self.tokenizer.eos_id:  # GPT-2 has one token for both
-            for source in self.texts:
+            for source in self.text_sources:
                 counts = source.shards.split(TRAIN).counts()
                 unknown["text"] += int(counts[unk_id])
                 total["text"] += int(counts.sum())
-        for source in self.examples:
+        for source in self.example_sources:
             sources, targets = list(source.texts("source_texts")), []
             if has_targets:
                 targets = list(source.texts("target_texts"))
@@ -364,7 +365,7 @@ def load_corpus(
     Args:
         recipe: the recipe of the run.
         spec: the specification of the model.
-        base: the model that training starts from, or None for new weights. If there is a base
+        base: the model that training starts from, or None to train from scratch. If there is a base
             model, its tokenizers are used.
         run: the run folder, in which the tokenizer and the shards are stored.
         log: the progress line.
@@ -392,7 +393,7 @@ def load_corpus(
         for source in sources
     ]
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
-    for source in corpus.texts:
+    for source in corpus.text_sources:
         read = source.shards.manifest.full_options["special_tokens"]
         if recipe.data.special_tokens == "special" != read:
             raise RecipeError(
@@ -560,7 +561,7 @@ def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]
 
 def _count_text_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
     """Return the approximate size, in bytes, of the text available to train a new tokenizer."""
-    return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
+    return sum(source.count_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
 def _load_tokenizers(

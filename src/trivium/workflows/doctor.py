@@ -30,14 +30,14 @@ _COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
 def describe_installation() -> dict[str, Any]:
-    """Describe what is installed, the machine, and the speed measured on it.
+    """Describe the installed libraries, the machine and its measured speed.
 
-    The result contains no paths, user names or host names. It can be written as JSON. Its keys:
+    The result contains no paths, user names or host names. It can be written as JSON. Its keys are:
 
     - `trivium`, `python`, `system`: versions.
-    - `libraries`: the required libraries, name -> version; None if one is missing or too old.
-    - `extras`: the extras, name -> `installed` (library -> version) and `missing` (libraries that
-      are not installed or too old, as requirements).
+    - `libraries`: the version of each required library; None if it is missing or too old.
+    - `extras`: for each extra, `installed` (the version of each library) and `missing` (the
+      requirements whose libraries are not installed or too old).
     - `device`: `kind` ("cpu", "cuda", "mps"), `name`, `gpus` (the number of GPUs that PyTorch
       finds) and `cuda` (the CUDA version that PyTorch was built for, or None).
     - `precision`: the precision that training chooses on this device.
@@ -69,13 +69,16 @@ def describe_installation() -> dict[str, Any]:
         "cores": cores,
         "threads": arithmetic.threads,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-        "memory": {"available": hardware.free_memory(device), "total": _total_memory(device)},
+        "memory": {
+            "available": hardware.available_memory(device),
+            "total": _get_total_memory(device),
+        },
         "compiler": next((name for name in _COMPILERS if shutil.which(name)), None),
     }
 
 
 class _Model(nn.Module):
-    """A model of linear layers, with which the precision is chosen as in a training run."""
+    """A model of linear layers, used to choose the precision as in a training run."""
 
     def __init__(self, blocks: nn.ModuleList) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ class _Model(nn.Module):
 
 
 def _read_requirements(extra: str) -> Iterator[Requirement]:
-    """Yield the required libraries of an extra, or with "" those of the core.
+    """Yield the required libraries of an extra, or of the core if `extra` is "".
 
     An extra that contains another extra, such as `trivium[serve]`, also yields that extra's
     libraries.
@@ -122,7 +125,7 @@ def _describe_extra(name: str) -> dict[str, Any]:
 def _measure_speed(device: torch.device, arithmetic: hardware.Arithmetic) -> dict[str, float]:
     """Measure the speed of matrix products in GFLOP/s.
 
-    Returns a dict of precision -> speed: on a CPU for float32 and bfloat16, otherwise for the
+    Returns the speed by precision: on a CPU for float32 and bfloat16, otherwise only for the
     precision that training chooses.
     """
     if device.type == "cpu":
@@ -142,7 +145,7 @@ def _measure_speed(device: torch.device, arithmetic: hardware.Arithmetic) -> dic
     return {hardware.precision_name(arithmetic.precision): round(speed, 1)}
 
 
-def _total_memory(device: torch.device) -> int | None:
+def _get_total_memory(device: torch.device) -> int | None:
     """Return the memory of the device in bytes, or None if it cannot be determined."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]

@@ -68,7 +68,8 @@ def evaluate(
             Keys of `[data]` take precedence over `text`.
         device: the device to load the model to. Ignored for a `LanguageModel`.
         quantize: the quantization to load the model with. Ignored for a `LanguageModel`.
-        progress: called with the number of tokens scored so far (perplexity only).
+        progress: a function that is called with the number of tokens scored so far (perplexity
+            only).
 
     Raises:
         DataError: a file is missing or cannot be read.

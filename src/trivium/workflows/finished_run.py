@@ -57,7 +57,7 @@ class ValidationMetrics:
     is_sharded: bool
 
     def __post_init__(self) -> None:
-        self.sources = [source for source in self.corpus.examples if source.valid]
+        self.sources = [source for source in self.corpus.example_sources if source.valid]
         self.train = self.recipe.train
         self.minutes = None if self.train.eval_examples else self.train.minutes
         """The time budget in minutes, if it limits the evaluations; otherwise None."""
@@ -65,7 +65,7 @@ class ValidationMetrics:
         """Whether this process predicts validation examples."""
         self.predicting = SINGLE_PROCESS if self.is_sharded else self.parallel
         """The processes that predict validation examples."""
-        self.limit = defaults.eval_examples(self.recipe)
+        self.limit = defaults.max_eval_examples(self.recipe)
         """The number of examples per source in an evaluation during training; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
@@ -209,7 +209,9 @@ class FinishedRun:
                     metric=metadata["metric"],
                     some=self.corpus.num_metric_examples(self.validation.limit),
                 )
-            kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
+            kinds = (
+                s.objective.kind for s in self.corpus.example_sources if s.config.name in metrics
+            )
             mixed = merge_metrics(metrics)
             write_evaluation(run.path, next(kinds), mixed)
             values = ", ".join(
@@ -259,7 +261,7 @@ class FinishedRun:
             model_type, base = settings.config.get("model_type"), self.recipe.model.init_from
             save_adapter(folder, module, config.lora, base=base, model_type=model_type)
             write_adapter_settings(folder, settings)
-        if not self.corpus.examples and not config.rank:
+        if not self.corpus.example_sources and not config.rank:
             self._write_model()
             return {}
         if self.recipe.model.quantize is not None:
@@ -276,12 +278,12 @@ class FinishedRun:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidate_weights:
                     self.lm.module.load_state_dict(tensors)
-                    self._print_final_evaluation(limit)
+                    self._announce_final_evaluation(limit)
                     results.append(self.validation.evaluate(self.lm, limit))
         except KeyboardInterrupt:
             if not self.model.parallel.is_main:
                 raise
-            self._warn_of_stopped_evaluation()
+            self._warn_about_stopped_evaluation()
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
         self.lm.module.load_state_dict(candidate_weights[best])
@@ -293,7 +295,7 @@ class FinishedRun:
         """Write the model of a run whose base is quantised, evaluate it, and return its metrics.
 
         The written model has the dequantised weights with the adapter merged into them. It is
-        assembled in host memory. The metrics are those of the quantised model, which the GPU has.
+        assembled in host memory. The metrics are those of the quantised model on the GPU.
         """
         trained = self.model.lm
         self.lm = copy.copy(trained)
@@ -301,32 +303,32 @@ class FinishedRun:
         self.lm.module.load_state_dict(merged_state(trained.module, "cpu"), assign=True)
         self._write_model()
         self.lm = trained
-        if not self.corpus.examples:
+        if not self.corpus.example_sources:
             return {}
         limit = self.validation.count_affordable_examples(
             self.recipe.train.eval_examples, _END_FRACTION
         )
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
-                self._print_final_evaluation(limit)
+                self._announce_final_evaluation(limit)
                 return self._add_generations(self.validation.evaluate(self.lm, limit))
         except KeyboardInterrupt:
-            self._warn_of_stopped_evaluation()
+            self._warn_about_stopped_evaluation()
             return {}
 
-    def _warn_of_stopped_evaluation(self) -> None:
-        """Warn that the final evaluation was interrupted, and print how to repeat it."""
+    def _warn_about_stopped_evaluation(self) -> None:
+        """Warn that the final evaluation was interrupted, and print the command to repeat it."""
         self.log.warn(
             f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
             f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
         )
 
     def _add_generations(self, chosen: dict[str, Metrics]) -> dict[str, Metrics]:
-        """Return the metrics of each data source, with the metrics of generated texts."""
+        """Add generated texts to the metrics of each data source. Returns the new metrics."""
         named = {source.config.name: source.objective for source in self.validation.sources}
         return {name: named[name].add_generations(self.lm, one) for name, one in chosen.items()}
 
-    def _print_final_evaluation(self, limit: int | None) -> None:
+    def _announce_final_evaluation(self, limit: int | None) -> None:
         """Show in the progress line that the final evaluation starts.
 
         If the final evaluation covers more examples than those during training, also print a

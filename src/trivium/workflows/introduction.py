@@ -53,7 +53,7 @@ def make_metadata(
         probabilities: the sampling probability of each data source, by source name.
         validation: computes the validation metrics, and determines how many examples are evaluated.
     """
-    spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
+    spec, texts, examples = setup.lm.spec, corpus.text_sources, corpus.example_sources
     specs = recipe.objectives[0].model_specs(spec)
     length = defaults.row_length(recipe)
     metadata: dict[str, Any] = {
@@ -106,14 +106,14 @@ def print_introduction(
     state: TrainState,
 ) -> None:
     """Print a summary of the data, the model and the budget of a run."""
-    if corpus.texts:
+    if corpus.text_sources:
         _print_text_counts(log, recipe, metadata)
         if recipe.data.packing == "truncate":
             _print_truncated_documents(log, corpus, defaults.row_length(recipe))
-    if corpus.examples:
+    if corpus.example_sources:
         _print_example_counts(log, recipe, corpus, setup, metadata)
     _print_model(log, recipe, setup, metadata)
-    _warn_of_unknown_tokens(log, recipe, metadata)
+    _warn_about_unknown_tokens(log, recipe, metadata)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
     if capital == small and any(one.advice().reads_case for one in recipe.objectives):
         log.print_message("", "run.lowercase_tags")
@@ -189,8 +189,8 @@ def _print_text_counts(log: ProgressLine, recipe: Recipe, metadata: dict[str, An
 
 
 def _print_truncated_documents(log: ProgressLine, corpus: Corpus, max_length: int) -> None:
-    """Print how many documents exceed `max_length` tokens, and how many tokens are cut off."""
-    splits = [source.shards.split(TRAIN) for source in corpus.texts]
+    """Print how many documents exceed `max_length` tokens, and how many tokens are truncated."""
+    splits = [source.shards.split(TRAIN) for source in corpus.text_sources]
     bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
     sizes = np.concatenate([stops - starts for starts, stops in bounds])
     beyond = (sizes - max_length).clip(0)
@@ -211,7 +211,7 @@ def _print_example_counts(
         every=every,
         labels=translated("run.label_count", count=count) if count > 1 else "",
     )
-    for source in corpus.examples:
+    for source in corpus.example_sources:
         _print_truncations(log, source, setup)
     some, seconds = metadata["eval_examples"], metadata["eval_seconds"]
     if some < every:
@@ -247,8 +247,8 @@ def _print_model(
 ) -> None:
     """Print the name and size of the model.
 
-    Also prints which sizes of a preset were recomputed. If the model cannot be exported, the reason
-    is printed.
+    Also prints which dimensions of the preset were recomputed because the recipe overrides others.
+    If the model cannot be exported, the reason is printed.
     """
     source_size, parameters = metadata.get("source_vocab_size"), setup.parameters
     trained = translated("run.trained_parameters", count=parameters.trained)
@@ -264,7 +264,7 @@ def _print_model(
     if isinstance(recipe.tokenizer, ExtendedTokenizer):
         new = [*recipe.tokenizer.extend, *recipe.tokenizer.extend_special]
         log.print_message("", "run.new_tokens", count=len(new), names=quote_names(new))
-    sizes = [f"{key} = {new:g} ({old:g})" for key, old, new in recipe.model.derived_sizes()]
+    sizes = [f"{key} = {new:g} ({old:g})" for key, old, new in recipe.model.derived_dimensions()]
     if sizes:
         log.print_message("", "run.derived_sizes", sizes=", ".join(sizes))
     lm = setup.lm
@@ -280,7 +280,7 @@ def _format_model_name(recipe: Recipe, setup: ModelSetup) -> str:
     return translated("run.changed_preset", name=name) if recipe.model.changes_preset else name
 
 
-def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
+def _warn_about_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[str, Any]) -> None:
     """Warn if many tokens of the data are unknown tokens, and suggest what to change."""
     advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
@@ -310,9 +310,9 @@ def _warn_of_unknown_tokens(log: ProgressLine, recipe: Recipe, metadata: dict[st
 
 
 def _print_weights(log: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
-    """Print whether the weights are random, which heads are new, and how the labels changed."""
+    """Print the origin of the weights, the newly initialized heads and the changes of labels."""
     name, preset = _format_model_name(recipe, setup), recipe.model.preset
-    if preset is not None and not corpus.texts:
+    if preset is not None and not corpus.text_sources:
         # The name of a preset may also be the name of a pretrained model on the hub.
         published = not recipe.model.changes_preset and not catalogue[preset].paper.startswith(
             "after"
@@ -380,9 +380,9 @@ def _print_budget(
     number = f"{size:,.0f}" if size == round(size) else f"{size:g}"
     length = f"{number} {translated(f'unit.{unit}')}"
     batch, rate, several, threads = [], "", "", metadata["threads"]
-    if corpus.texts:
+    if corpus.text_sources:
         batch.append(translated("run.batch_tokens", count=recipe.train.batch_tokens))
-    if corpus.examples:
+    if corpus.example_sources:
         batch.append(translated("run.batch_examples", count=recipe.train.batch_examples))
     learns = metadata["num_parameters"] > 0  # an n-gram model of counts has none
     if learns:

@@ -20,7 +20,7 @@ from trivium.objectives.task_metrics import quote_names
 
 @dataclass(frozen=True)
 class KnownLabels:
-    """The labels of a base model and of the data that it is fine-tuned on.
+    """The labels of a base model and of the data on which it is fine-tuned.
 
     Args:
         base: the labels of the base model, one per row of its classification head.
@@ -92,7 +92,7 @@ def compare_labels(
 
 
 def copy_known_rows(base: Tensor, new: Tensor, num_rows: int) -> Tensor:
-    """Return the weight of a classification head, with known labels copied from the base model.
+    """Return the weight of a classification head, with rows of known labels copied from the base.
 
     There is one row per label. The first `num_rows` rows come from the weight `base`, and all other
     rows from the weight `new`. If both weights have the same shape, `base` is returned.

@@ -53,8 +53,7 @@ class ModelSetup:
             contains the generator and the discriminator.
         lm: the model that the run saves.
         parameters: the numbers of trained and frozen parameters.
-        new_heads: the kinds of heads that a pretrained model lacks, so that they are newly
-            initialized.
+        new_heads: the kinds of heads that are newly initialized because the base model lacks them.
         labels: the labels of the base model and of the data.
         fit_settings: a function that takes the length of the longest example in tokens, and returns
             the settings of the model.
@@ -77,10 +76,10 @@ class ModelSetup:
         """
         cut = any(
             truncations[:, 0].any()
-            for one in corpus.examples
+            for one in corpus.example_sources
             for truncations in one.truncations.values()
         )
-        if corpus.examples and not cut and self.recipe.data.length is None:
+        if corpus.example_sources and not cut and self.recipe.data.length is None:
             self.lm.settings = self.fit_settings(longest)
 
 
@@ -95,14 +94,14 @@ def set_up_model(
         corpus: the data of the run.
         spec: the specification of the model, before the vocabulary sizes and heads of this run are
             set.
-        base: the model that training starts from; None for new weights.
+        base: the model that training starts from; None to train from scratch.
         device: the device to build the model on.
 
     Raises:
         RecipeError: the model, tokenizer, weights or adapter do not fit together.
     """
     settings = base.settings if base is not None else Settings()
-    for source in corpus.examples:
+    for source in corpus.example_sources:
         examples = [*source.train, *source.valid]
         source.objective = source.objective.adapt_to_model(settings, examples).infer_keys(
             spec, examples
@@ -113,16 +112,16 @@ def set_up_model(
         settings = _with_generation_ids(settings, objectives, vocabulary)
         vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     _check_same_labels(corpus)
-    for source in corpus.examples:
+    for source in corpus.example_sources:
         settings = source.objective.add_settings(settings, [*source.train, *source.valid])
         settings = source.objective.with_label_statistics(settings, source.train)
-        _warn_of_unseen_labels(source)
+        _warn_about_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
     keeps_weights = base is not None and not corpus.recipe.model.new_weights
     labels = compare_labels(base if keeps_weights else None, settings, heads)
     if labels.base:
         settings = settings.with_labels(labels.final_labels, settings.label_kind)
-    for source in corpus.examples:
+    for source in corpus.example_sources:
         examples = [*source.train, *source.valid]
         source.objective = source.objective.with_labels(settings.labels, examples)
     objectives = [source.objective for source in corpus.sources]
@@ -130,7 +129,7 @@ def set_up_model(
     settings = _with_prefixes(settings, objectives)
     final = _build_final_spec(recipe, spec, settings, corpus, new=base is None)
     answers = final.family == "decoder-only" and any(head.kind == "lm" for head in final.heads)
-    if corpus.examples and answers:
+    if corpus.example_sources and answers:
         settings = _with_end_of_turn(settings, corpus.tokenizer)
     start = device if recipe.model.quantize is None else torch.device("cpu")
     module = objectives[0].build(final, seed=recipe.seed, device=start)
@@ -161,7 +160,7 @@ def set_up_model(
     lm = LanguageModel(
         final, models[""], corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
     )
-    recipe.freeze_weights(lm.module, settings.config.get("model_type"))
+    recipe.freeze_or_add_lora(lm.module, settings.config.get("model_type"))
     recipe = _quantize_base(recipe, module, lm, device)
     parameters = count_parameters(module)
     return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit)
@@ -191,11 +190,12 @@ def _quantize_base(
 def copy_weights(
     base: LanguageModel, model: Any, labels: KnownLabels | None = None
 ) -> tuple[str, ...]:
-    """Copy the weights of a base model into a model. Returns the kinds of heads that stay new.
+    """Copy the weights of a base model into a model.
 
-    Heads that the base model lacks keep their new initialization. In a classification head with one
-    row per label, only the rows of known labels are copied. Raises RecipeError if any other weight
-    is missing from the base model, or has a different shape.
+    Heads that the base model lacks keep their random initialization. In a classification head with
+    one row per label, only the rows of known labels are copied. Returns the kinds of heads that
+    remain newly initialized. Raises RecipeError if any other weight is missing from the base model,
+    or has a different shape.
     """
     state, rows = base.module.state_dict(), 0 if labels is None else len(labels.base)
     new_heads = tuple(
@@ -234,7 +234,7 @@ def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
 def _check_same_labels(corpus: Corpus) -> None:
     """Raise RecipeError if the labelled data sources of a mix have different tasks or labels."""
     known: dict[str, tuple[str, ...]] = {}
-    for source in corpus.examples:
+    for source in corpus.example_sources:
         names = source.objective.label_names([*source.train, *source.valid])
         if names:
             kind = getattr(source.objective, "label_kind", None) or "classes"
@@ -250,7 +250,7 @@ def _check_same_labels(corpus: Corpus) -> None:
             )
 
 
-def _warn_of_unseen_labels(source: ExampleSource) -> None:
+def _warn_about_unseen_labels(source: ExampleSource) -> None:
     """Warn about labels that the model cannot learn, because only validation examples have them."""
     seen = source.objective.label_names(source.train)
     unseen = [name for name in source.objective.label_names(source.valid) if name not in seen]
@@ -311,7 +311,7 @@ def _with_generation_ids(
 
 
 def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
-    """Return settings with which generation also stops at the chat template's end-of-turn token."""
+    """Return settings that make generation stop at the chat template's end-of-turn token, too."""
     if settings.chat_template is None:
         return settings
     end = ChatTemplate.of(settings.chat_template, tokenizer).find_end_of_turn(tokenizer)
@@ -380,14 +380,14 @@ def _with_lengths(
         settings: the settings without the lengths of this run.
         spec: the specification of the model. RNNs and n-gram models get no training length.
         corpus: the data of the run.
-        earlier: the training length of the base model in tokens, or None for new weights. 0 means
-            that it is unknown. In this case, the new training length stays unknown as well.
+        earlier: the training length of the base model in tokens, or None without a base model. 0
+            means that it is unknown. In this case, the new training length is also unknown.
         longest: the length of the longest example in tokens, or None if the examples are not
             encoded yet.
     """
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
-    lengths = [defaults.row_length(recipe)] if corpus.texts else []
-    if corpus.examples:
+    lengths = [defaults.row_length(recipe)] if corpus.text_sources else []
+    if corpus.example_sources:
         length = defaults.max_example_length(recipe, spec)
         if longest is None:
             options["model_max_length"] = length

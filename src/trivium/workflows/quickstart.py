@@ -62,21 +62,21 @@ class PrintContinuations(Callback):
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
         """Print a continuation from the untrained model."""
         self._lm = lm
-        self._print("quickstart.untrained")
+        self._print_continuation("quickstart.untrained")
 
     def on_step(self, step: int, progress: float) -> None:
         """Print a continuation after the first half of the budget."""
         if 0.5 <= progress < 1 and not self._is_halfway:
             self._is_halfway = True
-            self._print("quickstart.halfway")
+            self._print_continuation("quickstart.halfway")
 
     def on_end(self, error: BaseException | None) -> None:
         """Print a continuation from the trained model, unless training was interrupted."""
         if error is None:
-            self._print("quickstart.trained")
+            self._print_continuation("quickstart.trained")
 
-    def _print(self, identifier: str) -> None:
-        """Print a continuation below the message with this identifier."""
+    def _print_continuation(self, identifier: str) -> None:
+        """Print the message with the given id, and below it the text that the model generates."""
         if self._lm is not None:
             text = continue_text(self._lm, self.opening)
             self.log.print_line(f"\n{translated(identifier)}\n   {text}\n")

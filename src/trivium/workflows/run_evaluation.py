@@ -16,7 +16,7 @@ from trivium.progress import ProgressLine, labelled
 from trivium.train.kept_weights import KeptWeights
 from trivium.train.loader import BatchStream
 from trivium.train.loss_meter import merge_records
-from trivium.train.trainer import Trainer, TrainState, validation_losses
+from trivium.train.trainer import Trainer, TrainState, compute_validation_losses
 from trivium.workflows.finished_run import ValidationMetrics
 from trivium.workflows.run_samples import generate_samples
 
@@ -54,7 +54,7 @@ class RunEvaluation:
         """
         self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
-        record = validation_losses(trainer, self.streams, measured.limit)
+        record = compute_validation_losses(trainer, self.streams, measured.limit)
         # In a mix with labelled examples, their metric determines the best weights.
         by_loss = (
             "valid_loss" in record

@@ -1,4 +1,4 @@
-"""Options for perplexity, in a module of their own that can be imported without torch."""
+"""Options for perplexity, in a separate module that can be imported without torch."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def pretrain(
     """
     started, threads = time.monotonic(), torch.get_num_threads()
     run = Run(out)
-    resume = run.is_resumed(resume)
+    resume = run.should_resume(resume)
     is_main = os.environ.get("RANK", "0") == "0"
     log = ProgressLine(console if is_main else Console(quiet=True, force_terminal=False))
     data, rows = resolve_data(data, "data")
@@ -134,7 +134,7 @@ def pretrain(
     parallel = join_processes(recipe.parallel, device)
     opened = contextlib.nullcontext()
     if parallel.is_main:
-        opened = run.locked(resume=resume, overwrite=overwrite)
+        opened = run.lock(resume=resume, overwrite=overwrite)
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
         with handle_signals(signal.default_int_handler), log.running(), opened:
@@ -202,9 +202,9 @@ def finetune(
 
     Args:
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
-        model: a run, a checkpoint, a Hugging Face folder or name, or a preset, which gets new
-            weights. "gpt2" is a preset, and "gpt2@main" is the model with that name on the Hugging
-            Face Hub.
+        model: a run, a checkpoint, a Hugging Face folder or name, or a preset, which is trained
+            from scratch. "gpt2" is a preset, and "gpt2@main" is the model with that name on the
+            Hugging Face Hub.
         data: labelled files (they replace `data.paths`), or the examples themselves, as in
             `pretrain`.
         validation: the fraction of the examples to use for validation, or validation files, or the
@@ -228,7 +228,7 @@ def finetune(
     if model:
         name = os.fspath(model)
         apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
-    if not (tree.get("model") or Run(out).is_resumed(resume)):
+    if not (tree.get("model") or Run(out).should_resume(resume)):
         raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
     return pretrain(
         tree,
@@ -332,7 +332,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies
     The check runs before any data is read. `num_copies` is the number of copies of the model that
     are built on the device.
     """
-    needed, free = 4 * num_parameters(spec) * num_copies, hardware.free_memory(device)
+    needed, free = 4 * num_parameters(spec) * num_copies, hardware.available_memory(device)
     if needed > free:
         raise RecipeError(
             f"the weights of this model alone take {needed / 2**30:.1f} GiB, and "

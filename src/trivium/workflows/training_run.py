@@ -20,7 +20,7 @@ from trivium.plan.forecast import print_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
-from trivium.train.carried_state import carried_state
+from trivium.train.carried_state import create_carried_state
 from trivium.train.checkpoint import Checkpoints, SaveCheckpoints
 from trivium.train.distributed import Parallel, parallelize_step
 from trivium.train.kept_weights import KeptWeights, delete_stale_best_weights
@@ -80,7 +80,7 @@ def train_run(
     """
     run, log, device, parallel = context.run, context.log, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_metadata()
-    num_examples = sum(one.num_train for one in corpus.examples)
+    num_examples = sum(one.num_train for one in corpus.example_sources)
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
     arithmetic = _choose_precision(context, recipe, module, before)
     precision = arithmetic.precision
@@ -114,7 +114,7 @@ def train_run(
     )
     optimizers = recipe.optimizer.build(module, precision)
     unfrozen = recipe.train.gradual_unfreezing
-    carried = carried_state(module, batches.phases[-1].streams[0])
+    carried = create_carried_state(module, batches.phases[-1].streams[0])
     saved = Checkpoints(
         run.checkpoints,
         parallel,
@@ -355,7 +355,7 @@ def _check_data_unchanged(
             "what there was: restore it, or start a new run with another --out."
         )
     context.log.update(translated("run.verifying_shards"))
-    for source in corpus.texts if verify else ():
+    for source in corpus.text_sources if verify else ():
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
 

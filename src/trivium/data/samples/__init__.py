@@ -47,8 +47,8 @@ def story_paths() -> tuple[Path, Path]:
 def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
     """Unpack all bundled files into a folder. Returns the paths of the unpacked files.
 
-    The first paths are those of `LICENSES.md` and of the text of a licence. Existing files with the
-    same names are replaced.
+    The first two files are `LICENSES.md` and the text of a licence. Existing files with the same
+    names are replaced.
     """
     out = Path(folder)
     if out.is_file():

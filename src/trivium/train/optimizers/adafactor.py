@@ -33,7 +33,7 @@ class Adafactor(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, by default 0. It is decoupled from the gradient."""
+        """The weight decay at the start of training, 0 by default (decoupled from the gradient)."""
         return self.weight_decay or 0.0
 
     def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:

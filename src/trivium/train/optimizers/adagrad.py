@@ -25,7 +25,7 @@ class Adagrad(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, by default 0. It is added to the gradient (L2 regularization)."""
+        """The weight decay at the start of training, 0 by default (L2 regularization)."""
         return self.weight_decay or 0.0
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:

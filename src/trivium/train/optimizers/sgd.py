@@ -22,7 +22,7 @@ class SGD(Optimizer):
 
     @property
     def initial_weight_decay(self) -> float:
-        """The weight decay, by default 0. It is added to the gradient (L2 regularization)."""
+        """The weight decay at the start of training, 0 by default (L2 regularization)."""
         return self.weight_decay or 0.0
 
     def with_default_learning_rates(self, adamw_lr: float, embedding_lr_scale: float) -> Self:
