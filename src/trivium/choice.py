@@ -50,7 +50,7 @@ class Choice(BaseModel):
 
     @classmethod
     def is_member(cls) -> bool:
-        """Return whether the class is a member with a `kind`, not a choice between members."""
+        """Return whether the class is a member (it sets `kind`) and not a choice."""
         return not cls.model_fields["kind"].is_required()
 
     @model_validator(mode="wrap")

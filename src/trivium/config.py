@@ -40,7 +40,7 @@ class Config(BaseModel):
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any], *, where: str = "recipe") -> Self:
-        """Return an instance of the class made from a nested dict of plain values (parsed TOML).
+        """Create an instance of the class from a nested dict of plain values (parsed TOML).
 
         `where` names the source of the values, such as a file. Error messages start with it.
 
@@ -67,7 +67,7 @@ class Config(BaseModel):
                 if one["type"] == "too_short" and len(one["input"]) >= least:
                     continue  # some of its members are wrong, which have errors of their own
                 if not partial or one["type"] not in ("missing", "kind_missing"):
-                    problem, allowed = _error_message(cls, tree, one)
+                    problem, allowed = _make_error_message(cls, tree, one)
                     lines.setdefault(problem, []).extend([allowed] if allowed else [])
             return [
                 f"{problem}: expected {' or '.join(dict.fromkeys(allowed))}."
@@ -187,7 +187,7 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
             yield from config_classes(inner)
 
 
-def _error_message(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
+def _make_error_message(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
     """Return a message for a pydantic error, and a description of the allowed value.
 
     The description is "" if the message is complete without it.
@@ -196,7 +196,7 @@ def _error_message(config: type[BaseModel], tree: Any, error: Any) -> tuple[str,
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return _unknown_key_error(config, tree, path, table, value), ""
+            return _make_unknown_key_message(config, tree, path, table, value), ""
         case "missing":
             return f'"{key}" is missing.', ""
         case "no_such_kind":
@@ -248,7 +248,7 @@ def expected(error: Any) -> str:
 
 
 def _locate_error(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
-    """Return where a pydantic error is in a nested dict: path, table that has the key, and value.
+    """Locate a pydantic error in a nested dict. Returns the key's path, its table and its value.
 
     The location that pydantic gives also contains names of union members ("masked", "int"). These
     names are not keys, so the path omits them.
@@ -271,10 +271,10 @@ def _strip_indices(key: str) -> str:
     return re.sub(r"\[\d+\]", "", key)
 
 
-def _unknown_key_error(
+def _make_unknown_key_message(
     config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
-    """Return the error message for an unknown key, which suggests the most similar known keys."""
+    """Return the error message for an unknown key, with the most similar known keys."""
     section = path[:-1]
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
@@ -283,9 +283,9 @@ def _unknown_key_error(
     if kinds := [each.kind for each in namesakes if each.name == key]:
         where, allowed = ".".join(section), ", ".join(f'"{each}"' for each in kinds)
         return f'{key} is a key of {where}.kind = {allowed}, and this is "{kind}": leave it out.'
-    known = _section_keys(config, section, kind)
-    near = [each.name for each in namesakes if _kind_of_table(tree, each) in (None, each.kind)] or [
-        ".".join([*section, name]) for name in _similar_names(path[len(section)], known)
+    known = _list_section_keys(config, section, kind)
+    near = [each.name for each in namesakes if _find_kind(tree, each) in (None, each.kind)] or [
+        ".".join([*section, name]) for name in _find_similar_names(path[len(section)], known)
     ]
     if near:
         return f'unknown key "{key}". Did you mean {" or ".join([*dict.fromkeys(near)][:3])}?'
@@ -293,7 +293,7 @@ def _unknown_key_error(
 
 
 def _find_keys_named(config: type[BaseModel], name: str, *, listed: str) -> list[ConfigKey]:
-    """Return the keys of all sections whose last component is `name`.
+    """Return the keys of all sections that have `name` as their last component.
 
     If there are none, return the keys that correspond to `name` in `HF_KEY_NAMES`. If `listed` is a
     list of tables ("mix" or "phases"), only keys of these tables are returned, otherwise only other
@@ -309,7 +309,7 @@ def _find_keys_named(config: type[BaseModel], name: str, *, listed: str) -> list
     return []
 
 
-def _kind_of_table(tree: Any, key: ConfigKey) -> str | None:
+def _find_kind(tree: Any, key: ConfigKey) -> str | None:
     """Return the `kind` of the table that contains a key, or None if `tree` does not set it."""
     *section, _ = key.name.split(".")
     for step in (*section, "kind"):
@@ -317,7 +317,7 @@ def _kind_of_table(tree: Any, key: ConfigKey) -> str | None:
     return tree
 
 
-def _section_keys(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
+def _list_section_keys(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
     """Return the names of the keys that a section of the given kind can contain.
 
     If `section` is empty, return the names of the top-level keys.
@@ -331,7 +331,7 @@ def _section_keys(config: type[BaseModel], section: Sequence[str], kind: Any) ->
     }
 
 
-def _similar_names(name: str, known: Collection[str]) -> list[str]:
+def _find_similar_names(name: str, known: Collection[str]) -> list[str]:
     """Return the most similar known name, then the known names that share its first word.
 
     The first word ends at the first underscore.

@@ -296,7 +296,7 @@ def open_binary(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _decompress(raw_file: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
-    """Return a stream that decompresses `raw_file`, or `raw_file` if the suffix is another one."""
+    """Return a stream that decompresses `raw_file`, or `raw_file` itself for any other suffix."""
     match suffix:
         case ".gz":
             return gzip.GzipFile(fileobj=raw_file)
@@ -369,7 +369,7 @@ def open_text(
         try:
             yield text
         except UnicodeError as error:
-            raise _encoding_error(path, encoding) or error from error
+            raise _make_encoding_error(path, encoding) or error from error
         finally:
             text.detach()
 
@@ -392,7 +392,7 @@ _BINARY = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.
 def _reject_binary(block: bytes, path: str | Path) -> None:
     """Raise DataError if `block`, the start of a file, has a UTF-16 BOM or contains a zero byte."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is UTF-16, not UTF-8: {_encoding_hint('utf-16')}")
+        raise DataError(f"{path} is UTF-16, not UTF-8: {_make_encoding_hint('utf-16')}")
     zero = block.find(b"\0")
     if zero >= 0:
         raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
@@ -427,23 +427,23 @@ def _guess_encoding(data: bytes) -> str | None:
     return best if best and counts[best] else None
 
 
-def _encoding_hint(encoding: str) -> str:
+def _make_encoding_hint(encoding: str) -> str:
     """Return the remedy for an error message: how to give the encoding, or to convert the file."""
     return f"give --encoding {encoding} (of a recipe data.encoding), or convert it to UTF-8."
 
 
-def _encoding_error(path: str | Path, encoding: str) -> DataError | None:
+def _make_encoding_error(path: str | Path, encoding: str) -> DataError | None:
     """Return an error for a file whose bytes are not valid in the given encoding.
 
     For UTF-8, the file is read again and the error names the first invalid line. Returns None if
-    all lines are valid then.
+    all lines are valid this time.
     """
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
     single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
     if str(path) == STDIN:
         return DataError(
-            f"Standard input is not valid UTF-8: convert it, or {_encoding_hint('NAME')}"
+            f"Standard input is not valid UTF-8: convert it, or {_make_encoding_hint('NAME')}"
         )
     with open_binary(path) as file:
         for number, line in enumerate(file, start=1):
@@ -455,7 +455,7 @@ def _encoding_error(path: str | Path, encoding: str) -> DataError | None:
                 probably = f"It is probably {name}: " if name else "If it is in another encoding: "
                 return DataError(
                     f"{path}, line {number} is not valid UTF-8 (byte 0x{line[error.start]:02x} at "
-                    f"{error.start}). {probably}{_encoding_hint(name or 'NAME')} {single}"
+                    f"{error.start}). {probably}{_make_encoding_hint(name or 'NAME')} {single}"
                 )
     return None
 
@@ -466,7 +466,7 @@ def sibling_folders(path: Path) -> list[Path]:
 
 
 def did_you_mean_folder(path: Path) -> str:
-    """Suggest a folder next to `path` with a similar name, in a text to append to an error message.
+    """Return a suggestion of a similarly named folder next to `path`, for an error message.
 
     Returns "" if no name is similar.
     """

@@ -13,7 +13,7 @@ INTERRUPTED = 130  # the exit code
 
 @contextmanager
 def exit_on_interrupt() -> Iterator[None]:
-    """Exit at once with code 130 on Ctrl-C within the block, for blocks that import modules.
+    """Exit at once with code 130 if Ctrl-C is pressed in the `with` block, which imports modules.
 
     A C callback can swallow a KeyboardInterrupt that is raised during an import. The exception can
     also leave a module half imported. In both cases the program would continue and fail later.

@@ -211,7 +211,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
         if not has_checkpoints:
             raise CheckpointError(f"{path}: {problem}. Write or download the model again.")
         warnings.warn(f"{path}: {problem}; using its last checkpoint.", stacklevel=2)
-    checkpoint = last_good_checkpoint(folder, find_problem, warnings.warn)
+    checkpoint = find_last_good_checkpoint(folder, find_problem, warnings.warn)
     if checkpoint is not None:
         return checkpoint
     if has_checkpoints:
@@ -238,12 +238,12 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
     return iter(sorted(Path(folder).glob(CHECKPOINT_PATTERN), reverse=True))
 
 
-def last_good_checkpoint(
+def find_last_good_checkpoint(
     folder: Path, find_problem: Callable[[Path], str | None], warn: Callable[[str], None]
 ) -> Path | None:
     """Return the newest undamaged checkpoint in `folder`, or None if there is none.
 
-    `find_problem` returns a description of the damage of a checkpoint, or None if it is good.
+    `find_problem` describes the damage of a checkpoint, or returns None if the checkpoint is good.
     `warn` is called with a message for each damaged checkpoint that is skipped.
     """
     for checkpoint in checkpoints(folder):
@@ -335,8 +335,8 @@ def read_model(folder: Path) -> LanguageModule:
 def _add_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the token embeddings of a discriminator that was trained with GDES (DeBERTa v3).
 
-    The file stores their difference from the generator's token embeddings; both are added. Returns
-    {} if the file contains no generator embeddings.
+    The file stores the difference from the generator's token embeddings, to which it is added.
+    Returns {} if the file contains no generator embeddings.
     """
     table = "tokens.weight"
     if _GENERATOR + table not in tensors:

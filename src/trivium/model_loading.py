@@ -51,8 +51,8 @@ def load(
 ) -> LanguageModel:
     """Load a model from a run, a checkpoint, a model folder, or the Hugging Face hub.
 
-    If a run has not finished, its last good checkpoint is loaded, with a warning. A folder with an
-    adapter in PEFT's format is loaded together with the base model that it names. A path that is
+    If a run has not finished, its last good checkpoint is loaded, with a warning. If the folder
+    contains an adapter in PEFT's format, the base model named in it is loaded, too. A path that is
     not a folder is looked up among the models that come with Trivium (`stories`), and then on the
     Hugging Face hub, or in the hub's local cache.
 
@@ -68,9 +68,9 @@ def load(
             of bundled models is float32.
         lowercase: whether a tokenizer that is read from a `vocab.txt` lowercases text. It is used
             only if the folder does not contain this setting.
-        quantize: quantise the weights to 8 bits ("int8"), for less memory and, on a CPU, faster
-            generation, or those of the layers to 4 bits ("nf4", with bitsandbytes). Such a model
-            cannot be trained or saved.
+        quantize: "int8" quantises the weights to 8 bits, for less memory and, on a CPU, faster
+            generation. "nf4" quantises the weights of the layers to 4 bits with bitsandbytes. Such
+            a model cannot be trained or saved.
         pack: store the weights in the memory layout that a CPU reads fastest. Such a model cannot
             be trained or saved.
         compile: compile the decode step of `generate` with `torch.compile`. This needs a C++
@@ -122,7 +122,7 @@ def load(
         lm = LanguageModel(
             hf.module.spec, hf.module, hf.tokenizer, hf.settings, source_tokenizer=source
         )
-        dtype = dtype or _most_common_dtype(lm.module)
+        dtype = dtype or _find_main_dtype(lm.module)
     else:
         lm = _load_folder(folder, on_meta=on_meta, verify=verify)
         if is_bundled(folder):
@@ -173,7 +173,7 @@ def _find_base(folder: Path) -> str:
     return base if Path(base).is_dir() or not config.revision else f"{base}@{config.revision}"
 
 
-def _most_common_dtype(module: torch.nn.Module) -> torch.dtype | None:
+def _find_main_dtype(module: torch.nn.Module) -> torch.dtype | None:
     """Return the dtype of the largest number of parameters, or None if there are no parameters."""
     counts = Counter[torch.dtype]()
     for weight in module.parameters():
@@ -210,7 +210,7 @@ def _warn_unfinished(run: Path, checkpoint: Path) -> None:
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """Return the device that `device` names. "auto" is a GPU if there is one, else the CPU.
+    """Return the device with the name `device`. "auto" is a GPU if there is one, else the CPU.
 
     Raises:
         TriviumError: the device does not exist or cannot be used.

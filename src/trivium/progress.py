@@ -52,7 +52,7 @@ class ProgressLine:
 
     @property
     def log_is_due(self) -> bool:
-        """Whether the output is a log to which nothing was printed for 20 seconds."""
+        """Whether the output is a log in which nothing has been printed for 20 seconds."""
         return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
 
     def print_line(self, text: str = "", style: str | None = None) -> None:
@@ -76,7 +76,7 @@ class ProgressLine:
 
 
 def labelled(label: str, text: str) -> str:
-    """Return a text after a label, which is translated with the message table `[label]`.
+    """Put a translated label before a text. The label is a key of the message table `[label]`.
 
     If the label is empty, the text is indented instead, as a continuation of the previous line.
     """
@@ -112,7 +112,7 @@ def format_duration(seconds: float) -> str:
 def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Handle SIGINT and SIGTERM with `handler` while the `with` block runs.
 
-    In other threads than the main thread, no handler is set. SIGINT is also handled in a background
+    No handler is set in threads other than the main thread. SIGINT is also handled in a background
     job, although a shell starts such jobs with SIGINT ignored.
     """
     try:

@@ -23,7 +23,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 def open_remote(url: str) -> BinaryIO:
     """Open a file in object storage for reading bytes. Raises OSError if it does not exist."""
-    return io.BufferedReader(_file_system(url).open(url, "rb"))
+    return io.BufferedReader(_get_file_system(url).open(url, "rb"))
 
 
 def list_remote(url: str) -> list[tuple[str, int, int]]:
@@ -35,11 +35,11 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
     Raises:
         DataError: the storage cannot be read.
     """
-    system = _file_system(url)
+    system = _get_file_system(url)
     try:
         find = system.glob if glob.has_magic(url) else system.find
         return [
-            (system.unstrip_protocol(name), int(info["size"] or 0), _modified_time_ns(system, name))
+            (system.unstrip_protocol(name), int(info["size"] or 0), _read_mtime_ns(system, name))
             for name, info in sorted(find(url, detail=True).items())
             if info["type"] != "directory"
         ]
@@ -49,7 +49,7 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
 
 def is_remote_file(url: str) -> bool:
     """Return whether a URL is an existing file in object storage, not a folder."""
-    return _file_system(url).isfile(url)
+    return _get_file_system(url).isfile(url)
 
 
 def upload(folder: Path, url: str, *, last: str) -> None:
@@ -57,14 +57,14 @@ def upload(folder: Path, url: str, *, last: str) -> None:
 
     The file whose name is given by `last` is uploaded after all others.
     """
-    system = _file_system(url)
+    system = _get_file_system(url)
     for file in sorted(folder.iterdir(), key=lambda file: (file.name == last, file.name)):
         system.put_file(str(file), f"{url.rstrip('/')}/{file.name}")
 
 
 def download(url: str, folder: Path) -> None:
     """Download the files in the remote folder `url` to a local folder. Subfolders are skipped."""
-    system = _file_system(url)
+    system = _get_file_system(url)
     for entry in system.ls(url.rstrip("/"), detail=True):
         name = entry["name"].rpartition("/")[2]
         if entry["type"] == "file" and name.strip("."):
@@ -72,7 +72,7 @@ def download(url: str, folder: Path) -> None:
 
 
 def cache_path(*keys: str) -> Path:
-    """Return the path of the cache entry that `keys` identify.
+    """Return the path of the cache entry for `keys`.
 
     Its name is a hash of the keys, in the folder $TRIVIUM_CACHE or ~/.cache/trivium.
     """
@@ -80,7 +80,7 @@ def cache_path(*keys: str) -> Path:
     return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 
-def _file_system(url: str) -> Any:
+def _get_file_system(url: str) -> Any:
     """Return the fsspec file system for a URL. Raises DataError if its scheme is not supported."""
     import fsspec  # slow to import
 
@@ -90,7 +90,7 @@ def _file_system(url: str) -> Any:
         raise DataError(f"{url} cannot be opened: {error}.") from error
 
 
-def _modified_time_ns(system: Any, name: str) -> int:
+def _read_mtime_ns(system: Any, name: str) -> int:
     """Return the modification time of a remote file in nanoseconds, or 0 if it is unknown."""
     try:
         return int(system.modified(name).timestamp() * 1e9)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.adapt import LoRA, add_lora, merged_state, pack
-from trivium.adapt.lora import LoRALinear, new_lora_layer
+from trivium.adapt.lora import LoRALinear, make_lora_layer
 from trivium.errors import SpecError
 from trivium.models import build
 
@@ -36,7 +36,7 @@ def outputs(model, name):
 
 def test_a_layer_is_the_formula_and_starts_as_its_base():
     base, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
-    layer = new_lora_layer(base, LoRA(rank=2, alpha=3.0), torch.Generator().manual_seed(0))
+    layer = make_lora_layer(base, LoRA(rank=2, alpha=3.0), torch.Generator().manual_seed(0))
     assert torch.equal(layer(x), base(x))
     torch.nn.init.normal_(layer.lora_b)
     expected = base(x) + 3.0 / 2 * x @ layer.lora_a.T @ layer.lora_b.T
@@ -47,7 +47,7 @@ def test_a_layer_is_the_formula_and_starts_as_its_base():
 def test_dropout_is_of_the_update_alone_and_of_training_alone():
     base, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
     lora = LoRA(rank=2, alpha=3.0, dropout=0.5)
-    layer = new_lora_layer(base, lora, torch.Generator().manual_seed(0))
+    layer = make_lora_layer(base, lora, torch.Generator().manual_seed(0))
     assert torch.equal(layer(x), base(x))  # B is 0
     torch.nn.init.normal_(layer.lora_b)
     torch.manual_seed(1)

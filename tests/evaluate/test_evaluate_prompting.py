@@ -12,7 +12,7 @@ import trivium.cli.prompt as prompt_command
 from trivium.cli import main
 from trivium.data.records import read_records
 from trivium.errors import DataError, SpecError, TriviumError
-from trivium.evaluate.prompting import few_shot, fill_prompts, truncate_left
+from trivium.evaluate.prompting import build_prompts, evaluate_few_shot, truncate_left
 
 LOGITS = {"good": 3.0, "bad": 1.0, "a": 2.0, "b": 2.5}
 
@@ -24,13 +24,13 @@ def write(path, rows):
 
 def prompts(folder, *rows, **options):
     """The questions of some rows and their prompts."""
-    pairs = list(fill_prompts(read_records(write(folder / "x.jsonl", rows)), **options))
+    pairs = list(build_prompts(read_records(write(folder / "x.jsonl", rows)), **options))
     return [one for one, _ in pairs], [text for _, text in pairs]
 
 
 def prompt(lm, path, template, *, options=(), **how):
-    filled = fill_prompts(read_records(path), template=template, options=options)
-    return few_shot(lm, list(filled), **how)
+    filled = build_prompts(read_records(path), template=template, options=options)
+    return evaluate_few_shot(lm, list(filled), **how)
 
 
 def test_prompts_have_solved_examples_of_other_questions(tmp_path):
@@ -100,7 +100,7 @@ def test_accuracy_of_every_family(family, tmp_path):
     assert metrics.values["majority"] == 0.75
     assert [row["predicted"] for row in metrics.predictions] == ["good"] * 4
     assert metrics.predictions[2]["right"] is False
-    assert next(fill_prompts(read_records(path), shots=1))[1].count("Answer:") == 2
+    assert next(build_prompts(read_records(path), shots=1))[1].count("Answer:") == 2
     with pytest.raises(DataError, match=r"no record|no question"):
         prompt(lm, write(tmp_path / "empty.jsonl", []), **how)
 
@@ -192,9 +192,9 @@ def test_in_a_table_what_looks_like_an_integer_beside_choices_is_an_index(tmp_pa
     path = tmp_path / "a.csv"
     cells = '"[""3"", ""0"", ""1""]"'
     path.write_text(f"question,choices,answer\nx,{cells},1\ny,{cells},C\n", encoding="utf-8")
-    answers = [one.answer for one, _ in fill_prompts(read_records(path))]
+    answers = [one.answer for one, _ in build_prompts(read_records(path))]
     assert answers == ["0", "1"]
     # Without choices the words given are texts first.
     path.write_text("question,label\nx,2\ny,1\n", encoding="utf-8")
-    filled = fill_prompts(read_records(path), options=["1", "2", "3"])
+    filled = build_prompts(read_records(path), options=["1", "2", "3"])
     assert [one.answer for one, _ in filled] == ["2", "1"]

@@ -1,4 +1,4 @@
-"""Add an adapter that was read from files to a model, which shares its weights with the base."""
+"""Add an adapter that was read from files to a model. The base and the result share weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LowRankUpdate:
         lora_a: the matrix A [r, I].
         lora_b: the matrix B [O, r].
         scale: the factor of B A.
-        magnitude: DoRA's magnitudes [O]; None: a plain LoRA update.
+        magnitude: DoRA's magnitudes [O]; None for a plain LoRA update.
     """
 
     lora_a: Tensor
@@ -53,16 +53,17 @@ class LowRankUpdate:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter for the models with a certain spec.
+    """An adapter for a base model, as read from its files.
 
     Args:
         name: the name of the adapter.
         base: path or hub name of the base model, as in the adapter's files; None if unknown.
-        spec: the spec of the model with the adapter. It differs from that of the base if the
-            adapter has a task head, more tokens, or different token embeddings and output matrix.
+        spec: the spec of the model with the adapter. It differs from the spec of the base if the
+            adapter has a task head or additional tokens, or unties the output matrix from the token
+            embeddings.
         updates: module path of a linear layer -> its update.
-        weights: name of a parameter -> the value that replaces that of the base.
-        dropout: the dropout probability of the adapter's training.
+        weights: parameter name -> the value that replaces the base's value.
+        dropout: the dropout probability with which the adapter was trained.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Adapter:
 
 
 def with_adapter(module: LanguageModule, adapter: Adapter) -> LanguageModule:
-    """Return the model with an adapter, which shares all other weights with `module`.
+    """Return a copy of a model with an adapter. All other weights are shared with `module`.
 
     Raises:
         SpecError: the model has an adapter already, or a shape in the adapter does not fit.
@@ -100,7 +101,7 @@ def with_adapter(module: LanguageModule, adapter: Adapter) -> LanguageModule:
 
 
 def share_weights(module: LanguageModule) -> LanguageModule:
-    """Return a copy of a module whose tensors are those of `module`, without its hooks."""
+    """Return a copy of a module without its hooks. The copy shares all tensors with `module`."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     packed = (part.packed for part in module.modules() if isinstance(part, PackedLinear))
     memo: dict[int, Any] = {id(tensor): tensor for tensor in itertools.chain(tensors, packed)}
@@ -111,7 +112,7 @@ def share_weights(module: LanguageModule) -> LanguageModule:
 
 
 def with_spec(module: LanguageModule, spec: Spec) -> LanguageModule:
-    """Return a copy with another spec, which shares its weights with `module`.
+    """Return a copy of a model with another spec. The copy shares its weights with `module`.
 
     The heads and the vocabulary size may differ. The weights of new heads are on the meta device.
     A head that becomes untied keeps the token embeddings of `module` as its output matrix.
@@ -135,7 +136,7 @@ def with_spec(module: LanguageModule, spec: Spec) -> LanguageModule:
 
 
 def with_untied_heads(spec: TransformerSpec) -> TransformerSpec:
-    """Return the spec with heads that have their own output matrix."""
+    """Return a copy of a spec in which all heads have their own output matrix (untied)."""
     return spec.replace(
         heads=tuple(
             head.replace(tied=False) if getattr(head, "tied", False) else head
@@ -145,7 +146,7 @@ def with_untied_heads(spec: TransformerSpec) -> TransformerSpec:
 
 
 def _set_weight(model: LanguageModule, name: str, value: Tensor) -> None:
-    """Replace a parameter of a model, also one whose layer is packed or quantised."""
+    """Replace a parameter of a model, even if its layer is packed or quantised."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
     if last == "weight" and (isinstance(owner, LINEAR) and type(owner) is not nn.Linear):
@@ -169,7 +170,7 @@ def _set_weight(model: LanguageModule, name: str, value: Tensor) -> None:
 
 
 def _check_shapes(model: LanguageModule) -> None:
-    """Raise SpecError if a weight is missing, or has another shape than the spec says."""
+    """Raise SpecError if a weight is missing, or its shape does not match the spec."""
     shapes = {
         name: each.shape for name, each in build(model.spec, device="meta").state_dict().items()
     }

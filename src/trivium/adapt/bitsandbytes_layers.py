@@ -1,6 +1,6 @@
-"""Linear layers with weights that bitsandbytes has quantised, as the frozen base of an adapter.
+"""Linear layers with weights quantised by bitsandbytes, for the frozen base of an adapter.
 
-The weights are not part of a `state_dict`: they are frozen, and are quantised again from the base
+The weights are not part of a `state_dict`. They are frozen, and are quantised again from the base
 model whenever the model is built.
 
 Shape letters: I inputs, O outputs.
@@ -19,7 +19,7 @@ from trivium.errors import require_extra
 
 
 class QuantizedLinear(nn.Linear):
-    """Base class of linear layers W x + b with quantised W, which is frozen, as b is.
+    """Base class of linear layers W x + b with a quantised matrix W. Both W and b are frozen.
 
     Args:
         weight: W [O, I], in any floating-point dtype. It is quantised on `device`.
@@ -34,14 +34,14 @@ class QuantizedLinear(nn.Linear):
         self.register_parameter("bias", frozen)
 
     def dequantize(self) -> Tensor:
-        """Return W [O, I] as it is used, in the dtype that it had before."""
+        """Return the dequantised matrix W [O, I], in the original dtype of W."""
         raise NotImplementedError
 
     def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
-        """Save nothing."""
+        """Save nothing, because the weights are frozen."""
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        """Load nothing."""
+        """Load nothing, because nothing is saved."""
 
 
 class NF4Linear(QuantizedLinear):
@@ -52,38 +52,38 @@ class NF4Linear(QuantizedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
         super().__init__(weight, bias, device)
-        packed, self.quant_state = _bitsandbytes().functional.quantize_4bit(
+        packed, self.quant_state = _import_bitsandbytes().functional.quantize_4bit(
             weight.detach().to(device).contiguous(), compress_statistics=True, quant_type="nf4"
         )
         self.weight = nn.Parameter(packed, requires_grad=False)
         self._attach_state()
 
     def _attach_state(self) -> None:
-        """Keep the state with the packed weights, on their device."""
+        """Attach the quantisation state to the packed weights, on the same device."""
         self.quant_state.to(self.weight.device)
         self.weight.quant_state = self.quant_state  # type: ignore[attr-defined]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NF4Linear:
-        """Move the weights and their state, as `to` does."""
+        """Apply `fn` to the weights, and move their quantisation state to the same device."""
         super()._apply(fn, recurse)
         self._attach_state()
         return self
 
     def forward(self, input: Tensor) -> Tensor:
         """Return W x + b for the input x: [..., I] -> [..., O]."""
-        y = _bitsandbytes().matmul_4bit(input, self.weight.t(), quant_state=self.quant_state)
+        y = _import_bitsandbytes().matmul_4bit(input, self.weight.t(), quant_state=self.quant_state)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def dequantize(self) -> Tensor:
-        """Return W [O, I] as it is used, in the dtype that it had before."""
-        return _bitsandbytes().functional.dequantize_4bit(self.weight.data, self.quant_state)
+        """Return the dequantised matrix W [O, I], in the original dtype of W."""
+        return _import_bitsandbytes().functional.dequantize_4bit(self.weight.data, self.quant_state)
 
 
 class LLMInt8Linear(QuantizedLinear):
     """W x + b with W in 8 bits and one scale per output (Dettmers et al. 2022, LLM.int8()).
 
-    Inputs are quantised, too, except features with values of at least 6, as in the paper. In
-    training on a CPU, they are not.
+    Inputs are quantised, too, except features with values of at least 6, as in the paper. When the
+    layer is trained on a CPU, inputs are not quantised.
 
     The arguments are those of the base class.
     """
@@ -92,7 +92,7 @@ class LLMInt8Linear(QuantizedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
         super().__init__(weight, bias, device)
-        bnb = _bitsandbytes()
+        bnb = _import_bitsandbytes()
         half = weight.detach().to(device, torch.float16).contiguous()
         codes, scale, _ = bnb.functional.int8_vectorwise_quant(half)
         self.weight = nn.Parameter(codes, requires_grad=False)
@@ -105,19 +105,19 @@ class LLMInt8Linear(QuantizedLinear):
         """Return W x + b for the input x: [..., I] -> [..., O]."""
         state = self.state
         state.is_training, state.CB, state.SCB = self.training, self.weight.data, self.scale
-        y = _bitsandbytes().matmul(input, self.weight, state=state)
+        y = _import_bitsandbytes().matmul(input, self.weight, state=state)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def dequantize(self) -> Tensor:
-        """Return W [O, I] as it is used, in the dtype that it had before."""
+        """Return the dequantised matrix W [O, I], in the original dtype of W."""
         return (self.weight.float() * (self.scale.float() / 127)[:, None]).to(self._dtype)
 
 
-def _bitsandbytes() -> Any:
-    """Return the module bitsandbytes, whose types do not name what its parameters have.
+def _import_bitsandbytes() -> Any:
+    """Import bitsandbytes. The module is typed as Any, because its own type hints are incomplete.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: bitsandbytes is not installed.
     """
     # It warns about optional kernels.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -58,8 +58,8 @@ def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
             parameters except the heads.
 
     Raises:
-        SpecError: a pattern without "!" matches no parameter, no parameter is left to train, or
-            the model has a LoRA adapter. In these cases, the model stays unchanged.
+        SpecError: a pattern without "!" matches no parameter, no parameter is left to train, or the
+            model has a LoRA adapter. In these cases, the model is not changed.
     """
     names = [name for name, _ in model.named_parameters()]
     if any(name.endswith(".lora_a") for name in names):
@@ -87,7 +87,7 @@ def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
     """
     layers = re.fullmatch(r"layers:(\d+)", patterns)
     if layers and int(layers[1]):
-        parts = [_layer_name_patterns(model, number) for number in range(int(layers[1]))]
+        parts = [_make_layer_patterns(model, number) for number in range(int(layers[1]))]
         return [*_EMBEDDINGS, *dict.fromkeys(pattern for part in parts for pattern in part)]
     if patterns == "encoder" and model.spec.family == "encoder-only":
         patterns = "body"
@@ -106,7 +106,7 @@ def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
             return [pattern.strip() for pattern in patterns.split(",")]
 
 
-def _layer_name_patterns(model: LanguageModule, number: int) -> list[str]:
+def _make_layer_patterns(model: LanguageModule, number: int) -> list[str]:
     """Return patterns for the names of the parameters in layer `number` of every stack."""
     if not model.spec.stacks:
         of_layer = re.compile(rf".*\.cells\.({number}\.\w+_l0|\w+_l{number})(_reverse)?")

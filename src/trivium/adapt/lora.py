@@ -72,10 +72,10 @@ class LoRALinear(nn.Linear):
     names. Any other layer (packed or quantised weights) becomes the submodule `base`. A and B are
     float32 or wider in training, because their optimizer steps are small.
 
-    With DoRA (Liu et al. 2024, equation 5), the rows of W + scale * B A are rescaled to the
-    `magnitude` m that was trained: y = g (W x + scale * B A x) + b with
-    g = m / ||W + scale * B A||, one factor per output. g is computed only once, so that an adapter
-    with DoRA can be used, but not trained. Source: Hu et al. 2021, equation 3.
+    With DoRA (Liu et al. 2024, equation 5), the rows of W + scale * B A are rescaled to the trained
+    `magnitude` m: y = g (W x + scale * B A x) + b with g = m / ||W + scale * B A||, one factor per
+    output. g is computed only once, so that an adapter with DoRA can be used, but not trained.
+    Source: Hu et al. 2021, equation 3.
 
     Args:
         base: the layer W x + b.
@@ -83,7 +83,7 @@ class LoRALinear(nn.Linear):
         lora_b: the matrix B [O, r].
         scale: the factor of the update.
         dropout: the dropout probability for the input of A during training.
-        magnitude: DoRA's magnitudes [O]; None: a plain LoRA update.
+        magnitude: DoRA's magnitudes [O]; None for a plain LoRA update.
     """
 
     base: nn.Module | None
@@ -109,14 +109,14 @@ class LoRALinear(nn.Linear):
             self.register_parameter("weight", None)
             self.register_parameter("bias", None)
         self.lora_a, self.lora_b = nn.Parameter(lora_a), nn.Parameter(lora_b)
-        gain = None if magnitude is None else magnitude / self._row_norms()
+        gain = None if magnitude is None else magnitude / self._compute_row_norms()
         self.register_buffer("dora_gain", gain)
         self.train(base.training)
 
     def with_base(self, base: nn.Module) -> LoRALinear:
-        """Return a layer with the same update of another layer W x + b (its packed weights).
+        """Return a layer with the same update of another base (such as the base's packed weights).
 
-        DoRA's norms are those of the new weights, as in `peft`.
+        For DoRA, the norms are computed from the weights of the new base, as in `peft`.
         """
         layer = LoRALinear(
             base,
@@ -136,12 +136,12 @@ class LoRALinear(nn.Linear):
     @property
     def magnitude(self) -> Tensor | None:
         """DoRA's magnitudes [O]: the norms of the rows of the merged weight; None for LoRA."""
-        return None if self.dora_gain is None else self.dora_gain * self._row_norms()
+        return None if self.dora_gain is None else self.dora_gain * self._compute_row_norms()
 
-    def _row_norms(self) -> Tensor:
+    def _compute_row_norms(self) -> Tensor:
         """Return the norms [O] of the rows of W + scale * B A."""
         a = self.lora_a
-        weight = dense_weight(self if self.base is None else self.base, a.dtype, a.device)
+        weight = get_dense_weight(self if self.base is None else self.base, a.dtype, a.device)
         return torch.linalg.norm(weight + self.update, dim=1).to(weight.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -160,14 +160,14 @@ class LoRALinear(nn.Linear):
         return (output - bias + update) * self.dora_gain + bias
 
     def merged_weight(self) -> Tensor:
-        """Return W + scale * B A, [O, I], the merged weight, in the dtype of W.
+        """Return the merged weight W + scale * B A, [O, I], in the dtype of W.
 
         Raises:
             SpecError: the weights of the base are packed or quantised for inference.
         """
         if isinstance(self.base, PackedLinear | Int8Linear):
             raise SpecError(_NOT_MERGED)
-        weight = dense_weight(self.base or self, self.lora_a.dtype, self.lora_a.device)
+        weight = get_dense_weight(self.base or self, self.lora_a.dtype, self.lora_a.device)
         merged = weight.detach() + self.update.to(weight.device)
         if self.dora_gain is not None:
             merged = merged * self.dora_gain[:, None]
@@ -179,11 +179,11 @@ def is_quantized(layer: nn.Module) -> bool:
     return isinstance(layer, PackedLinear | Int8Linear | QuantizedLinear)
 
 
-def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the matrix W [O, I] of a layer W x + b, also of one with packed or quantised weights.
+def get_dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix W [O, I] of a layer W x + b, even if it is packed or quantised.
 
-    If the layer has no matrix that can be read, the columns of W are its outputs for unit vectors,
-    in the given dtype, on the given device.
+    If W cannot be read, its columns are computed as the layer's outputs for unit vectors, in the
+    given dtype and on the given device.
     """
     if type(layer) in (nn.Linear, LoRALinear):
         return layer.weight.detach()
@@ -194,8 +194,8 @@ def dense_weight(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor
         return (output if layer.bias is None else output - layer.bias).T
 
 
-def new_lora_layer(base: nn.Linear, lora: LoRA, generator: torch.Generator) -> LoRALinear:
-    """Return a layer with a new update, which initially computes the same as `base`.
+def make_lora_layer(base: nn.Linear, lora: LoRA, generator: torch.Generator) -> LoRALinear:
+    """Make a LoRA layer whose output initially equals that of `base`.
 
     A is initialized from a uniform distribution in +-I^-0.5, as in the authors' code; the paper
     uses a normal distribution. B is initialized with zeros.
@@ -220,12 +220,12 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
 
     Raises:
         SpecError: an entry of `lora.targets` or `lora.trained` matches nothing in the model, or the
-            model already has an adapter. In these cases, the model stays unchanged.
+            model already has an adapter. In these cases, the model is not changed.
     """
-    layers, trained = target_layers(model, lora), trainable_names(model, lora)
+    layers, trained = find_target_layers(model, lora), find_trainable_names(model, lora)
     generator = torch.Generator().manual_seed(seed)
     for name, base in layers.items():
-        replace_module(model, name, new_lora_layer(base, lora, generator))
+        replace_module(model, name, make_lora_layer(base, lora, generator))
     matrices = {f"{name}.lora_{matrix}" for name in layers for matrix in "ab"}
     return set_trainable(model, {*trained, *matrices})
 
@@ -237,11 +237,11 @@ def merged_state(
 
     A new model with the same spec can load the result. If the model has no adapter, the result is
     its plain `state_dict`. Weights that bitsandbytes has quantised are dequantised, so that the
-    merged model computes what the adapter was trained on.
+    merged model has the weights on which the adapter was trained.
 
     Args:
         model: the model.
-        device: the device to move each tensor to; None: that of the model.
+        device: the device to move each tensor to; None leaves tensors on their device.
 
     Raises:
         SpecError: the weights of an adapted layer are packed or quantised for inference.
@@ -267,13 +267,13 @@ def merged_state(
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """Return the linear layers that have a LoRA update, in a dict with module paths as keys."""
+    """Return the linear layers that have a LoRA update, as a dict of module path -> layer."""
     return {name: m for name, m in model.named_modules() if isinstance(m, LoRALinear)}
 
 
 @contextmanager
 def disable_adapter(model: nn.Module) -> Iterator[None]:
-    """Disable the LoRA adapter while the `with` block runs, so that the base model is computed."""
+    """Disable the LoRA adapter during the `with` block, so that only the base model is used."""
     layers = adapted_layers(model).values()
     scales = [layer.scale for layer in layers]
     try:
@@ -285,8 +285,8 @@ def disable_adapter(model: nn.Module) -> Iterator[None]:
             layer.scale = scale
 
 
-def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
-    """Return the linear layers that match `lora.targets`, in a dict with module paths as keys.
+def find_target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
+    """Return the linear layers that match `lora.targets`, as a dict of module path -> layer.
 
     Raises:
         SpecError: a target matches no linear layer, or the model already has an adapter.
@@ -303,7 +303,7 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
     return {name: layers[name] for name in chosen}
 
 
-def trainable_names(model: LanguageModule, lora: LoRA) -> list[str]:
+def find_trainable_names(model: LanguageModule, lora: LoRA) -> list[str]:
     """Return the names of the parameters that match `lora.trained`.
 
     Raises:
@@ -318,11 +318,11 @@ def trainable_names(model: LanguageModule, lora: LoRA) -> list[str]:
 def _select_names(
     paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
 ) -> list[str]:
-    """Return those of the dotted `names` that match at least one of `paths`, in their order.
+    """Return the `names` (dotted paths) that match at least one entry of `paths`, in their order.
 
     A path matches names that contain it as consecutive components, in shell syntax. A path that is
-    a key of `groups` selects the names listed there instead. `what` says in the error message what
-    the names are.
+    a key of `groups` selects the names listed there instead. `what` is the kind of names, for the
+    error message.
 
     Raises:
         SpecError: a path other than "task-heads" matches nothing.

@@ -1,4 +1,4 @@
-"""Give a model the rows of new tokens: each is the mean of the rows of the token's pieces."""
+"""Add new tokens to a model. The embedding of a new token is the mean over the token's pieces."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trivium.models import LanguageModule, build
 def extend_vocabulary(
     module: LanguageModule, pieces: Mapping[int, Sequence[int]]
 ) -> LanguageModule:
-    """Return a copy of a model that has rows for new tokens in every table over the vocabulary.
+    """Return a copy of a model with rows for new tokens in every parameter with a row per token.
 
     These are the token embeddings, and the weights and biases of untied heads. The row of a new
-    token is the mean of the rows of its pieces, or of all rows if it has no pieces. A model whose
-    tables are larger than its old vocabulary uses its spare rows first.
+    token is the mean of the rows of its pieces, or of all rows if it has no pieces. If the
+    parameters have more rows than the old vocabulary has tokens, the spare rows are used first.
 
     Args:
         module: the model.
         pieces: the ids of the pieces of each new token, by its id.
 
     Raises:
-        SpecError: source and target have separate vocabularies, or tokens are not rows of tables
-            (character embeddings, n-grams, adaptive softmax), or the model is packed, quantised or
-            has an adapter.
+        SpecError: source and target have separate vocabularies, or the model has no parameters with
+            a row per token (character embeddings, n-grams, adaptive softmax), or it is packed,
+            quantised or has an adapter.
     """
     state = module.state_dict()
     new_size = max(module.spec.vocab_size, *(index + 1 for index in pieces))
@@ -40,7 +40,7 @@ def extend_vocabulary(
 
 
 def find_vocabulary_tables(module: LanguageModule) -> list[str]:
-    """Return the names of the parameters that have one row for each token.
+    """Return the names of the parameters that have one row per token.
 
     Raises SpecError as `extend_vocabulary` does.
     """
@@ -69,7 +69,7 @@ def find_vocabulary_tables(module: LanguageModule) -> list[str]:
 
 
 def _extend_table(table: Tensor, size: int, pieces: Mapping[int, Sequence[int]]) -> Tensor:
-    """Return a table [V, ...] with `size` rows, in which the rows of new tokens are means."""
+    """Extend a table [V, ...] to `size` rows. A new token's row is the mean of its pieces' rows."""
     result = table.new_empty(size, *table.shape[1:])
     result[: len(table)] = table
     for index, ids in pieces.items():

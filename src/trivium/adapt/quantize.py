@@ -16,10 +16,12 @@ from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.packed_linear import Int8Linear, PackedLinear
 
 Quantization = Literal["int8", "nf4"]
-"""The formats of weights for inference: "int8" is `Int8Linear`, "nf4" that of bitsandbytes."""
+"""The weight formats for inference: "int8" (`Int8Linear`) and "nf4" (bitsandbytes)."""
 BaseQuantization = Literal["int8", "nf4"]
-"""The formats of the frozen weights under an adapter that is trained, both those of
-bitsandbytes: "nf4" (QLoRA) and "int8" (LLM.int8())."""
+"""The bitsandbytes formats of frozen base weights while an adapter is trained.
+
+"nf4" is the format of QLoRA, and "int8" that of LLM.int8().
+"""
 
 
 def pack(model: LanguageModule, quantize: Quantization | None = None) -> LanguageModule:
@@ -30,10 +32,10 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
     for float16, and for bfloat16 on a CPU without bfloat16 instructions. If `quantize` is "int8",
     weights are rounded to 8 bits with one scale per output feature. If it is "nf4", the weights of
     the blocks become 4-bit NormalFloat with double quantization (QLoRA). The cells of recurrent
-    networks stay unchanged, and so do vocabulary heads with "nf4". A head that is tied to the token
-    embeddings gets its own copy of them. Do not combine packing with `torch.compile`, which packs
-    weights itself. A LoRA adapter is kept as it is; only the weights that it updates are packed or
-    quantised.
+    networks are not changed. With "nf4", neither are vocabulary heads. A head that is tied to the
+    token embeddings gets its own copy of them. Do not combine packing with `torch.compile`, which
+    packs weights itself. A LoRA adapter is kept as it is; only the weights that it updates are
+    packed or quantised.
 
     Returns the model, which can no longer be trained or saved.
 
@@ -75,9 +77,9 @@ def quantize_base(model: LanguageModule, kind: BaseQuantization, device: torch.d
 def _replace_linear_layers(
     model: LanguageModule, make: Callable[[Tensor, Tensor | None], nn.Module | None]
 ) -> None:
-    """Replace the linear layers W x + b of the blocks by `make(W, b)`, unless this is None.
+    """Replace the linear layers W x + b of the blocks with `make(W, b)`, unless this is None.
 
-    An adapted layer gets `make(W, b)` as its base.
+    An adapted layer keeps its update, and gets `make(W, b)` as its new base.
     """
     blocks = {id(module) for block in model.blocks for module in block.modules()}
     for name, layer in list(model.named_modules()):

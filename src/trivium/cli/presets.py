@@ -40,7 +40,8 @@ def presets(
 ) -> None:
     """List the presets for `trivium pretrain` with their sizes, context, training tokens and paper.
 
-    The presets -tiny and -mini, which a laptop trains in minutes, are listed first.
+    The presets named -tiny and -mini, which can be trained on a laptop in minutes, are listed
+    first.
 
     The number of parameters includes the published vocabulary. A run trains its own tokenizer,
     usually with a smaller vocabulary, and so has fewer parameters.

@@ -57,7 +57,7 @@ def prompt(
         shots: Number of few-shot examples in the prompt.
         seed: Seed for the choice of the few-shot examples.
         template: The text of an example, with placeholders {column} and {answer}.
-        options: The words for the labels 0, 1, ..., separated by commas.
+        options: The possible answers, separated by commas, in the order of the labels 0, 1, ...
         examples: Draw the few-shot examples from this file instead of FILE.
         instruction: A text placed once before the examples and the question.
         normalise: Compare the log-probabilities of options as sums, per token or per byte.
@@ -72,10 +72,10 @@ def prompt(
             f"--options {options!r} contains an empty word: write the words as bad,good."
         )
     with exit_on_interrupt():
-        from trivium.evaluate.prompting import few_shot, fill_prompts
+        from trivium.evaluate.prompting import build_prompts, evaluate_few_shot
 
     how = RecordOptions(**data_options)
-    prompts = fill_prompts(
+    prompts = build_prompts(
         read_records(data, how),
         shots=shots,
         seed=seed,
@@ -90,7 +90,7 @@ def prompt(
     log, prompts = ProgressLine(), list(islice(prompts, limit))
     lm = load(model, device=device)
     with log.running():
-        metrics = few_shot(
+        metrics = evaluate_few_shot(
             lm,
             prompts,
             normalise=normalise,

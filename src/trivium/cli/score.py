@@ -31,10 +31,10 @@ def score(
 ) -> None:
     """Print the log-probability of each text in nats, a tab and the text, one line per text.
 
-    The log-probability is a sum over the tokens of the text: of log p(token | previous tokens) for
-    a decoder, of log p(token | all other tokens) for an encoder, and of log p(token | source,
-    previous tokens) for an encoder-decoder, which needs --context. Unlike the training loss, it
-    does not include the end-of-text token.
+    The log-probability is the sum over the tokens of the text. A decoder computes log p(token |
+    previous tokens), and an encoder log p(token | all other tokens). An encoder-decoder computes
+    log p(token | source, previous tokens) and needs --context. Unlike in the training loss, the
+    end-of-text token is not included.
 
     Args:
         context: Score the texts as continuations of this text, or as outputs of an encoder-decoder

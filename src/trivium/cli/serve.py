@@ -61,13 +61,13 @@ def serve(
 
     Args:
         models: Runs, checkpoints or saved models. NAME=FOLDER sets the name in the API.
-        adapter: Serve an adapter in PEFT's format under this name. It shares the weights of its
-            base, which must be one of the models. Repeatable.
+        adapter: Serve the adapter in FOLDER (in PEFT's format) under NAME. It shares the weights of
+            its base, which must be one of the models. Repeatable.
         host: Address to listen on. An address that other machines can reach requires an API key.
         port: Port to listen on; 0 chooses a free port.
         api_key: API key that clients must send. On the command line, it is visible in the list of
             processes: prefer the environment variable.
-        preload: Load the models at startup, or when they are first used.
+        preload: Load all models at startup, instead of each model when it is first used.
         allow_origin: Allow requests from web pages of this origin, such as https://example.org
             (CORS). Also needed for the server's own origin behind a proxy. Repeatable.
         root_path: The path under which a proxy serves this server, such as /lm.

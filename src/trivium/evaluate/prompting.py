@@ -49,7 +49,7 @@ class PromptQuestion:
     where: str
 
 
-def fill_prompts(
+def build_prompts(
     records: Iterable[Record],
     *,
     shots: int = 0,
@@ -59,7 +59,9 @@ def fill_prompts(
     examples: Iterable[Record] | None = None,
     instruction: str = "",
 ) -> Iterator[tuple[PromptQuestion, str]]:
-    """Yield every question with its prompt: few-shot examples, then the question itself.
+    """Build a prompt for each question. Yields (question, prompt) pairs.
+
+    A prompt consists of few-shot examples and the question itself.
 
     Args:
         records: records with a column `answer`, `label`, `target` or `output`. A record may also
@@ -206,7 +208,7 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
     return prompt
 
 
-def few_shot(
+def evaluate_few_shot(
     lm: LanguageModel,
     prompts: Sequence[tuple[PromptQuestion, str]],
     *,
@@ -221,7 +223,7 @@ def few_shot(
 
     Args:
         lm: the model.
-        prompts: the questions with their prompts, from `fill_prompts`.
+        prompts: the questions with their prompts, from `build_prompts`.
         normalise: how the log-probabilities of options are normalized before they are compared: not
             at all ("sum"), by the number of tokens ("token") or by the number of bytes ("byte").
         max_new_tokens: the maximum number of tokens of a generated answer.

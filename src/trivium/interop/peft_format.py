@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trivium.adapt.adapter import Adapter, with_untied_heads
-from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trainable_names
+from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, find_trainable_names
 from trivium.errors import SpecError
 from trivium.files import write_json
 from trivium.interop.convert import exported_spec, hf_weight_map, is_expressible, to_hf_config
@@ -105,7 +105,7 @@ def adapter_to_peft(
         SpecError: the model has no adapter, PEFT cannot adapt one of the adapted matrices, or a
             trained tensor is missing in the family or only a part of another tensor there.
     """
-    return _to_peft(model, trainable_names(model, lora), lora.dropout, model_type)
+    return _to_peft(model, find_trainable_names(model, lora), lora.dropout, model_type)
 
 
 def _to_peft(

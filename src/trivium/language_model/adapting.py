@@ -28,12 +28,12 @@ class AdapterMixin(TextModel):
     def with_new_tokens(
         self, tokens: Iterable[str] = (), *, special_tokens: Iterable[str] = ()
     ) -> Self:
-        """Return this model and its tokenizer with more tokens.
+        """Return a copy of this model and its tokenizer with additional tokens.
 
-        The embedding of a new token is the mean of the embeddings of the tokens that its text
-        consisted of so far, and so are its rows in untied heads. `Tokenizer.extend` says how the
-        new tokens are found in a text. Training with `tokenizer.extend` starts from such a model.
-        Both models share all weights that do not differ.
+        The embedding of a new token is the mean of the embeddings of the tokens into which its text
+        was split before. The rows of untied heads are initialized in the same way.
+        `Tokenizer.extend` describes how the new tokens are found in a text. Training with
+        `tokenizer.extend` starts from such a model. The copy shares all weights that do not differ.
 
         Args:
             tokens: words or symbols.
@@ -41,8 +41,8 @@ class AdapterMixin(TextModel):
 
         Raises:
             TokenizerError: a token exists already, or the model has no tokenizer.
-            SpecError: the model is packed, quantised or has an adapter, has two tokenizers, or no
-                table with a row per token.
+            SpecError: the model is packed, quantised or has an adapter, has two tokenizers, or has
+                no parameters with a row per token.
         """
         if self._source_tokenizer is not None:
             raise SpecError("tokens cannot be added to a model with a source tokenizer of its own.")
@@ -54,7 +54,7 @@ class AdapterMixin(TextModel):
         return other
 
     def with_adapter(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Self:
-        """Return this model with an adapter. Both models share all weights that do not differ.
+        """Return a copy of this model with an adapter. Weights that do not differ are shared.
 
         A tokenizer, a chat template and settings in the folder replace those of the base. An
         adapter that was trained with a task head for a model without this head (`task_type` is
@@ -63,7 +63,7 @@ class AdapterMixin(TextModel):
         Args:
             folder: a folder with `adapter_config.json` and `adapter_model.safetensors`, or a name
                 on the Hugging Face hub.
-            name: the name of the adapter; None: the name of the folder.
+            name: the name of the adapter; None uses the name of the folder.
 
         Raises:
             CheckpointError: the adapter cannot be read, is not supported, or does not fit the
@@ -100,9 +100,10 @@ class AdapterMixin(TextModel):
         return other
 
     def merge_adapter(self) -> Self:
-        """Return this model with the adapter merged into its weights; itself without an adapter.
+        """Return a copy of this model with the adapter merged into its weights.
 
-        The merged model computes as fast as the base, and can be saved and exported.
+        The merged model is as fast as the base, and can be saved and exported. A model without an
+        adapter is returned unchanged.
 
         Raises:
             SpecError: the weights of the base are packed or quantised.

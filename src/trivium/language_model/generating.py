@@ -36,7 +36,7 @@ class GenerationMixin(TextModel):
 
         A text ends at the end-of-text token, at a stop string, after `max_new_tokens`, or at the
         context length of the model. Models with relative positions (such as RoPE, ALiBi or those of
-        T5) have no such limit. If a source is longer than an encoder-decoder reads, its end is cut
+        T5) have no such limit. If the input of an encoder-decoder is too long, its end is cut off
         with a warning.
 
         Args:
@@ -52,12 +52,12 @@ class GenerationMixin(TextModel):
         Raises:
             TriviumError: a prompt is longer than a decoder's context length, an option is unknown
                 or outside its bounds, a JSON schema, regular expression or grammar is invalid,
-                sampling options or a draft are combined with beam search, or the model does not
-                generate.
+                sampling options or a draft are combined with beam search, or the model cannot
+                generate text.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if options.get("num_beams") is not None:
-            texts = self._beam_search(prompts, draft, {**options})
+            texts = self._run_beam_search(prompts, draft, {**options})
             if isinstance(prompt, str):
                 return texts[0]
             return texts
@@ -69,10 +69,10 @@ class GenerationMixin(TextModel):
             return requests[0].text
         return [one.text for one in requests]
 
-    def _beam_search(
+    def _run_beam_search(
         self, prompts: Sequence[str], draft: Draft | None, options: dict[str, Any]
     ) -> list[str]:
-        """Return the best text that beam search finds for each of several prompts."""
+        """Return the best text that beam search finds for each prompt."""
         self.require("generate")
         if draft is not None:
             raise TriviumError("beam search does not use drafts: leave out draft or num_beams.")
@@ -104,7 +104,7 @@ class GenerationMixin(TextModel):
     def stream(
         self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
     ) -> Iterator[str]:
-        """Return an iterator over pieces of the text of `generate`, while they are generated.
+        """Return an iterator that yields the text of `generate` in pieces, as it is generated.
 
         No piece ends within a character.
         """
@@ -133,9 +133,9 @@ class GenerationMixin(TextModel):
     ) -> ChatAnswer:
         """Return the model's answer to a conversation: content, reasoning and tool calls.
 
-        The format of tool calls is that of the model's chat template. A malformed call stays part
-        of the content. To continue the conversation, append `answer.to_message()` and, for each
-        call, a message `{"role": "tool", "tool_call_id": call.id, "content": result}`.
+        Tool calls are parsed in the format of the model's chat template. A malformed call stays in
+        the content. To continue the conversation, append `answer.to_message()` and, for each call,
+        a message `{"role": "tool", "tool_call_id": call.id, "content": result}`.
 
         Args:
             messages: the messages so far, in OpenAI's format.
@@ -186,7 +186,7 @@ class GenerationMixin(TextModel):
         """Create an engine that generates the texts of many requests together; see `Engine`.
 
         Raises:
-            SpecError: the model does not generate.
+            SpecError: the model cannot generate text.
         """
         self.require("generate")
         return Engine(
@@ -205,8 +205,9 @@ class GenerationMixin(TextModel):
         """Return an engine whose slots are long enough for all requests.
 
         An engine whose decode step is compiled or captured in CUDA graphs is reused, because this
-        takes time. Each slot of a compiled engine has room for at least 2,048 tokens. On a GPU, the
-        number of tokens is otherwise a power of two. It is at most the model's context length.
+        takes time. Each slot of a compiled engine has room for at least 2,048 tokens. Otherwise,
+        the number of tokens per slot is a power of two on a GPU. It never exceeds the model's
+        context length.
         """
         start = self.generation_rules.decoder_start
         lengths = [len(start or one.prompt_ids) + one.params.max_new_tokens for one in requests]
@@ -234,26 +235,27 @@ class GenerationMixin(TextModel):
     ) -> str:
         """Return the text between a prefix and a suffix (fill-in-the-middle).
 
-        The model must have been trained for this, as StarCoder, Qwen2.5-Coder, CodeGemma and
-        DeepSeek-Coder were, and models of `objective.kind = "fill-in-the-middle"`.
+        The model must have been trained for this. Examples are StarCoder, Qwen2.5-Coder, CodeGemma,
+        DeepSeek-Coder, and models trained with `objective.kind = "fill-in-the-middle"`.
 
         Args:
             prefix: the text before the gap; may be empty.
             suffix: the text after the gap; may be empty.
-            order: the order in which the model reads the parts: "psm" or "spm".
+            order: the order in which the model reads the text: "psm" (prefix, suffix, middle) or
+                "spm" (suffix, prefix, middle).
             **options: the fields of `SamplingParams`, as in `generate`.
 
         Raises:
             SpecError: the model is not a decoder, or its tokenizer has no tokens for infilling.
             TriviumError: as in `generate`.
         """
-        (request,) = self._make_requests_of_ids([self.infill_ids(prefix, suffix, order)], options)
+        (request,) = self._make_id_requests([self.infill_ids(prefix, suffix, order)], options)
         self.run_requests([request], slots=1)
         self.warn_of_lengths([request])
         return request.text
 
     def infill_ids(self, prefix: str, suffix: str, order: Order = "psm") -> list[int]:
-        """Return the ids of a prefix and a suffix, which the middle follows; see `infill`."""
+        """Return the token ids of an infilling prompt. The model generates the middle after it."""
         self.require("generate")
         if self.spec.family != "decoder-only":
             raise SpecError(
@@ -272,9 +274,9 @@ class GenerationMixin(TextModel):
     ) -> list[GenerationRequest]:
         """Return one request per prompt. Prompt i uses the seed (random if not given) plus i."""
         self.require("generate")
-        return self._make_requests_of_ids(self.prompting.prompts(prompts), options)
+        return self._make_id_requests(self.prompting.prompts(prompts), options)
 
-    def _make_requests_of_ids(
+    def _make_id_requests(
         self, prompts: Sequence[list[int]], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
         """Return one request for the ids of each prompt, with seeds as in `_make_requests`."""
@@ -295,24 +297,24 @@ class GenerationMixin(TextModel):
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[BeamSearchOptions],
     ) -> Texts:
-        """Return the output for a source by beam search: a translation, a summary, or the like.
+        """Return the output for a source by beam search, such as a translation or a summary.
 
         The prefix of the task that the model was trained on is added to each text. If the model was
-        trained with several prefixes, each text must begin with one of them. If a text is longer
-        than the model reads, its end is cut with a warning.
+        trained with several prefixes, each text must begin with one of them. If a text is too long
+        for the model, its end is cut off with a warning.
 
         Args:
             text: one text, or a list of texts, which are read in batches of similar lengths.
             source_language: the language of the texts for a multilingual model, such as "en_XX"
                 (mBART), "eng_Latn" (NLLB) or "en" (M2M-100). Its token replaces the language token
-                that the tokenizer adds. None leaves the source language of the tokenizer.
-            target_language: the language of the outputs, whose token is forced as the first token,
-                or precedes the source ("fra" for `>>fra<<` of Marian). None uses the first token in
-                the model's settings.
+                that the tokenizer adds. None keeps the tokenizer's source language.
+            target_language: the language of the outputs. Its token is forced as the first token of
+                the output, or put before the source ("fra" for `>>fra<<` in Marian). None uses the
+                first token in the model's settings.
             max_new_tokens: the maximum number of tokens of an output. By default it is the model's
                 own limit, else twice the number of source tokens plus 16, but at most 256. A
                 warning is given if an output reaches this default limit.
-            progress: called with the number of finished texts and the number of all texts.
+            progress: called with the number of finished texts and the total number of texts.
             **options: the fields of `BeamSearchParams`. The defaults of the model
                 (`generation_config.json`) override those of `BeamSearchParams`.
 

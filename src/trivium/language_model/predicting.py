@@ -1,4 +1,4 @@
-"""Read a language model's predictions: logits, attention weights, masks, probabilities."""
+"""Return predictions: logits, attention weights, fills of masks, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PredictionMixin(TextModel):
         attention_mask: Numbers | None = None,
         **inputs: Unpack[ExtraInputs],
     ) -> AttentionWeights:
-        """Return the attention weights of every layer and attention head; inputs as in `logits`."""
+        """Return the attention weights of every layer and head, for the same inputs as `logits`."""
         tensors = model_inputs(
             self.module, input_ids=input_ids, attention_mask=attention_mask, **inputs
         )
@@ -70,19 +70,19 @@ class PredictionMixin(TextModel):
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
         """Return the `top_k` most probable fills of the mask in a text, best first.
 
-        A mask is written [MASK], <mask>, or as in the tokenizer. An encoder predicts one token per
-        mask. An encoder-decoder fills all gaps together by beam search, each with any number of
-        words; the gaps of T5 may also be written <extra_id_0>, <extra_id_1>, ... Its scores are
-        probabilities per token (geometric means), whose sum may exceed 1. A decoder (GLM) fills
-        one gap after another with the most probable tokens and returns a single fill.
+        A mask is written as [MASK], as <mask>, or as the tokenizer's own mask token. An encoder
+        predicts one token per mask. An encoder-decoder fills all gaps together by beam search, each
+        with any number of words; the gaps of T5 may also be written <extra_id_0>, <extra_id_1>, ...
+        Its scores are probabilities per token (geometric means), whose sum may exceed 1. A decoder
+        (GLM) fills one gap after another with the most probable tokens and returns a single fill.
 
         Returns:
             A list of `MaskFill(sequence, token, score)`. An encoder returns one list per mask if
             the text has several masks.
 
         Raises:
-            TriviumError: the text has no mask, or the model does not fill masks.
-            SpecError: the text is longer than an encoder-decoder reads.
+            TriviumError: the text has no mask, or the model cannot fill masks.
+            SpecError: the text is too long for an encoder-decoder.
         """
         self.require("fill_mask")
         if self.spec.family == "encoder-decoder":
@@ -101,9 +101,9 @@ class PredictionMixin(TextModel):
         Args:
             text: the text to score.
             context: the text before `text`. Nothing is inserted between the two: `context + text`
-                is tokenized as one string, and a token across the border is scored with the text.
-                An encoder-decoder needs a context, which its encoder reads; the two are then
-                tokenized separately. A context that is too long for the model is left-truncated.
+                is tokenized as one string, and a token that spans both is scored with the text. An
+                encoder-decoder needs a context, which its encoder reads; the two are then tokenized
+                separately. A context that is too long for the model is left-truncated.
         """
         self.require("score")
         return score_text(self, text, context).total

@@ -61,8 +61,8 @@ class SavingMixin(TextModel):
             max_shard_bytes: the maximum size of a weight file in bytes.
 
         Raises:
-            SpecError: no Hugging Face architecture fits this model, it has two tokenizers that are
-                not SentencePiece models as Marian's, or `save` would raise SpecError.
+            SpecError: no Hugging Face architecture fits this model, its two tokenizers are not
+                SentencePiece models (as in Marian), or `save` would raise SpecError.
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()
@@ -85,7 +85,7 @@ class SavingMixin(TextModel):
     ) -> Path:
         """Write a folder with a GGUF file for llama.cpp and a Modelfile for Ollama.
 
-        Token ids are equal to those of this model, and so are logits with "f32" weights, up to
+        Token ids are the same as in this model. With "f32" weights, logits are the same up to
         rounding. An encoder is written for embeddings, without a head. Needs the extra `gguf`.
 
         Args:
@@ -94,8 +94,8 @@ class SavingMixin(TextModel):
             overwrite: replace a model in the folder. A run or other files are never replaced.
 
         Raises:
-            SpecError: llama.cpp cannot compute this model, or `save` would raise SpecError.
-            TokenizerError: llama.cpp cannot compute the token ids of this tokenizer.
+            SpecError: llama.cpp does not support this model, or `save` would raise SpecError.
+            TokenizerError: llama.cpp cannot reproduce the token ids of this tokenizer.
             CheckpointError: the folder is in use, or cannot be written.
             MissingExtraError: the extra `gguf` is not installed.
         """

@@ -1,4 +1,4 @@
-"""Run the tasks that label or embed text."""
+"""Label and embed text with a language model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TaskMixin(TextModel):
 
         A model without a classification head labels pairs with its next-sentence head, if it has
         one (`next_sentence`). An encoder-decoder that was fine-tuned to generate labels compares
-        the likelihoods of the labels. If a text is longer than the model reads, its end is cut with
+        the likelihoods of the labels. If a text is too long for the model, its end is cut off with
         a warning.
 
         Args:
@@ -45,7 +45,7 @@ class TaskMixin(TextModel):
             pair: the second text, for a model that was trained on pairs.
 
         Raises:
-            SpecError: the model does not classify.
+            SpecError: the model cannot classify texts.
             TriviumError: a text is empty, a pair is given to a model that was fine-tuned on single
                 texts, or a single text to a model that was fine-tuned on pairs.
         """
@@ -78,16 +78,16 @@ class TaskMixin(TextModel):
     ) -> list[TaggedWord] | list[list[TaggedWord]]:
         """Return the tag of every word of a text or of several texts.
 
-        The model reads a long text in consecutive parts. Words are separated by spaces, and
+        A long text is processed in consecutive segments. Words are separated by spaces, and
         punctuation marks around a word are separate words. A Chinese or Japanese character is a
         word, unless the model was trained on longer words.
 
         Args:
             text: a text, or a list of texts or of lists of words. If words are given, the character
-                offsets of the result refer to the words joined to a text.
+                offsets in the result refer to the words joined into one text.
 
         Raises:
-            SpecError: the model does not tag.
+            SpecError: the model cannot tag words.
         """
         self.require("tag")
         texts = [text] if isinstance(text, str) else text
@@ -98,20 +98,20 @@ class TaskMixin(TextModel):
         return tagged[0] if isinstance(text, str) else tagged
 
     def answer(self, question: str, context: str, top_k: int = 1) -> list[AnswerSpan]:
-        """Return the best answers to a question in a context, best first.
+        """Return the best answers to a question from a context, best first.
 
-        An empty text means that the context has no answer. If the context is longer than the model
-        reads, it is read in overlapping windows.
+        An answer with an empty text means that the context has no answer. A context that is too
+        long for the model is split into overlapping windows.
 
         Raises:
-            SpecError: the model does not answer questions.
+            SpecError: the model cannot answer questions.
         """
         return self.answer_all([(question, context)], top_k=top_k)[0]
 
     def answer_all(
         self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
     ) -> list[list[AnswerSpan]]:
-        """Return the best answers (see `answer`) for each of many pairs of question and context."""
+        """Return the best answers (see `answer`) for each (question, context) pair."""
         self.require("answer")
         options = self.settings.task_options("qa")
         return find_answers(
@@ -128,9 +128,9 @@ class TaskMixin(TextModel):
     ) -> list[RankedDocument]:
         """Return documents with their relevance to a query, most relevant first.
 
-        The model is a cross-encoder: it reads the query and a document together. If both are longer
-        than the model reads, the end of the longer text is cut with a warning. The scores are
-        probabilities, or logits if the `config.json` of an imported model says so.
+        The model is a cross-encoder: it reads the query and a document together. If both together
+        are too long for the model, the end of the longer text is cut off with a warning. The scores
+        are probabilities, or logits if the `config.json` of an imported model says so.
 
         Args:
             query: the query.
@@ -138,7 +138,7 @@ class TaskMixin(TextModel):
             top_k: the number of documents to return. By default all documents are returned.
 
         Raises:
-            SpecError: the model does not rank documents.
+            SpecError: the model cannot rank documents.
             TriviumError: the query or a document is empty.
         """
         self.require("rerank")
@@ -151,16 +151,16 @@ class TaskMixin(TextModel):
         pooling: Pooling | None = None,
         normalize: bool | None = None,
     ) -> Tensor:
-        """Return the vector of a text, float32 [D], or the vectors of several texts, [N, D].
+        """Return the embedding of a text, float32 [D], or the embeddings of several texts, [N, D].
 
         The dense layers of a `sentence-transformers` model are applied to the pooled vector.
 
-        If a text is longer than the model reads, its vector is the mean of the vectors of windows
-        of equal length.
+        A text that is too long for the model is split into windows of equal length, and its
+        embedding is the mean of their vectors.
 
         Args:
             texts: one text or several.
-            pooling: the hidden states that make the vector: the "mean" of all tokens, the "first"
+            pooling: how the hidden states are pooled: the "mean" over all tokens, the "first"
                 ([CLS]) or the "last" one. By default it is the pooling that the model was trained
                 with, else "last" for a decoder, whose last token is the only one that attends to
                 the whole text, and "mean" for other models.
@@ -181,7 +181,7 @@ class TaskMixin(TextModel):
     def embed_tokens(self, texts: Sequence[str], *, normalize: bool = True) -> list[TokenVectors]:
         """Return a contextual vector for each token of each text.
 
-        If a text is longer than the model reads, it is read in windows of equal length. With
+        A text that is too long for the model is split into windows of equal length. With
         `normalize`, vectors are scaled to length 1.
         """
         self.require("embed")
@@ -200,12 +200,12 @@ class TaskMixin(TextModel):
         The layers are numbered as in `output_hidden_states` of `transformers`: layer 0 is the input
         embedding, layer i the output of block i, and the last layer includes the final norm. In an
         encoder-decoder, the layers are those of the encoder;
-        `trivium.inference.hidden_states.layer_hidden_states` also returns those of its decoder. If
-        a text is longer than the model reads, it is read in windows of equal length.
+        `trivium.inference.hidden_states.layer_hidden_states` also returns those of its decoder. A
+        text that is too long for the model is split into windows of equal length.
 
         Args:
             texts: one text or several.
-            layers: "all", or a list of indices, of which negative ones count from the last layer.
+            layers: "all", or a list of indices. Negative indices count from the last layer.
 
         Raises:
             SpecError: the model is not a Transformer, or has no such layer.

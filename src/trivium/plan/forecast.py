@@ -268,7 +268,7 @@ def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: Pr
         return
     message = translated("run.passes", passes=epochs)
     tokens = forecast.tokens / epochs
-    useful = max_useful_epochs(tokens, parameters)
+    useful = estimate_useful_epochs(tokens, parameters)
     if round(epochs) > useful and defaults.decays_over_epochs(trainer.recipe):
         message += translated(
             "run.useful_epochs",
@@ -279,7 +279,7 @@ def _print_epochs(trainer: Trainer, forecast: Forecast, parameters: int, log: Pr
     log.print_line(labelled("passes", message))
 
 
-def max_useful_epochs(tokens_per_epoch: float, num_parameters: int) -> int:
+def estimate_useful_epochs(tokens_per_epoch: float, num_parameters: int) -> int:
     """Return the number of epochs (1 to 16) after which a small causal model stops improving.
 
     The formula 25 sqrt(tokens per epoch / parameters) was fitted to `llama-tiny` and `llama-mini`

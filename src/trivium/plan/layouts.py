@@ -143,12 +143,12 @@ class Step:
         Micro-batches are as large as memory permits, but of nearly equal size.
         """
 
-        def total_memory(rows: int) -> float:
+        def compute_total_memory(rows: int) -> float:
             """Return the bytes of memory per GPU with micro-batches of `rows` rows."""
             return sum(self._compute_memory(rows).values())
 
         usable = USABLE_MEMORY * self.work.gpu.memory
-        fitting = bisect_right(range(1, self.rows + 1), usable, key=total_memory)
+        fitting = bisect_right(range(1, self.rows + 1), usable, key=compute_total_memory)
         return equal_part_size(self.rows, fitting) if fitting else 1
 
     @property

@@ -22,7 +22,7 @@ def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
     The warnings state the metric of every run on the common examples, where it can be computed. The
     list is empty if all runs have the same examples, or if a run has no stored predictions.
     """
-    rows = [{_example_key(row): row for row in run.predictions} for run in runs]
+    rows = [{_make_example_key(row): row for row in run.predictions} for run in runs]
     common = set(rows[0]).intersection(*rows[1:])
     if not all(rows) or all(len(examples) == len(common) for examples in rows):
         return []
@@ -39,7 +39,7 @@ def compare_common_examples(runs: Sequence[RunFiles]) -> list[str]:
     return sentences
 
 
-def _example_key(row: Mapping[str, Any]) -> str:
+def _make_example_key(row: Mapping[str, Any]) -> str:
     """Return a key that identifies the example of a predictions.jsonl row.
 
     The key is the text and the correct answer as JSON.

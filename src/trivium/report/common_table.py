@@ -39,11 +39,11 @@ def make_run_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
         metrics = run.validation_metrics
         bits = run.bits_per_byte(metrics["loss"]) if "loss" in metrics else None
         row = {"run": name, "folder": str(run.folder), "model": run.model}
-        row |= {"objective": run.objective, "parameters": run.metadata_number("num_parameters")}
-        row |= {size: run.last_number(size) for size in ("step", "tokens")}
+        row |= {"objective": run.objective, "parameters": run.get_metadata("num_parameters")}
+        row |= {size: run.get_last(size) for size in ("step", "tokens")}
         row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
         row |= {"train_loss": [None, *(loss for _, loss in run.get_curve("train_loss"))][-1]}
-        rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.last_number("seconds")})
+        rows.append(row | metrics | {"bits_per_byte": bits, "seconds": run.get_last("seconds")})
     known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
     different = find_different_settings(runs)
     settings = [{key: different[key][index] for key in different} for index in range(len(runs))]

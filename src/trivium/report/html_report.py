@@ -166,9 +166,9 @@ def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
         return make_line_chart(
             translated("report.accuracy"), {name: run.get_curve(f"valid_{name}") for name in names}
         )
-    limit = run.metadata_number("eval_examples") or 0
-    total = run.metadata_number("valid_examples") or 0
-    measured = run.metadata_number("metric_examples") or 0
+    limit = run.get_metadata("eval_examples") or 0
+    total = run.get_metadata("valid_examples") or 0
+    measured = run.get_metadata("metric_examples") or 0
     title = translated("report.metric_on_examples", metric=metric)
     if 0 < limit < total:
         title = translated("report.metric_on_some_examples", metric=metric, count=measured)

@@ -73,7 +73,7 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """The title, with the objective and the point in training at which runs are compared."""
+        """The title: the objective, and the point in training at which the runs are compared."""
         after = self.format_point(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
@@ -123,7 +123,7 @@ def have_same_text(runs: Sequence[RunFiles]) -> bool:
 
     This is assumed if their unigram losses are equal.
     """
-    unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
+    unigram = [run.get_metadata("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
 
 
@@ -175,7 +175,7 @@ def _find_budget(run: RunFiles) -> tuple[str, float]:
 
     An example is ("steps", 1000.0). Returns ("", 0.0) if the recipe sets no budget.
     """
-    sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
+    sizes = {name: to_float(run.get_setting("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
@@ -190,7 +190,7 @@ def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> Ranke
     most = limit if axis == "step" else limit * _TOLERANCE
     in_time = [(loss, at) for at, loss in points if at <= most]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
-    parameters = run.metadata_number("num_parameters")
+    parameters = run.get_metadata("num_parameters")
     return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 

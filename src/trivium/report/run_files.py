@@ -22,7 +22,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class _Schema(BaseModel):
-    """A schema for the part of a JSON file that reports use. Other keys are ignored."""
+    """Base class of schemas for JSON files. Keys that reports do not use are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -163,11 +163,11 @@ class RunFiles:
         """
         return extract_curve(self.metrics, key, over)
 
-    def metadata_number(self, key: str) -> float | None:
+    def get_metadata(self, key: str) -> float | None:
         """Return the number stored under a key of run.json, or None if there is no number."""
         return to_float(self.metadata.get(key))
 
-    def last_number(self, key: str) -> float | None:
+    def get_last(self, key: str) -> float | None:
         """Return the number under a key of the last log record, or None if there is no number."""
         return to_float(self.metrics[-1].get(key))
 
@@ -177,7 +177,7 @@ class RunFiles:
         speeds = [speed for _, speed in self.get_curve("tokens_per_second")]
         return statistics.median(speeds) if speeds else None
 
-    def recipe_value(self, section: str, key: str) -> Any:
+    def get_setting(self, section: str, key: str) -> Any:
         """Return the value of a key in a section of the recipe, or None if it is missing."""
         table = self.recipe.get(section)
         return table.get(key) if isinstance(table, dict) else None
@@ -186,7 +186,7 @@ class RunFiles:
     def model(self) -> str:
         """The preset of the model, or else the model whose weights the run started from."""
         return str(
-            self.recipe_value("model", "preset") or self.recipe_value("model", "init_from") or ""
+            self.get_setting("model", "preset") or self.get_setting("model", "init_from") or ""
         )
 
     @property
@@ -206,7 +206,7 @@ class RunFiles:
 
         Returns None if the objective does not predict every token of the text.
         """
-        per_token = self.metadata_number("bytes_per_token")
+        per_token = self.get_metadata("bytes_per_token")
         if not per_token or not self.predicts_next_token:
             return None
         return loss / math.log(2) / per_token
@@ -271,7 +271,7 @@ class RunFiles:
         instead.
         """
         records = [row for row in self.metrics if any(key.startswith("valid_") for key in row)]
-        kept = [row for row in records if row.get("step") == self.metadata_number("weights_step")]
+        kept = [row for row in records if row.get("step") == self.get_metadata("weights_step")]
         record = [{}, *records, *kept][-1]
         measured = {
             key.removeprefix("valid_"): record[key] for key in record if key[:6] == "valid_"
@@ -286,7 +286,7 @@ class RunFiles:
 
         The dict is empty if this loss is unknown.
         """
-        loss = self.metadata_number("unigram_loss")
+        loss = self.get_metadata("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}
 
 

@@ -69,7 +69,7 @@ class Summary:
 def summarize(run: RunFiles) -> Summary:
     """Summarize the results of a run, with warnings and advice."""
     evaluations = tuple(_list_evaluations(run))
-    best = min(evaluations, key=lambda point: _evaluation_sort_key(run, point), default=None)
+    best = min(evaluations, key=lambda point: _make_sort_key(run, point), default=None)
     train = [loss for _, loss in run.get_curve("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
@@ -84,7 +84,7 @@ def summarize(run: RunFiles) -> Summary:
 def format_summary(run: RunFiles) -> str:
     """Return the summary of a run as plain text: a table of evaluations and the verdict."""
     summary, metric, unit = summarize(run), run.metric, run.unit
-    best, unigram = summary.best, run.metadata_number("unigram_loss")
+    best, unigram = summary.best, run.get_metadata("unigram_loss")
     columns = ("step", "training_loss", "validation_loss")
     head = [translated(f"report.{one}") for one in columns]
     head += [metric] if metric else []
@@ -139,7 +139,7 @@ def _describe_progress(run: RunFiles) -> str:
     """
     if not run.unfinished:
         return ""
-    step, steps = run.last_number("step") or 0, run.recipe_value("train", "steps")
+    step, steps = run.get_last("step") or 0, run.get_setting("train", "steps")
     if steps:
         return translated("verdict.unfinished_of", step=step, steps=steps)
     return translated("verdict.unfinished", step=step)
@@ -170,7 +170,7 @@ def _list_evaluations(run: RunFiles) -> list[EvaluationPoint]:
     return points
 
 
-def _evaluation_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
+def _make_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
     """Return the sort key of an evaluation; the best evaluation has the smallest key.
 
     Evaluations are sorted by the main metric, or by the validation loss if there is no metric.
@@ -192,7 +192,7 @@ def _judge_finetuning(
         value = translated("verdict.not_measured") if best.metric is None else f"{best.metric:.4f}"
         return [translated("verdict.so_far", metric=metric, value=value, step=best.step)], False
     examples = to_float(run.evaluation.get("num_examples"))
-    examples = examples or run.metadata_number("valid_examples")
+    examples = examples or run.get_metadata("valid_examples")
     result, count = f"{metric} {run.score:.4f}", len(evaluations)
     if metric.endswith("bleu"):
         result += f" ({100 * run.score:.1f} BLEU)"
@@ -222,7 +222,7 @@ def _suggest_finetuning_changes(run: RunFiles) -> str:
     if _describe_unknown_tokens(run):
         return translated("verdict.try_other_tokenizer")
     budgets = ("minutes", "tokens", "steps")
-    budget = next((key for key in budgets if run.recipe_value("train", key)), "epochs")
+    budget = next((key for key in budgets if run.get_setting("train", key)), "epochs")
     return translated("verdict.try_more_examples", budget=budget)
 
 
@@ -253,12 +253,12 @@ def _judge_pretraining(
         return [translated("verdict.no_loss")], False
     if best is not None:
         measured = "verdict.validation_loss"
-    elif run.metadata_number("valid_tokens") or run.metadata_number("valid_examples"):
+    elif run.get_metadata("valid_tokens") or run.get_metadata("valid_examples"):
         measured = "verdict.training_loss_not_evaluated"
     else:
         measured = "verdict.training_loss_nothing_held_out"
     result = translated(measured, loss=loss)
-    unigram, worse = run.metadata_number("unigram_loss"), _describe_overfitting(best, evaluations)
+    unigram, worse = run.get_metadata("unigram_loss"), _describe_overfitting(best, evaluations)
     if unigram is None:
         return [translated("verdict.result", result=result), worse], False
     below = unigram - loss
@@ -300,13 +300,13 @@ def _suggest_pretraining_changes(run: RunFiles) -> str:
     The cheapest remedies come first. Remedies that the run already uses are omitted.
     """
     advice = [translated("verdict.longer_run")]
-    lr = to_float(run.recipe_value("optimizer", "lr"))
-    default = run.metadata_number("default_lr")
+    lr = to_float(run.get_setting("optimizer", "lr"))
+    default = run.get_metadata("default_lr")
     if lr is not None and default is not None and lr < 0.95 * default:
         advice.append(translated("verdict.higher_lr", lr=default))
-    if (to_float(run.recipe_value("train", "batch_tokens")) or 0) > 16_384:
+    if (to_float(run.get_setting("train", "batch_tokens")) or 0) > 16_384:
         advice.append(translated("verdict.smaller_batch"))
-    if (to_float(run.recipe_value("model", "dropout")) or 0.0) > 0.0:
+    if (to_float(run.get_setting("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
     stacks = [stack for stack in stacks if isinstance(stack, dict)]

@@ -67,7 +67,7 @@ class _Call(_Job):
     Args:
         function: the function to call.
         options: the keyword arguments of the function.
-        item: the item.
+        item: the item to which the function is applied.
         size: the total number of tokens in the request that contains the item.
     """
 

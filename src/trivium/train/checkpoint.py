@@ -54,7 +54,7 @@ from trivium.model_folder import (
     WEIGHTS,
     checkpoints,
     find_damage,
-    last_good_checkpoint,
+    find_last_good_checkpoint,
     write_checksums,
 )
 from trivium.progress import ProgressLine
@@ -117,7 +117,7 @@ def find_checkpoint_to_resume(
     false, the newest checkpoint is returned without checking it. Raises CheckpointError if there is
     no valid checkpoint.
     """
-    checkpoint = last_good_checkpoint(
+    checkpoint = find_last_good_checkpoint(
         folder, lambda one: verify_checkpoint(one) if verify else None, warn
     )
     if checkpoint is not None:

@@ -6,7 +6,7 @@ import math
 
 from trivium.data.records import Record
 from trivium.errors import TriviumError
-from trivium.evaluate.prompting import PromptQuestion, few_shot, fill_prompts
+from trivium.evaluate.prompting import PromptQuestion, build_prompts, evaluate_few_shot
 from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table, get_text, render
 from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
@@ -55,7 +55,7 @@ def explain(
         shown = {}
         for language in ("en", "zh"):
             examples = [_make_record(render(t, language), answer) for t, answer in solved.items()]
-            [(filled, prompt)] = fill_prompts(
+            [(filled, prompt)] = build_prompts(
                 [_make_record(text or render(_TEXT, language), next(iter(solved.values())))],
                 examples=examples,
                 shots=few * len(examples),
@@ -107,7 +107,7 @@ def _answer_prompt(
 
     The probabilities are normalized over all options.
     """
-    [row] = few_shot(lm, [(question, prompt)]).predictions
+    [row] = evaluate_few_shot(lm, [(question, prompt)]).predictions
     scores = continuation_scores(lm, prompt, question.options, after=question.after)
     total = dict(zip(question.options, (math.exp(one.total) for one in scores)))
     answer = str(row["predicted"])

@@ -12,7 +12,7 @@ from trivium.explain import explain, get_topic_summary, list_topics, load_topic
 from trivium.explain.page import render
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
-from trivium.serve.playground.texts import make_label, request_language
+from trivium.serve.playground.texts import get_request_language, make_label
 
 _MAX_CHARACTERS = 1000
 _LINE_TYPES = (list[str], list[str] | None)
@@ -47,7 +47,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
                     "allowed."
                 )
             own = [text.splitlines() if kind in _LINE_TYPES else text] if text else []
-            return explain(name, *own).html(request_language(request), whole=False)
+            return explain(name, *own).html(get_request_language(request), whole=False)
         except Exception as error:
             raise tabs.make_error(error, request) from error
 
@@ -62,7 +62,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
     def fill_menu(request: gr.Request) -> Any:
         """Return the menu of topics, with their summaries in the browser's language."""
         summaries = {
-            name: render(get_topic_summary(name), request_language(request)) for name in topics
+            name: render(get_topic_summary(name), get_request_language(request)) for name in topics
         }
         return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
 

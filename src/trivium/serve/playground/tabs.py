@@ -99,7 +99,7 @@ def make_empty_error(request: gr.Request) -> gr.Error:
 
 
 def _make_brief_error(message: str, request: gr.Request) -> gr.Error:
-    """Create a Gradio error that disappears after a few seconds, to leave results visible."""
+    """Create a Gradio error that disappears after a few seconds, so that results stay visible."""
     title = translate("error", request)
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
@@ -333,8 +333,8 @@ class EndpointTab:
     Args:
         name: the name of the endpoint; its path is `/v1/NAME`. Keys in texts.toml and element ids
             start with this name.
-        fields: builds the input fields with their examples, as a dict of name in the request schema
-            -> field.
+        fields: builds the input fields, filled with examples. Returns a dict of name in the request
+            schema -> input field.
         outputs: builds the components that show the response.
         show: returns the values of the output components, given the data of the response, the
             fields that were sent, and the browser's HTTP request.

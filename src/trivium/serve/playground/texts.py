@@ -52,11 +52,11 @@ def make_label(key: str) -> Any:
     return TRANSLATIONS(f"trivium.{key}")
 
 
-def request_language(request: gr.Request) -> Language:
+def get_request_language(request: gr.Request) -> Language:
     """Return the preferred language of the browser that sent a request."""
     return "zh" if request.headers.get("accept-language", "").startswith("zh") else "en"
 
 
 def translate(key: str, request: gr.Request, **values: object) -> str:
     """Return the text for a key in the browser's language, with its placeholders filled in."""
-    return (_ZH if request_language(request) == "zh" else _EN)[key].format(**values)
+    return (_ZH if get_request_language(request) == "zh" else _EN)[key].format(**values)
