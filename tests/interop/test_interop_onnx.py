@@ -301,6 +301,7 @@ def test_the_command_writes_onnx_beside_the_files_of_hugging_face(
     names = ["config.json", "generation_config.json", "onnx/model_quantized.onnx"]
     assert [line.split()[0] for line in lines[1:]] == [
         *names,
+        "special_tokens_map.json",
         "tokenizer.json",
         "tokenizer_config.json",
     ]

@@ -110,7 +110,7 @@ def write_onnx(
             "decoder_model_merged": cross_decoder_graph(copied),
         }
     (folder / ONNX).mkdir()
-    options: dict[str, Any] = {}
+    external: dict[str, Any] = {}
     for name, graph in graphs.items():
         file = folder / ONNX / f"{name}{_SUFFIXES[weight_type]}.onnx"
         if weight_type == "int8":
@@ -122,8 +122,9 @@ def write_onnx(
         else:
             _export_graph(graph, file)
         if _data_file(file).exists():
-            options["use_external_data_format"] = True
-    return {"transformers.js_config": options} if options else {}
+            external["use_external_data_format"] = True
+    options = {"transformers.js_config": external} if external else {}
+    return options | {"is_encoder_decoder": module.spec.family == "encoder-decoder"}
 
 
 def _generates(spec: TransformerSpec) -> bool:
