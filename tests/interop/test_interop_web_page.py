@@ -160,8 +160,8 @@ def test_greedy_texts_are_equal(
 ) -> None:
     lm = make_model(name, pieces)
     lm.save_web(tmp_path / "out", library=library)
-    text = run_page(chromium, tmp_path / "out", prompt="The quick", tokens="12", temperature="0")
-    assert text == "The quick" + lm.generate("The quick", max_new_tokens=12, temperature=0.0)
+    text = run_page(chromium, tmp_path / "out", prompt="The quick", tokens="40", temperature="0")
+    assert text == "The quick" + lm.generate("The quick", max_new_tokens=40, temperature=0.0)
 
 
 @pytest.mark.slow
@@ -251,4 +251,4 @@ def test_a_model_that_the_page_cannot_run_is_refused(
     name: str, model_type: str, problem: str
 ) -> None:
     with pytest.raises(SpecError, match=problem):
-        choose_task(ours_of(hf_model(Case(name, {}))).spec, model_type, has_chat_template=False)
+        choose_task(ours_of(hf_model(Case(name, {}))).spec, model_type)

@@ -100,7 +100,8 @@ def write_onnx(
 
     copied = deepcopy(module).eval().requires_grad_(False)
     copied = copied.half() if weight_type == "f16" else copied.float()
-    if not _generates(module.spec):
+    embeds = pooling is not None and module.spec.family != "encoder-decoder"
+    if embeds or not _generates(module.spec):
         graphs = {"model": text_graph(copied, pooling, normalize=normalize)}
     elif module.spec.family == "decoder-only":
         graphs = {"model": decoder_graph(copied)}

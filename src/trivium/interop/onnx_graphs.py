@@ -52,8 +52,8 @@ class Graph:
 class TextGraph(nn.Module):
     """Token ids to the outputs of the heads: a model that reads the whole text at once.
 
-    With `pooling`, and in a model without logits, the first outputs are `last_hidden_state` and
-    `sentence_embedding`, the embedding that `embed` returns.
+    With `pooling`, the outputs are `last_hidden_state` and `sentence_embedding`, the embedding that
+    `embed` returns. Without `pooling`, a model without logits has these two outputs first.
 
     Args:
         model: a model with one stack.
@@ -68,9 +68,9 @@ class TextGraph(nn.Module):
         super().__init__()
         self.model, self.normalize = model, normalize
         self.pooling: Pooling = pooling or "mean"
-        self.kinds = [head.kind for head in model.spec.heads if head.predicts]
+        self.kinds = [head.kind for head in model.spec.heads if head.predicts and pooling is None]
         self.outputs = [name for kind in self.kinds for name in _HEAD_OUTPUTS[kind]]
-        if pooling is not None or not {"logits", "start_logits"} & {*self.outputs}:
+        if not {"logits", "start_logits"} & {*self.outputs}:
             self.outputs = ["last_hidden_state", "sentence_embedding", *self.outputs]
 
     def forward(

@@ -82,12 +82,15 @@ _DTYPES = {"f32": "fp32", "f16": "fp16", "int8": "q8"}
 _EXAMPLES = {"tokens": 50, "temperature": 0}
 
 
-def choose_task(spec: TransformerSpec, model_type: str, *, has_chat_template: bool) -> str:
+def choose_task(
+    spec: TransformerSpec, model_type: str, *, embeds: bool = False, has_chat_template: bool = False
+) -> str:
     """Return the task of the page.
 
     Args:
         spec: the spec of the model.
         model_type: the family in `config.json`.
+        embeds: whether the model was trained for embeddings.
         has_chat_template: whether the model has a chat template.
 
     Raises:
@@ -96,10 +99,10 @@ def choose_task(spec: TransformerSpec, model_type: str, *, has_chat_template: bo
     kinds = [head.kind for head in spec.heads if head.kind not in ("pooler", "vector", "nsp")]
     if spec.family != "encoder-only":
         known = _DECODERS if spec.family == "decoder-only" else _ENCODER_DECODERS
-        if kinds != ["lm"]:
+        if kinds != ["lm"] or embeds:
+            use = "is for embeddings" if embeds else f"has: {', '.join(kinds) or 'no head'}"
             raise SpecError(
-                f"the web page generates with a language-model head; this {spec.family} model has: "
-                f"{', '.join(kinds) or 'no head'}."
+                f"the page generates with a language-model head; this {spec.family} model {use}."
             )
         if model_type not in known:
             raise SpecError(
@@ -114,7 +117,7 @@ def choose_task(spec: TransformerSpec, model_type: str, *, has_chat_template: bo
             f'transformers.js expects a decoder in the family "{model_type}": the encoder alone '
             "has no web page."
         )
-    if not kinds:
+    if embeds or not kinds:
         return "embed"
     if (task := _TASKS.get(kinds[0])) is None:
         raise SpecError(

@@ -217,6 +217,7 @@ class SavingMixin(TextModel):
             task = choose_task(
                 spec,
                 read_json(partial / MODEL / CONFIG)["model_type"],
+                embeds=settings.pooling is not None,
                 has_chat_template=settings.chat_template is not None,
             )
             mask_id = tokenizer.mask_id
@@ -231,6 +232,7 @@ class SavingMixin(TextModel):
                 sep_id=tokenizer.sep_id,
                 prefix_ids=list(tokenizer.prefix_ids),
                 prefix=str(prefix),
+                max_length=spec.max_length,
                 labels="multi-label" if relevance else settings.label_kind,
                 pairs=relevance or settings.reads_pairs is True,
                 no_answer_threshold=settings.task_options("qa").get("no_answer_threshold"),
