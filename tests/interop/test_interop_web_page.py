@@ -18,6 +18,7 @@ from hf_models import Case, hf_model
 from hugging_face import ours_of
 
 from trivium import LanguageModel
+from trivium.cli import main
 from trivium.errors import SpecError, TriviumError
 from trivium.interop.settings import Settings
 from trivium.interop.web_page import (
@@ -26,6 +27,7 @@ from trivium.interop.web_page import (
     PAGE,
     choose_task,
     copy_library,
+    library_commands,
     write_page,
 )
 from trivium.text import Tokenizer
@@ -129,10 +131,18 @@ def pieces() -> Tokenizer:
 
 @pytest.mark.slow
 def test_masks_are_filled_equally(
-    words: Tokenizer, library: Path, chromium: Any, tmp_path: Path
+    words: Tokenizer,
+    library: Path,
+    chromium: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lm = make_model("BertForMaskedLM", words)
-    lm.save_web(tmp_path / "out", library=library)
+    saved, out = str(lm.save(tmp_path / "saved")), str(tmp_path / "out")
+    assert main(["export", saved, out, "--format", "web", "--library", str(library)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out}: a web page, f32"
+    assert lines[-2:] == [f"  cd {out}", "  python3 -m http.server"]
     text = f"The quick {words.tokens[words.mask_id]} jumps"
     rows = run_page(chromium, tmp_path / "out", text=text)
     ours = lm.fill_mask(text, top_k=5)
@@ -217,6 +227,23 @@ def test_chats_are_equal(pieces: Tokenizer, library: Path, chromium: Any, tmp_pa
     fields = {"message": "The dog", "tokens": "8", "temperature": "0"}
     text = run_page(chromium, tmp_path / "out", **fields)
     assert text == lm.generate("user: The dog\nassistant: ", max_new_tokens=8, temperature=0.0)
+
+
+@pytest.mark.slow
+def test_the_printed_commands_unpack_the_library(library: Path, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        (tmp_path / package.archive).symlink_to(library / package.archive)
+    pack, *unpack = library_commands()
+    assert pack == PACK_COMMAND
+    subprocess.run(["sh", "-ec", "\n".join(unpack)], cwd=tmp_path, check=True)
+    copy_library(library, tmp_path / "copied")
+    for file in (tmp_path / "copied" / "library").iterdir():
+        assert (tmp_path / "library" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_library_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "runs/mine", "out", "--library", "npm"]) == 2
+    assert "--library needs --format web" in capsys.readouterr().err
 
 
 def test_a_page_without_the_library_shows_how_to_fetch_it(tmp_path: Path) -> None:
