@@ -42,8 +42,8 @@ def export(
     format: Annotated[
         Literal["hf", "gguf", "onnx", "web"],
         typer.Option(
-            help="hf: for transformers; gguf: for llama.cpp and Ollama; onnx: for onnxruntime, "
-            "Optimum and transformers.js; web: a page that runs the model in the browser."
+            help="hf: for transformers; gguf: for llama.cpp and Ollama; onnx: for onnxruntime and "
+            "transformers.js; web: a page that runs the model in the browser."
         ),
     ] = "hf",
     type: Annotated[

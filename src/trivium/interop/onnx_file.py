@@ -1,4 +1,4 @@
-"""Write a model as ONNX files, in the layout that Optimum and transformers.js load.
+"""Write a model as ONNX files, in the layout that transformers.js loads.
 
     config.json  tokenizer.json  ...  onnx/model.onnx
 

@@ -154,7 +154,7 @@ class SavingMixin(TextModel):
         weight_type: ONNXWeightType = "f32",
         overwrite: bool = False,
     ) -> Path:
-        """Write a folder with ONNX files for onnxruntime, Optimum and transformers.js.
+        """Write a folder with ONNX files for onnxruntime and transformers.js.
 
         The folder has the files of `save_hf` except the weights, and the graphs in `onnx/`. With
         "f32" weights, outputs are equal to those of this model up to rounding, for all lengths.
