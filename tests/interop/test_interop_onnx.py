@@ -185,7 +185,6 @@ DECODERS = [
     Case("OPTForCausalLM", {}),
     Case("GPTNeoXForCausalLM", {}),
     Case("BloomForCausalLM", {}),
-    Case("MptForCausalLM", {}),
     Case("PhiForCausalLM", {}),
     Case("Phi3ForCausalLM", {}),
     Case("FalconForCausalLM", {}),

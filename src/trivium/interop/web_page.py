@@ -72,7 +72,7 @@ PACK_COMMAND = "npm pack " + " ".join(f"{each.name}@{each.version}" for each in 
 
 # The families that transformers.js has, by `model_type`.
 _DECODERS = {
-    *("gpt2", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "mpt", "llama", "mistral", "qwen2"),
+    *("gpt2", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "llama", "mistral", "qwen2"),
     *("qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "olmo3", "glm"),
     *("smollm3", "granite", "starcoder2", "stablelm", "modernbert-decoder"),
 }
