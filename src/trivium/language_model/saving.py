@@ -232,7 +232,7 @@ class SavingMixin(TextModel):
                 sep_id=tokenizer.sep_id,
                 prefix_ids=list(tokenizer.prefix_ids),
                 prefix=str(prefix),
-                max_length=spec.max_length,
+                context_length=self.context_length,
                 labels="multi-label" if relevance else settings.label_kind,
                 pairs=relevance or settings.reads_pairs is True,
                 no_answer_threshold=settings.task_options("qa").get("no_answer_threshold"),
