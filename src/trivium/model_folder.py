@@ -45,12 +45,14 @@ CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user 
 RUN_METADATA = "run.json"
 _CONFIG = "config.json"  # in a Hugging Face folder
 _GGUF = "model.gguf"  # in a folder for llama.cpp
-_ONNX = "onnx"  # the folder of ONNX files
+_WEB = "model/config.json"  # in the folder of a web page
+_FOLDERS = ("onnx", "model", "library")  # of ONNX files and of a web page
 
 # Files in a model folder of Trivium or Hugging Face; `overwrite` may replace only these.
 _MODEL_FILES = (
     *("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "vocab.txt", "merges.txt"),
-    *("README.md", ".gitattributes", "*.gguf", "Modelfile"),
+    *("README.md", ".gitattributes", "*.gguf", "Modelfile", "*.onnx", "*.onnx_data", "index.html"),
+    *("transformers.min.js", "ort-wasm-simd-threaded.*", "LICENSE-transformers.txt"),
 )
 
 # ELECTRA's two models share a checkpoint. Only the discriminator is loaded.
@@ -142,7 +144,7 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
             f"{folder} is a {what}, which is never replaced: choose another folder."
         )
     foreign = sorted(each.name for each in folder.iterdir() if not _is_model_file(each))
-    if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG, _GGUF)):
+    if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG, _GGUF, _WEB)):
         examples = f" ({', '.join(foreign[:3])})" if foreign else ""
         raise CheckpointError(
             f"{folder} has files that are no model{examples}, which are never replaced: choose "
@@ -157,8 +159,8 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 def _is_model_file(path: Path) -> bool:
     """Return whether a path is a file of a model or a folder with parts of a model."""
-    if path.is_dir() and path.name == _ONNX:
-        return all(each.match("*.onnx") or each.match("*.onnx_data") for each in path.iterdir())
+    if path.is_dir() and path.name in _FOLDERS:
+        return all(map(_is_model_file, path.iterdir()))
     if path.is_dir():  # a module folder of sentence-transformers
         known = {each.name for each in path.iterdir()} <= {_CONFIG, WEIGHTS}
         return known and (path.name == POOLING or path.match("[2-9]_Dense"))

@@ -11,10 +11,13 @@ Examples:
   ollama create mine -f exported/ollama/Modelfile
 
   trivium export runs/mine exported/onnx --format onnx --type int8
+
+  trivium export runs/mine exported/page --format web --type int8
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +31,8 @@ from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
 # The data types of each format; the first is the default.
-_TYPES = {"hf": (), "gguf": ("f16", "f32", "bf16", "q8_0"), "onnx": ("f32", "f16", "int8")}
+_ONNX_TYPES = ("f32", "f16", "int8")
+_TYPES = {"hf": (), "gguf": ("f16", "f32", "bf16", "q8_0"), "onnx": _ONNX_TYPES, "web": _ONNX_TYPES}
 
 
 def export(
@@ -36,18 +40,25 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     overwrite: opt.Replace = False,
     format: Annotated[
-        Literal["hf", "gguf", "onnx"],
+        Literal["hf", "gguf", "onnx", "web"],
         typer.Option(
-            help="hf: for transformers; gguf: for llama.cpp and Ollama; onnx: for onnxruntime, "
-            "Optimum and transformers.js."
+            help="hf: for transformers; gguf: for llama.cpp and Ollama; onnx: for onnxruntime and "
+            "transformers.js; web: a page that runs the model in the browser."
         ),
     ] = "hf",
     type: Annotated[
         Literal["f32", "f16", "bf16", "q8_0", "int8"] | None,
         typer.Option(
-            help="The data type of the weights. gguf: f16, f32, bf16 or q8_0; onnx: f32, f16 or "
-            "int8.",
+            help="The data type of the weights. gguf: f16, f32, bf16 or q8_0; onnx and web: f32, "
+            "f16 or int8.",
             show_default="the first of the format",
+        ),
+    ] = None,
+    library: Annotated[
+        Path | None,
+        typer.Option(
+            help="With web: a folder with the archives of transformers.js that npm pack wrote. "
+            "Without it, the page shows the commands that fetch them."
         ),
     ] = None,
 ) -> None:
@@ -57,7 +68,8 @@ def export(
     tokenizer appends </s> to each text, a token that `trivium tokenizer encode` does not show.
 
     With --format gguf, the folder contains a GGUF file for llama.cpp and a Modelfile for Ollama.
-    With --format onnx, it contains ONNX files beside the tokenizer and config.json.
+    With --format onnx, it contains ONNX files beside the tokenizer and config.json. With --format
+    web, it contains a page that runs the model in the browser, served by any static web server.
 
     Args:
         out: The output folder.
@@ -66,6 +78,8 @@ def export(
     if type is not None and type not in types:
         allowed = f"takes --type {', '.join(types)}" if types else "takes no --type"
         raise UsageError(f"--format {format} {allowed}; given: --type {type}.")
+    if library is not None and format != "web":
+        raise UsageError("--library needs --format web.")
     with exit_on_interrupt():
         from trivium.model_folder import check_replaceable
 
@@ -78,9 +92,19 @@ def export(
     elif format == "onnx":
         lm.save_onnx(out, weight_type=chosen, overwrite=overwrite)
         typer.echo(f"{out}: ONNX, {chosen}")
+    elif format == "web":
+        lm.save_web(out, weight_type=chosen, library=library, overwrite=overwrite)
+        typer.echo(f"{out}: {translated('export.page', type=chosen)}")
     else:
         lm.save_hf(out, overwrite=overwrite)
         typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
     for file in sorted(each for each in out.rglob("*") if each.is_file()):
         size = translated("export.size", size=file.stat().st_size)
         typer.echo(f"  {file.relative_to(out).as_posix():<28}{size}")
+    if format == "web":
+        from trivium.interop.web_page import library_commands
+
+        fetch = [] if library is not None else library_commands()
+        typer.echo(translated("export.serve"))
+        for command in (f"cd {shlex.quote(str(out))}", *fetch, "python3 -m http.server"):
+            typer.echo(f"  {command}")

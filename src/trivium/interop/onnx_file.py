@@ -1,4 +1,4 @@
-"""Write a model as ONNX files, in the layout that Optimum and transformers.js load.
+"""Write a model as ONNX files, in the layout that transformers.js loads.
 
     config.json  tokenizer.json  ...  onnx/model.onnx
 
@@ -100,7 +100,8 @@ def write_onnx(
 
     copied = deepcopy(module).eval().requires_grad_(False)
     copied = copied.half() if weight_type == "f16" else copied.float()
-    if not _generates(module.spec):
+    embeds = pooling is not None and module.spec.family != "encoder-decoder"
+    if embeds or not _generates(module.spec):
         graphs = {"model": text_graph(copied, pooling, normalize=normalize)}
     elif module.spec.family == "decoder-only":
         graphs = {"model": decoder_graph(copied)}
@@ -110,7 +111,7 @@ def write_onnx(
             "decoder_model_merged": cross_decoder_graph(copied),
         }
     (folder / ONNX).mkdir()
-    options: dict[str, Any] = {}
+    external: dict[str, Any] = {}
     for name, graph in graphs.items():
         file = folder / ONNX / f"{name}{_SUFFIXES[weight_type]}.onnx"
         if weight_type == "int8":
@@ -122,8 +123,9 @@ def write_onnx(
         else:
             _export_graph(graph, file)
         if _data_file(file).exists():
-            options["use_external_data_format"] = True
-    return {"transformers.js_config": options} if options else {}
+            external["use_external_data_format"] = True
+    options = {"transformers.js_config": external} if external else {}
+    return options | {"is_encoder_decoder": module.spec.family == "encoder-decoder"}
 
 
 def _generates(spec: TransformerSpec) -> bool:

@@ -1,7 +1,7 @@
 """The modules that become ONNX graphs: an encoder with its head, a decoder, an encoder-decoder.
 
 Each module calls the model's own modules and takes keys and values as explicit inputs. The names of
-inputs and outputs are those of Optimum and transformers.js.
+inputs and outputs are those of transformers.js and Optimum.
 
 Shape letters: B batch, T new tokens, P tokens in the cache, S positions of the encoder, K key-value
 heads, H head_dim, D d_model, V vocabulary, L labels.
@@ -25,11 +25,11 @@ from trivium.nn.state import Cache, CacheSlice, CrossAttentionCache, State
 
 Axes = Mapping[int, str]
 _BATCH, _LENGTH = "batch_size", "sequence_length"
-_SOURCE, _PAST = "encoder_sequence_length", "past_sequence_length"
-_TOTAL = "total_sequence_length"
+_SOURCE, _SOURCE_PAST = "encoder_sequence_length", "past_encoder_sequence_length"
+_PAST, _TOTAL = "past_sequence_length", "total_sequence_length"
 _TEXT: Axes = {0: _BATCH, 1: _LENGTH}
 # Sizes of the example inputs. They differ, so that no two axes are taken for one.
-_EXAMPLE = {_BATCH: 2, _LENGTH: 3, _SOURCE: 7, _PAST: 5, _TOTAL: 3 + 5}
+_EXAMPLE = {_BATCH: 2, _LENGTH: 3, _SOURCE: 7, _SOURCE_PAST: 4, _PAST: 5, _TOTAL: 3 + 5}
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Graph:
 class TextGraph(nn.Module):
     """Token ids to the outputs of the heads: a model that reads the whole text at once.
 
-    With `pooling`, and in a model without logits, the first outputs are `last_hidden_state` and
-    `sentence_embedding`, the embedding that `embed` returns.
+    With `pooling`, the outputs are `last_hidden_state` and `sentence_embedding`, the embedding that
+    `embed` returns. Without `pooling`, a model without logits has these two outputs first.
 
     Args:
         model: a model with one stack.
@@ -68,9 +68,9 @@ class TextGraph(nn.Module):
         super().__init__()
         self.model, self.normalize = model, normalize
         self.pooling: Pooling = pooling or "mean"
-        self.kinds = [head.kind for head in model.spec.heads if head.predicts]
+        self.kinds = [head.kind for head in model.spec.heads if head.predicts and pooling is None]
         self.outputs = [name for kind in self.kinds for name in _HEAD_OUTPUTS[kind]]
-        if pooling is not None or not {"logits", "start_logits"} & {*self.outputs}:
+        if not {"logits", "start_logits"} & {*self.outputs}:
             self.outputs = ["last_hidden_state", "sentence_embedding", *self.outputs]
 
     def forward(
@@ -283,7 +283,7 @@ def text_graph(model: Transformer, pooling: Pooling | None, *, normalize: bool) 
 
 def decoder_graph(model: Transformer) -> Graph:
     """Return the graph of a decoder with its cache."""
-    sizes = _cache_sizes(model, "past_key_values.{}.{}", _PAST)
+    sizes = _cache_sizes(model, {"past_key_values.{}.{}": _PAST})
     names = ["input_ids", "attention_mask", "position_ids"]
     axes = {"input_ids": _TEXT, "attention_mask": {0: _BATCH, 1: _TOTAL}, "position_ids": _TEXT}
     return _cached_graph(DecoderGraph(model), names, axes, sizes)
@@ -301,18 +301,11 @@ _ENCODER_NAMES = ["input_ids", "attention_mask", "last_hidden_state"]
 
 def cross_decoder_graph(model: Transformer) -> Graph:
     """Return the graph of the decoder of an encoder-decoder with its caches."""
-    own = _cache_sizes(model, "past_key_values.{}.decoder.{}", _PAST)
-    cross = _cache_sizes(model, "past_key_values.{}.encoder.{}", "encoder_past_length")
-    pairs = [[*sizes.items()] for sizes in (own, cross)]
-    sizes = {
-        name: size
-        for i in range(0, len(own), 2)
-        for name, size in (*pairs[0][i : i + 2], *pairs[1][i : i + 2])
-    }
+    caches = {"past_key_values.{}.decoder.{}": _PAST, "past_key_values.{}.encoder.{}": _SOURCE_PAST}
     names = ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
     source = {0: _BATCH, 1: _SOURCE}
     axes = {"encoder_attention_mask": source, "input_ids": _TEXT, "encoder_hidden_states": source}
-    return _cached_graph(CrossDecoderGraph(model), names, axes, sizes)
+    return _cached_graph(CrossDecoderGraph(model), names, axes, _cache_sizes(model, caches))
 
 
 def _cached_graph(
@@ -341,14 +334,23 @@ def _cached_graph(
     return Graph(module, inputs, ["logits", *presents], axes)
 
 
-def _cache_sizes(model: Transformer, name: str, length: str) -> dict[str, tuple[str, int, int]]:
-    """Return the length, number of heads and head_dim of the keys and values of every layer."""
+def _cache_sizes(model: Transformer, caches: Mapping[str, str]) -> dict[str, tuple[str, int, int]]:
+    """Return the sizes of the keys and values of every layer, by the names of the inputs.
+
+    Args:
+        model: a model with a decoder.
+        caches: the format of a name -> the name of the axis of its length.
+
+    Returns:
+        The name of the axis of the length, the number of heads and head_dim.
+    """
     assert model.spec.decoder is not None
     sizes = {}
     for i, mixer in enumerate(model.spec.decoder.mixers):
         assert isinstance(mixer, Attention)
-        for part in ("key", "value"):
-            sizes[name.format(i, part)] = (length, mixer.kv_heads, mixer.head_dim)
+        for name, length in caches.items():
+            for part in ("key", "value"):
+                sizes[name.format(i, part)] = (length, mixer.kv_heads, mixer.head_dim)
     return sizes
 
 
@@ -361,7 +363,7 @@ def _example_inputs(
     """Return example inputs of a graph: ids and masks of ones, keys and values of zeros."""
     inputs: dict[str, Any] = {}
     for name in names:
-        lengths = [_EXAMPLE.get(axis, 4) for axis in axes[name].values()]
+        lengths = [_EXAMPLE[axis] for axis in axes[name].values()]
         if name in sizes:
             _, heads, width = sizes[name]
             inputs[name] = torch.zeros(lengths[0], heads, lengths[1], width)

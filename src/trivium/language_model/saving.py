@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from trivium.adapt.lora import LoRALinear, is_quantized
-from trivium.errors import SpecError
+from trivium.errors import SpecError, TriviumError
 from trivium.files import read_json, write_file, write_json
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel
@@ -16,8 +16,11 @@ from trivium.interop.gguf_file import GGUF_FILE, WeightType, write_gguf
 from trivium.interop.hf_folder import CONFIG, write_folder
 from trivium.interop.ollama import MODELFILE, make_modelfile
 from trivium.interop.onnx_file import ONNXWeightType, write_onnx
+from trivium.interop.settings import TOKENIZER_OPTIONS
+from trivium.interop.web_page import MODEL, choose_task, copy_library, write_page
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import Transformer
+from trivium.models.transformer import TransformerSpec
 
 
 class SavingMixin(TextModel):
@@ -151,7 +154,7 @@ class SavingMixin(TextModel):
         weight_type: ONNXWeightType = "f32",
         overwrite: bool = False,
     ) -> Path:
-        """Write a folder with ONNX files for onnxruntime, Optimum and transformers.js.
+        """Write a folder with ONNX files for onnxruntime and transformers.js.
 
         The folder has the files of `save_hf` except the weights, and the graphs in `onnx/`. With
         "f32" weights, outputs are equal to those of this model up to rounding, for all lengths.
@@ -170,22 +173,94 @@ class SavingMixin(TextModel):
         """
         self._check_savable()
         with new_model_folder(folder, overwrite=overwrite) as partial:
-            module = write_folder(
-                partial,
-                self.module,
-                self.tokenizer,
-                self.settings,
-                source_tokenizer=self._source_tokenizer,
-                with_weights=False,
-            )
-            pooling = None
-            if self.settings.pooling is not None:  # `save_hf` writes a vector head separately
-                module, pooling = cast(Transformer, self.module), self.pooling
-            options = write_onnx(
-                partial, module, weight_type, pooling=pooling, normalize=self.settings.normalizes
-            )
-            write_json(partial / CONFIG, {**read_json(partial / CONFIG), **options})
+            self._write_onnx_folder(partial, weight_type)
         return Path(folder)
+
+    def save_web(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        weight_type: ONNXWeightType = "f32",
+        library: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a folder with a web page that runs this model in the browser.
+
+        Any static web server can serve the folder, such as `python3 -m http.server`. The page uses
+        transformers.js. It needs no network once the files of this library are beside it. Needs the
+        extra `onnx`.
+
+        Args:
+            folder: a new or empty folder.
+            weight_type: the data type of the weights: "f32", "f16" or "int8".
+            library: a folder with the archives of transformers.js that `npm pack` wrote; None: the
+                page shows the commands that fetch them.
+            overwrite: replace a model in the folder. A run or other files are never replaced.
+
+        Raises:
+            SpecError: transformers.js cannot run this model, or `save_onnx` would raise SpecError.
+            TriviumError: the model has no tokenizer or two, or an archive in `library` is missing
+                or damaged.
+            CheckpointError: the folder is in use, or cannot be written.
+            MissingExtraError: the extra `onnx` is not installed.
+        """
+        self._check_savable()
+        if self.tokenizer is None or self._source_tokenizer is not None:
+            count = "no tokenizer" if self.tokenizer is None else "two tokenizers"
+            raise TriviumError(f"a web page needs a model with one tokenizer; this has {count}.")
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            if library is not None:
+                copy_library(Path(library), partial)
+            (partial / MODEL).mkdir()
+            spec = self._write_onnx_folder(partial / MODEL, weight_type)
+            tokenizer, settings, relevance = self.tokenizer, self.settings, self.scores_relevance
+            task = choose_task(
+                spec,
+                read_json(partial / MODEL / CONFIG)["model_type"],
+                embeds=settings.pooling is not None,
+                has_chat_template=settings.chat_template is not None,
+            )
+            mask_id = tokenizer.mask_id
+            prefix = settings.task_options(settings.task or "translation").get("prefix", "")
+            write_page(
+                partial,
+                task=task,
+                weight_type=weight_type,
+                name=Path(folder).resolve().name,
+                mask_token=None if mask_id is None else tokenizer.tokens[mask_id],
+                mask_id=mask_id,
+                sep_id=tokenizer.sep_id,
+                prefix_ids=list(tokenizer.prefix_ids),
+                prefix=str(prefix),
+                context_length=self.context_length,
+                labels="multi-label" if relevance else settings.label_kind,
+                pairs=relevance or settings.reads_pairs is True,
+                no_answer_threshold=settings.task_options("qa").get("no_answer_threshold"),
+            )
+        return Path(folder)
+
+    def _write_onnx_folder(self, folder: Path, weight_type: ONNXWeightType) -> TransformerSpec:
+        """Write the files of `save_onnx` to an empty folder. Returns the spec of the model."""
+        module = write_folder(
+            folder,
+            self.module,
+            self.tokenizer,
+            self.settings,
+            source_tokenizer=self._source_tokenizer,
+            with_weights=False,
+        )
+        pooling = None
+        if self.settings.pooling is not None:  # `save_hf` writes a vector head separately
+            module, pooling = cast(Transformer, self.module), self.pooling
+        options = write_onnx(
+            folder, module, weight_type, pooling=pooling, normalize=self.settings.normalizes
+        )
+        write_json(folder / CONFIG, {**read_json(folder / CONFIG), **options})
+        if self.settings.chat_template is not None:  # transformers.js does not read its own file
+            template = {"chat_template": self.settings.chat_template}
+            file = folder / TOKENIZER_OPTIONS
+            write_json(file, {**read_json(file), **template})
+        return module.spec
 
     def _check_savable(self) -> None:
         """Raise SpecError if the model is packed, quantised, without weights, or has an adapter."""
