@@ -198,7 +198,7 @@ def studio(path):
     command = [sys.executable, "-m", "trivium", "studio", str(path), "--port", "0", "--no-open"]
     environment = {**os.environ, "TRIVIUM_LANGUAGE": "en", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        watchdog = threading.Timer(600, process.kill)
+        watchdog = threading.Timer(1800, process.kill)
         watchdog.start()
         try:
             yield process.stdout.readline().strip()  # type: ignore[union-attr]
@@ -216,7 +216,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
     (tmp_path / "cats.txt").write_text(TEXT)
     (tmp_path / "damaged.txt").write_bytes(b"PK\x03\x04" + bytes(range(256)))
     wrong = []
-    sync_api.expect.set_options(timeout=120_000)
+    sync_api.expect.set_options(timeout=300_000)
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(sync_api.sync_playwright())
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -224,7 +224,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
         def visit(address, locale="en-US", width=1280):
             viewport = {"width": width, "height": 900}
             page = browser.new_context(viewport=viewport, locale=locale).new_page()
-            page.set_default_timeout(120_000)
+            page.set_default_timeout(300_000)
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on(
                 "request",
