@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz coverage check audit bench bench-gpu docs notebooks clean
+.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz coverage check audit bench bench-gpu docs notebooks wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
 	@echo "make bench-gpu   measure one GPU in eight minutes: training, decoding, tests; into gpu-results/"
 	@echo "make docs        write the reference pages, build the site in site/"
-	@echo "make notebooks   write the book's chapters as Jupyter notebooks, in notebooks/"
+	@echo "make notebooks   write the tutorials and the book's chapters as Jupyter notebooks, in notebooks/"
+	@echo "make wheel       build the package for pip and uv, in dist/"
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
 # Optional parts, now or later: make setup EXTRAS=metrics,serve
@@ -85,6 +86,16 @@ docs: $(VENV)/installed-docs
 
 notebooks: $(VENV)/installed-docs
 	@$(BIN)/python docs/make_notebooks.py
+
+# The same sources give the same bytes: files carry the date of the last commit. An earlier build
+# folder would add files that no longer exist.
+DIST ?= dist
+wheel: $(BIN)/python
+	@rm -rf build $(DIST)/trivium-*.whl
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1767225600) \
+		$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) .
+	@rm -rf build
+	@ls $(DIST)/trivium-*.whl
 
 clean:
 	rm -rf $(VENV) build dist site notebooks src/*.egg-info .pytest_cache .ruff_cache .hypothesis .coverage

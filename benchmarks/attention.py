@@ -217,7 +217,7 @@ def learn(job: argparse.Namespace, spec: Any) -> Figures:
     The second run has as many tokens as the speed of the first one says.
     """
     import trivium
-    from trivium.data.samples import sample
+    from trivium.data.samples import sample_path
 
     def train(steps: int) -> tuple[float, float]:
         changes = {
@@ -230,7 +230,7 @@ def learn(job: argparse.Namespace, spec: Any) -> Figures:
         start = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "run")
-            records = read_metrics(trivium.pretrain(changes, data=sample("en"), out=out).path)
+            records = read_metrics(trivium.pretrain(changes, data=sample_path("en"), out=out).path)
         [*_, loss] = [record["valid_loss"] for record in records if "valid_loss" in record]
         return loss, time.process_time() - start
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import trivium
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 from trivium.plan import forecast
 
 PRESETS = ("bert-mini", "gpt2-midi", "llama-mini")
@@ -23,7 +23,9 @@ def measure(preset: str, steps: int) -> tuple[float, float]:
     train = {"steps": steps, "log_every": 1, "eval_every": 10**6, "save_every": 10**6}
     changes = {"train": {**train, "eval_tokens": 1024}}
     with tempfile.TemporaryDirectory() as folder:
-        run = trivium.pretrain(preset, data=sample("en"), out=Path(folder, "run"), changes=changes)
+        run = trivium.pretrain(
+            preset, data=sample_path("en"), out=Path(folder, "run"), changes=changes
+        )
         rates = [record["tokens_per_second"] for record in run.read_metrics()[2:-1]]
         return run.read_metadata()["forecast"]["tokens_per_second"], statistics.median(rates)
 

@@ -27,7 +27,7 @@ from side_by_side import machine
 from trivium.data import read_documents
 from trivium.data.encode_tasks import SHARD_BYTES
 from trivium.data.prepare import partial_folder
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 from trivium.files import sha256, write_file
 from trivium.text import Tokenizer
 
@@ -38,7 +38,7 @@ LIMIT = 2e9
 
 def make_corpus(folder: Path, gigabytes: float) -> None:
     """Files of 100 MB of documents, no two of which are equal."""
-    texts = [document.text for document in read_documents(sample("en"))]
+    texts = [document.text for document in read_documents(sample_path("en"))]
     parts = [re.split(r"(\s+)", text) for text in texts]  # words and spaces in turn
     words = np.array(sorted({word for one in parts for word in one[::2]}), dtype=object)
     rng = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def main() -> None:
         size = sum(path.stat().st_size for path in corpus.iterdir())
         tokenizer = folder / "tokenizer.json"
         if not tokenizer.is_file():
-            texts = (document.text for document in read_documents(sample("en")))
+            texts = (document.text for document in read_documents(sample_path("en")))
             write_file(
                 tokenizer, Tokenizer.train("byte-bpe", texts=texts, vocab_size=8192).to_json()
             )

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 import trivium
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 
 MARGIN = 0.25
 PRESETS = {
@@ -43,7 +43,7 @@ def curve(objective: str, preset: str, steps: int) -> tuple[float, list[tuple[in
         }
         run = trivium.pretrain(
             preset,
-            data=sample("en"),
+            data=sample_path("en"),
             out=Path(folder, "run"),
             changes=changes,
             console=Console(file=io.StringIO()),

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 import trivium
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 
 CARRIED = {"kind": "causal", "carry_state": True}
 # Name -> preset, and the objective of pretraining or None: the name is a task on examples.
@@ -42,7 +42,7 @@ def train(
     """The records of all evaluations, and the unigram loss where there is one."""
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {
-            "data": sample("en"),
+            "data": sample_path("en"),
             "out": Path(folder, "run"),
             "changes": {"train": {"steps": steps, "eval_every": max(1, steps // points)}},
             "console": Console(file=io.StringIO()),

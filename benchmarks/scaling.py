@@ -101,9 +101,9 @@ def main(arguments: list[str] | None = None) -> float:
     if options.child:
         train(options)
         return 0.0
-    from trivium.data.samples import sample
+    from trivium.data.samples import sample_path
 
-    options.data = options.data or sample("en")
+    options.data = options.data or sample_path("en")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rates = {1: [], 2: []}

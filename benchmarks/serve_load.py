@@ -37,13 +37,13 @@ START_SECONDS, ANSWER_SECONDS = 180.0, 120.0
 def make_folder(folder: Path, preset: str) -> None:
     """Random weights with a tokenizer of the bundled text, as both servers read them."""
     from trivium.data import read_documents
-    from trivium.data.samples import sample
+    from trivium.data.samples import sample_path
     from trivium.language_model import LanguageModel
     from trivium.models import build
     from trivium.presets import presets
     from trivium.text import Tokenizer
 
-    documents = read_documents(sample("en"))
+    documents = read_documents(sample_path("en"))
     texts = [document.text for _, document in zip(range(300), documents)]
     tokenizer = Tokenizer.train("byte-bpe", texts=texts, vocab_size=4000, progress=False)
     spec = presets[preset].replace(vocab_size=tokenizer.vocab_size)

@@ -52,7 +52,7 @@ from transformers.modeling_outputs import CausalLMOutput
 import trivium
 from trivium.data import Batch, Rows, Shards, read_documents
 from trivium.data.prepare import prepare
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.splitting import CorpusOptions, read_training_texts
 from trivium.objectives import Objective
@@ -321,7 +321,7 @@ def mean_loss(nats: Callable[[Batch], float], batches: tuple[Batch, ...]) -> flo
 
 def split_sample(folder: Path) -> tuple[str, str]:
     """The bundled English text as two files, every tenth document held out."""
-    documents = [document.text for document in read_documents(sample("en"))]
+    documents = [document.text for document in read_documents(sample_path("en"))]
     train = [text for number, text in enumerate(documents) if number % 10]
     paths = folder / "train.txt", folder / "valid.txt"
     for path, texts in zip(paths, (train, documents[::10]), strict=True):

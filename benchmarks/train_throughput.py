@@ -229,7 +229,7 @@ def main() -> None:
         return
     import torch
 
-    from trivium.data.samples import sample
+    from trivium.data.samples import sample_path
     from trivium.presets import presets
 
     if chosen.full_size and not torch.cuda.is_available():
@@ -243,7 +243,7 @@ def main() -> None:
         for model in chosen.models or lengths:
             jobs[model] = make_job(
                 model,
-                sample("en"),
+                sample_path("en"),
                 chosen.folder or Path(place),
                 length=lengths.get(model, 512 if chosen.full_size else 128),
                 batch_tokens=chosen.batch_tokens or (32_768 if chosen.full_size else 4096),

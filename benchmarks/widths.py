@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 import trivium
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 from trivium.files import write_json
 
 RATES = {
@@ -55,7 +55,7 @@ def loss(job: argparse.Namespace, width: int, key: str, rate: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = trivium.pretrain(
             "llama-mini",
-            data=job.data or sample("en"),
+            data=job.data or sample_path("en"),
             out=Path(folder, "run"),
             changes=[f"{key}={value}" for key, value in changes.items()],
             console=Console(file=io.StringIO()),

@@ -1,5 +1,7 @@
 """Write reference pages, the table in docs/index.md and what the command line stores: `make docs`.
 
+`python docs/make_reference.py --only cli recipe` writes only these, in seconds.
+
 It stores what it would have to import torch for: `trivium.cli.load_json` reads the JSON files.
 
 The book's index of names is written from the list of what its chapters have.
@@ -9,12 +11,13 @@ A test compares the pages with what this would write, so that they cannot be out
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
 import runpy
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,40 +89,53 @@ This prints every key with its value, and says in a comment where the value come
 A published budget is long. Before the first step, a run measures its speed. If the published
 budget takes more than a day, or reads your text more often than the authors read theirs, the
 run stops and names `--set train.minutes=60` and `--set train.steps=2000`. With a budget of your
-own, the published warm-up and the [phases](recipe.md#phases) keep their shares of the budget,
-and everything else stays as published. `--set train.steps=1000000` trains BERT as published.
+own, the published warm-up and the [phases](reference/recipe/phases.md) keep their shares of the
+budget, and everything else stays as published. `--set train.steps=1000000` trains BERT as
+published.
 """
 # Sizes that hf_sizes.py of the tests varies, for the table of families.
 HF_SIZES = DOCS.parent / "tests" / "interop" / "hf_sizes.py"
 FAMILIES_MARK = "<!-- families: written by docs/make_reference.py -->"
+MANY_KINDS = 10
+"""A table of the recipe with more kinds, or a command with more subcommands, has a page each."""
+PART_COLUMNS = "| key | default | takes |\n|---|---|---|"
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
-def command_line() -> str:
-    """docs/cli.md: every command with its arguments, options and examples."""
+def command_pages() -> dict[str, str]:
+    """docs/reference/cli/: an index, and a page per command with its options and examples."""
     known = commands()
-    rows = [f"| [`{name}`](#trivium-{name}) | {line} |" for name, (_, line) in known.items()]
-    parts = [
-        NOTE,
+    rows = [f"| [`{name}`]({name}.md) | {line} |" for name, (_, line) in known.items()]
+    index = [
         "# The command line",
         "`trivium COMMAND --help` shows the same.",
         "\n".join(["| command | does |", "|---|---|", *rows]),
+        "Exit codes: 0 success, 1 the input was wrong (one message), 2 wrong usage, "
+        "130 interrupted after saving.",
     ]
+    pages = {"index": index}
     for name in known:
         command = load_command(name)
-        parts.append(f"## trivium {name}")
+        title = f"# trivium {name}"
         if not hasattr(command, "commands"):
-            parts.extend(_command(f"trivium {name}", command))
+            pages[name] = [title, *_command(f"trivium {name}", command)]
             continue
-        parts.append(inspect.cleandoc(command.help or ""))
-        for inner, subcommand in command.commands.items():
-            parts.append(f"### trivium {name} {inner}")
-            parts.extend(_command(f"trivium {name} {inner}", subcommand))
-    parts.append(
-        "Exit codes: 0 success, 1 the input was wrong (one message), 2 wrong usage, "
-        "130 interrupted after saving."
-    )
-    return "\n\n".join(part for part in parts if part) + "\n"
+        pages[name] = [title, inspect.cleandoc(command.help or "")]
+        has_pages = len(command.commands) > MANY_KINDS
+        rows = []
+        for inner, one in command.commands.items():
+            page = f"{name}-{inner}" if has_pages else name
+            line = one.get_short_help_str(200)
+            rows.append(f"| [`{inner}`]({page}.md#trivium-{name}-{inner}) | {line} |")
+            heading = f"{'#' if has_pages else '##'} trivium {name} {inner}"
+            parts = [heading, *_command(f"trivium {name} {inner}", one)]
+            pages[page] = [*pages.get(page, []), *parts]
+        pages[name].insert(2, "\n".join(["| command | does |", "|---|---|", *rows]))
+    return {f"reference/cli/{name}.md": _page(parts) for name, parts in pages.items()}
+
+
+def _page(parts: list[str]) -> str:
+    return "\n\n".join(part for part in (NOTE, *parts) if part) + "\n"
 
 
 def completion() -> str:
@@ -188,45 +204,81 @@ STORED = {"topics": topics, "keys": keys, "presets": preset_rows, "completion": 
 """JSON file of the command line -> the function that makes it; completion reads the others."""
 
 
-def recipe_keys() -> str:
-    """docs/recipe.md: every key of a recipe with its default and what it does."""
+def recipe_pages() -> dict[str, str]:
+    """docs/reference/recipe/: an index, and a page per table with every key and its default.
+
+    A table of many kinds, such as [objective], is a folder: an index, and a page per kind.
+    """
     shipped = ", ".join(f"`{name}`" for name in builtin_recipes())
     fields = Recipe.model_fields
     top_level = {name: f for name, f in fields.items() if not list(config_classes(f.annotation))}
-    parts = [
-        NOTE,
+    pages: dict[str, list[str]] = {}
+    rows = []
+    for name, field in fields.items():
+        classes = list(config_classes(field.annotation))
+        if not classes:
+            continue
+        table = f"[[{name}]]" if "tuple" in str(field.annotation) else f"[{name}]"
+        head = [f"# {table}", *([field.description or ""] if len(classes) > 1 else [])]
+        if len(classes) > MANY_KINDS:
+            kinds = {config.model_fields["kind"].default: config for config in classes}
+            lines = [f"| [`{kind}`]({kind}.md) | {_summary(one)} |" for kind, one in kinds.items()]
+            list_of_kinds = "\n".join(["| kind | |", "|---|---|", *lines])
+            pages[f"{name}/index"] = [*head, f"The `kind` of {table} is one of:", list_of_kinds]
+            for kind, config in kinds.items():
+                heading = f'# {table} kind = "{kind}"'
+                pages[f"{name}/{kind}"] = [heading, *_table(name, config, "##")]
+        elif len(classes) > 1:
+            pages[name] = [*head, f"The `kind` of {table} is one of the following."]
+            for config in classes:
+                heading = f'## kind = "{config.model_fields["kind"].default}"'
+                pages[name] += [heading, *_table(name, config, "###")]
+        else:
+            pages[name] = [*head, *_table(name, classes[0], "##")]
+        target = f"{name}/index.md" if len(classes) > MANY_KINDS else f"{name}.md"
+        text = _summary(classes[0])
+        if len(classes) > 1:
+            named = (f"`{config.model_fields['kind'].default}`" for config in classes)
+            text = f"Kinds: {', '.join(named)}."
+        rows.append(f"| [`{table}`]({target}) | {text} |")
+    pages |= model_parts()
+    pages["index"] = [
         "# The recipe",
         "A recipe is one TOML file, for pretraining and fine-tuning alike; `--set` takes the same "
         "keys (`--set train.steps=500`). An unknown key is an error that names the nearest one. A "
         "key without a default follows from the model and the data; the run writes all of them to "
         f"`recipe.toml` in its folder. Shipped with the package: {shipped}.",
+        "\n".join(["| table | |", "|---|---|", *rows]),
+        "[Parts of a model](parts/index.md) lists what `model.embedding`, `model.encoder` and "
+        "`model.decoder` can change.",
+        "## Keys outside the tables",
         _keys(top_level, ""),
         resolved(),
     ]
-    for name, field in fields.items():
-        classes = list(config_classes(field.annotation))
-        several = len(classes) > 1
-        table = f"[[{name}]]" if "tuple" in str(field.annotation) else f"[{name}]"
-        if several:
-            parts += [f"## {table}", field.description or "", "Its `kind` is one of the following."]
-        for config in classes:
-            kind = config.model_fields["kind"].default if several else None
-            parts.append(f'### kind = "{kind}"' if several else f"## {table}")
-            parts.append(inspect.getdoc(config) or "")
-            own = {key: f for key, f in config.model_fields.items() if key != "kind"}
-            parts.append(_keys(own, f"{name}."))
-            for key, inner in own.items():
-                is_list = "tuple" in str(inner.annotation)
-                for member in config_classes(inner.annotation) if is_list else ():
-                    kind = member.model_fields["kind"].default
-                    parts += [f'#### {name}.{key}, kind = "{kind}"', inspect.getdoc(member) or ""]
-                    keys = {k: f for k, f in member.model_fields.items() if k != "kind"}
-                    parts.append(_keys(keys, f"{name}.{key}[]."))
-    parts.append(model_parts())
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return {f"reference/recipe/{name}.md": _page(parts) for name, parts in pages.items()}
 
 
-def published_recipes_page() -> str:
+def _table(name: str, config: type[BaseModel], heading: str) -> Iterator[str]:
+    """The description and the keys of one table, or of one of its kinds."""
+    yield inspect.getdoc(config) or ""
+    own = {key: f for key, f in config.model_fields.items() if key != "kind"}
+    yield _keys(own, f"{name}.")
+    for key, inner in own.items():
+        is_list = "tuple" in str(inner.annotation)
+        for member in config_classes(inner.annotation) if is_list else ():
+            yield f'{heading} {name}.{key}, kind = "{member.model_fields["kind"].default}"'
+            yield inspect.getdoc(member) or ""
+            keys = {k: f for k, f in member.model_fields.items() if k != "kind"}
+            yield _keys(keys, f"{name}.{key}[].")
+
+
+def _summary(config: type[BaseModel]) -> str:
+    """The first paragraph of a docstring, as one line of a table."""
+    paragraph = (inspect.getdoc(config) or "").partition("\n\n")[0]
+    return paragraph.replace("\n", " ").replace("|", "\\|")
+
+
+def published_recipes_page() -> dict[str, str]:
     """docs/published_recipes.md: the catalogue of published recipes, and ten of them as run."""
     complete: dict[str, list[str]] = {}
     missing: dict[str, tuple[list[str], str]] = {}
@@ -245,7 +297,7 @@ def published_recipes_page() -> str:
         f"```toml\n{show_recipe(name).strip()}\n```\n\n</details>"
         for name in SHOWN_RECIPES
     ]
-    return "\n\n".join(
+    text = "\n\n".join(
         [
             NOTE,
             PUBLISHED_RECIPES,
@@ -260,12 +312,13 @@ def published_recipes_page() -> str:
             "",
         ]
     )
+    return {"published_recipes.md": text}
 
 
-def model_parts() -> str:
+def model_parts() -> dict[str, list[str]]:
     """Every part of a Transformer that `model.embedding`, `.encoder` and `.decoder` can change."""
-    parts = [
-        "## Parts of a model",
+    index = [
+        "# Parts of a model",
         "What `model.embedding`, `model.encoder` and `model.decoder` take, for example "
         "`--set model.decoder.layers.mixer.pattern.kind=sliding --set "
         "model.decoder.layers.mixer.pattern.window=128`. A key of `layers` is set in every layer "
@@ -275,22 +328,33 @@ def model_parts() -> str:
         f"An activation is one of {', '.join(f'`{name}`' for name in ACTIVATIONS)}, or a table "
         "of kind `swish`. An RNN preset takes `model.cell`: "
         f"{', '.join(f'`{cell}`' for cell in get_args(Cell))}.",
-        "| key | default | takes |\n|---|---|---|",
     ]
     for path, part in (("model.embedding", spec.Embedding), ("model.decoder", spec.Stack)):
-        parts[-1] += "".join(_part_rows(path, part))
-    return "\n\n".join(parts)
+        index += [f"## {path}", PART_COLUMNS + "".join(_part_rows(path, part))]
+    pages = {"parts/index": index}
+    mixers = list(dict.fromkeys(_parts_in(spec.Layer.model_fields["mixer"].annotation)))
+    for mixer in mixers:
+        rows = "".join(_part_rows("model.decoder.layers.mixer", mixer))
+        kind = mixer.model_fields["kind"].default
+        pages[f"parts/{kind}"] = [f'# mixer.kind = "{kind}"', PART_COLUMNS + rows]
+    kinds = {mixer.model_fields["kind"].default: _summary(mixer) for mixer in mixers}
+    lines = [f"| [`{kind}`]({kind}.md) | {summary} |" for kind, summary in kinds.items()]
+    index += [
+        "## model.decoder.layers.mixer",
+        "The `kind` of a mixer is one of:",
+        "\n".join(["| kind | |", "|---|---|", *lines]),
+    ]
+    return pages
 
 
 def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
     """The rows of a part's keys, and of the parts inside."""
     kind = part.model_fields.get("kind")
     if kind is not None:
-        summary = (inspect.getdoc(part) or "").partition("\n\n")[0].replace("\n", " ")
-        yield f'\n| `{path}.kind` | `"{kind.default}"` | {summary.replace("|", chr(92) + "|")} |'
+        yield f'\n| `{path}.kind` | `"{kind.default}"` | {_summary(part)} |'
     for name, field in part.model_fields.items():
         inner = list(dict.fromkeys(_parts_in(field.annotation)))
-        if part in inner or name == "first_layers":  # described elsewhere on the page
+        if part in inner or name in ("first_layers", "mixer"):  # described elsewhere
             inner = []
         if name != "kind" and not inner:
             default = "" if field.is_required() or field.default is None else _toml(field.default)
@@ -461,12 +525,17 @@ def _preset_family(name: str, spec: TransformerSpec) -> str:
     return "" if nearest.differences else nearest.family.model_type
 
 
-def index_page() -> str:
+def index_page() -> dict[str, str]:
     """docs/index.md with the current table of families."""
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     before, mark, rest = text.partition(FAMILIES_MARK)
     _, heading, after = rest.partition("\n## ")
-    return f"{before}{mark}\n\n{families_table()}{heading}{after}"
+    return {"index.md": f"{before}{mark}\n\n{families_table()}{heading}{after}"}
+
+
+def names_pages() -> dict[str, str]:
+    """docs/book/LANGUAGE/names.md in both languages."""
+    return {f"book/{language}/names.md": names(language) for language in ("en", "zh")}
 
 
 def names(language: str) -> str:
@@ -497,13 +566,36 @@ def names(language: str) -> str:
     return "\n".join([NOTE, "", heading, "|---|---|---|---|", *rows]) + "\n"
 
 
+PAGES: dict[str, Callable[[], dict[str, str]]] = {
+    "cli": command_pages,
+    "recipe": recipe_pages,
+    "published": published_recipes_page,
+    "names": names_pages,
+    "families": index_page,
+}
+"""What `--only` takes -> the function that makes the pages, by their path in docs/."""
+FOLDERS = {"cli": "reference/cli", "recipe": "reference/recipe"}
+"""Folders in which every page is written by the program; pages no longer made are deleted."""
+
+
+def main() -> None:
+    """Write the JSON files of the command line and the pages."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [*STORED, *PAGES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.epilog = f"NAME is one of {', '.join(names)}; families takes minutes."
+    only = parser.parse_args().only
+    for name in [name for name in STORED if name in only]:
+        (COMMANDS / f"{name}.json").write_text(STORED[name](), encoding="utf-8")
+    for name in [name for name in PAGES if name in only]:
+        pages = PAGES[name]()
+        for page in (DOCS / FOLDERS[name]).rglob("*.md") if name in FOLDERS else ():
+            if page.relative_to(DOCS).as_posix() not in pages:
+                page.unlink()
+        for path, text in pages.items():
+            (DOCS / path).parent.mkdir(parents=True, exist_ok=True)
+            (DOCS / path).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for file, make in STORED.items():
-        (COMMANDS / f"{file}.json").write_text(make(), encoding="utf-8")
-    for language in ("en", "zh"):
-        page = DOCS / "book" / language / "names.md"
-        page.write_text(names(language), encoding="utf-8")
-    (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
-    (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")
-    (DOCS / "index.md").write_text(index_page(), encoding="utf-8")
-    (DOCS / "published_recipes.md").write_text(published_recipes_page(), encoding="utf-8")
+    main()

@@ -20,7 +20,15 @@ from urllib.parse import unquote
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, run_examples
+from page_examples import (
+    DOCS,
+    SmallRunner,
+    agrees,
+    check_notebook,
+    check_page,
+    load_script,
+    run_examples,
+)
 
 import trivium
 from trivium.cli import commands, load_command, main
@@ -47,7 +55,16 @@ PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 # Those in Chinese have the same commands and outputs, which a test below compares.
 TUTORIALS = [name for name in NAMES if re.fullmatch(r"tutorials/[^/]+", name)]
-RUN = ["index.md", "concepts.md", "plan.md", "serving.md", "hub_example.md", *TUTORIALS]
+RUN = [
+    "index.md",
+    "zh/index.md",
+    "concepts.md",
+    "plan.md",
+    "how_big.md",
+    "serving.md",
+    "hub_example.md",
+    *TUTORIALS,
+]
 
 # What pages take from those before them.
 _SAMPLES = "trivium samples samples"
@@ -70,30 +87,29 @@ def reference() -> ModuleType:
 
 
 def test_reference_pages_are_up_to_date(reference: ModuleType) -> None:
-    for name, make in (
-        ("cli", "command_line"),
-        ("recipe", "recipe_keys"),
-        ("published_recipes", "published_recipes_page"),
-    ):
-        page = DOCS / f"{name}.md"
-        written = page.read_text(encoding="utf-8")
-        assert written == getattr(reference, make)(), f"{page} is out of date: `make docs`"
+    for name, make in reference.PAGES.items():
+        if name == "families":  # takes minutes: the slow test below
+            continue
+        pages = make()
+        for path, text in pages.items():
+            written = (DOCS / path).read_text(encoding="utf-8")
+            assert written == text, f"{path} is out of date: `make docs`"
+        if folder := reference.FOLDERS.get(name):
+            assert {path for path in NAMES if path.startswith(f"{folder}/")} == pages.keys()
     for name, make in reference.STORED.items():
         written = (reference.COMMANDS / f"{name}.json").read_text(encoding="utf-8")
         assert written == make(), f"{name}.json is out of date: `make docs`"
-    for language in ("en", "zh"):
-        page = DOCS / "book" / language / "names.md"
-        assert page.read_text(encoding="utf-8") == reference.names(language), "`make docs`"
 
 
 @pytest.mark.slow
 def test_the_table_of_families_is_up_to_date(reference: ModuleType) -> None:
-    written = (DOCS / "index.md").read_text(encoding="utf-8")
-    assert written == reference.index_page(), "`make docs`"
+    for path, text in reference.index_page().items():
+        assert (DOCS / path).read_text(encoding="utf-8") == text, "`make docs`"
 
 
 def test_every_recipe_key_has_a_description(reference: ModuleType) -> None:
-    rows = re.findall(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", reference.recipe_keys(), re.MULTILINE)
+    pages = "".join(reference.recipe_pages().values())
+    rows = re.findall(r"^\| `([a-z_.]+)` \|.*\| .* \| (.*) \|$", pages, re.MULTILINE)
     assert len(rows) > 80
     assert [key for key, description in rows if not description.strip()] == []
 
@@ -131,8 +147,28 @@ def test_links_of_the_docs_lead_to_files() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
+    """By its name, or with all pages of its folder."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [name for name in NAMES if f": {name}\n" not in navigation] == []
+    listed = re.findall(r"^ *- [^:]+: (\S+)", navigation, re.MULTILINE)
+    folders = tuple(name for name in listed if name.endswith("/"))
+    assert [name for name in NAMES if name not in listed and not name.startswith(folders)] == []
+
+
+def test_the_switch_of_languages_leads_to_the_same_page() -> None:
+    pytest.importorskip("mkdocs", reason="MkDocs, of the extra docs")
+    hooks = load_script("site_hooks")
+    for english, chinese in (
+        ("index.md", "zh/index.md"),
+        ("tutorials/bert.md", "tutorials/zh/bert.md"),
+        ("book/en/llama.md", "book/zh/llama.md"),
+    ):
+        assert hooks._translation(english) == chinese
+        assert hooks._translation(chinese) == english
+    assert hooks._translation("attention.md") == "zh/index.md"  # only in English
+    for page in NAMES:
+        other = hooks._translation(page)
+        assert hooks._language(other) != hooks._language(page), page
+        assert other in NAMES
 
 
 def test_a_tutorial_is_the_same_in_both_languages() -> None:
@@ -336,6 +372,12 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
         check_page(DOCS / name, runner)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_runs_as_a_notebook(name: str, tmp_path: Path) -> None:
+    check_notebook(DOCS / name, tmp_path)
+
+
 class _SplitError(Exception):
     """Raised in place of the rest of a run, with the number of examples on each side."""
 
@@ -439,3 +481,10 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
             assert target.exists(), f"{path}: {link}"
             if anchor and target in pages:
                 assert unquote(anchor) in pages[target].ids, f"{path}: {link}"
+    navigation = {
+        page: set(re.findall(r'href="([^"#]+)" class="md-nav__link', text))
+        for page in ("bert", "zh/bert")
+        for text in [(tmp_path / "tutorials" / f"{page}.html").read_text(encoding="utf-8")]
+    }
+    assert "../zh/gpt.html" not in navigation["bert"]
+    assert {"../bert.html", "gpt.html"} & navigation["zh/bert"] == {"gpt.html"}

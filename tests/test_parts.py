@@ -16,7 +16,7 @@ from own_kinds import own_kinds
 from starlette.testclient import TestClient
 
 from trivium import nn, spec
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 
 PAGE = (Path(__file__).parent.parent / "docs" / "parts.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r'^```python title="(\S+)"\n(.*?)^```', PAGE, re.DOTALL | re.MULTILINE))
@@ -36,7 +36,7 @@ FEWER = {"loop.py 100": "loop.py 2", "loop.py 200": "loop.py 4", "steps=400": "s
 def folder(tmp_path: Path, monkeypatch) -> Path:
     """The current folder, with the programs and a little text; nothing of it stays imported."""
     (tmp_path / "samples").mkdir()
-    with lzma.open(sample("en"), "rt", encoding="utf-8") as file:
+    with lzma.open(sample_path("en"), "rt", encoding="utf-8") as file:
         (tmp_path / "samples" / "english.txt").write_text(file.read(60_000), encoding="utf-8")
     for name, program in PROGRAMS.items():
         (tmp_path / name).write_text(shortened(program, SHORTER), encoding="utf-8")

@@ -45,6 +45,7 @@ CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user 
 RUN_METADATA = "run.json"
 _CONFIG = "config.json"  # in a Hugging Face folder
 _GGUF = "model.gguf"  # in a folder for llama.cpp
+_ONNX = "onnx"  # the folder of ONNX files
 
 # Files in a model folder of Trivium or Hugging Face; `overwrite` may replace only these.
 _MODEL_FILES = (
@@ -155,8 +156,10 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 
 def _is_model_file(path: Path) -> bool:
-    """Return whether a path is a file of a model, or a module folder of sentence-transformers."""
-    if path.is_dir():
+    """Return whether a path is a file of a model or a folder with parts of a model."""
+    if path.is_dir() and path.name == _ONNX:
+        return all(each.match("*.onnx") or each.match("*.onnx_data") for each in path.iterdir())
+    if path.is_dir():  # a module folder of sentence-transformers
         known = {each.name for each in path.iterdir()} <= {_CONFIG, WEIGHTS}
         return known and (path.name == POOLING or path.match("[2-9]_Dense"))
     return any(path.match(pattern) for pattern in _MODEL_FILES)

@@ -13,6 +13,7 @@ import torch
 
 from trivium.adapt.quantize import Quantization, quantize_base
 from trivium.adapt.quantize import pack as pack_weights
+from trivium.bundled_models import is_bundled
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
 from trivium.interop.hf_folder import is_hf_folder, read_folder
 from trivium.interop.hub import find_folder
@@ -52,17 +53,19 @@ def load(
 
     If a run has not finished, its last good checkpoint is loaded, with a warning. A folder with an
     adapter in PEFT's format is loaded together with the base model that it names. A path that is
-    not a folder is looked up on the Hugging Face hub, or in the hub's local cache.
+    not a folder is looked up among the models that come with Trivium (`stories`), and then on the
+    Hugging Face hub, or in the hub's local cache.
 
     Args:
-        path: a folder of Trivium or `transformers`, or a hub name such as "org/name", optionally
-            with a revision: "org/name@v1.0".
+        path: a folder of Trivium or `transformers`, the name of a bundled model, or a hub name such
+            as "org/name", optionally with a revision: "org/name@v1.0".
         checkpoint: the step of the checkpoint to load (only for a run).
         device: the device of the weights. "auto" is a GPU if there is one, else the CPU. With
             "meta", no weights are loaded: the model only reports its capabilities, which are read
             from spec.json or from the headers of the weight files.
         dtype: the dtype of the weights, or its name. The default is the stored dtype. If a Hugging
-            Face folder contains several, the default is the dtype of most parameters.
+            Face folder contains several, the default is the dtype of most parameters. The default
+            of bundled models is float32.
         lowercase: whether a tokenizer that is read from a `vocab.txt` lowercases text. It is used
             only if the folder does not contain this setting.
         quantize: quantise the weights to 8 bits ("int8"), for less memory and, on a CPU, faster
@@ -122,6 +125,8 @@ def load(
         dtype = dtype or _most_common_dtype(lm.module)
     else:
         lm = _load_folder(folder, on_meta=on_meta, verify=verify)
+        if is_bundled(folder):
+            dtype = dtype or "float32"  # fast on every CPU
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     _move_and_pack(lm.module, target, precision, quantize, pack=pack)
     lm.compile = compile

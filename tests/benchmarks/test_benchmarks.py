@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.filterwarnings("ignore")  # the peer's
@@ -32,7 +32,7 @@ def texts(folder):
     """Two small files of English text."""
     from trivium.data import read_documents
 
-    documents = [document.text for _, document in zip(range(60), read_documents(sample("en")))]
+    documents = [document.text for _, document in zip(range(60), read_documents(sample_path("en")))]
     paths = folder / "train.txt", folder / "valid.txt"
     for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
         path.write_text("\n\n".join(part), encoding="utf-8")

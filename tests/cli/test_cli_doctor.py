@@ -14,7 +14,7 @@ import torch
 
 from trivium.cli import doctor as doctor_command
 from trivium.cli import main
-from trivium.messages import catalog
+from trivium.messages import load_catalog
 from trivium.workflows import doctor
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def test_every_extra_is_described_and_no_other():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {*project["optional-dependencies"]} - OF_DEVELOPERS
     assert sorted(doctor.EXTRAS) == sorted(extras)
-    assert {name[6:] for name in catalog("en") if name.startswith("extra.")} == extras
+    assert {name[6:] for name in load_catalog("en") if name.startswith("extra.")} == extras
 
 
 def test_the_installation_is_described(versions, capsys):

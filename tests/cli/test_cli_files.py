@@ -354,12 +354,12 @@ def test_a_run_and_its_evaluation_report_calibration(capsys, tmp_path):
     known = json.loads((run / "evaluation.json").read_text("utf-8"))["calibration"]
     expected = compute_calibration(right, [one["score"] for one in lines])
     assert known == json.loads(json.dumps(dataclasses.asdict(expected)))
-    texts = expected.lines()
+    texts = expected.render()
     assert f"certainty  {texts[0]}" in printed
     assert f"{'':11}{texts[1]}" in printed
     result = json.loads(output(capsys, "eval", str(run), str(valid), "--json")[0])
     assert result["calibration"]["rule"] == known["rule"]
     assert result["calibration"]["points"][-1][1:] == [1.0, pytest.approx(result["accuracy"])]
     shown = output(capsys, "eval", str(run), str(valid))
-    texts = [*Calibration(**result["calibration"]).lines()]
+    texts = [*Calibration(**result["calibration"]).render()]
     assert shown[-len(texts) :] == [f"  {text}" for text in texts]

@@ -11,7 +11,7 @@ import pytest
 from trivium.cli import main
 from trivium.data import read_documents
 from trivium.data.cleaning import CleanOptions, clean
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 from trivium.errors import DataError
 
 pytest.importorskip("datatrove")
@@ -21,7 +21,7 @@ FRENCH = "Le phare fut construit en pierre du pays et il est ouvert aux visiteur
 
 @pytest.fixture(scope="module")
 def good():
-    documents = [document.text for _, document in zip(range(60), read_documents(sample("en")))]
+    documents = [document.text for _, document in zip(range(60), read_documents(sample_path("en")))]
     return [text for text in documents if len(text) > 3000][:12]
 
 
@@ -69,7 +69,7 @@ def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
 
 
 def test_other_languages_and_nothing_to_keep(tmp_path):
-    texts = [document.text for _, document in zip(range(40), read_documents(sample("zh")))]
+    texts = [document.text for _, document in zip(range(40), read_documents(sample_path("zh")))]
     path = write(tmp_path / "zh.jsonl", texts)
     report = clean(path, tmp_path / "zh", CleanOptions(language="zh"))
     assert report.kept > 25

@@ -82,7 +82,7 @@ def test_a_decoder_has_lengths_of_its_own():
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch.decoder_lengths.tolist() == [2, 4]
     assert batch.num_tokens == 10
-    assert batch.rows(1, 2).decoder_input_ids.tolist() == [[1, 2, 3, 4]]
+    assert batch.slice_rows(1, 2).decoder_input_ids.tolist() == [[1, 2, 3, 4]]
     assert list(batch.to_batch().arrays()) == [
         *("input_ids", "attention_mask", "decoder_input_ids", "labels")
     ]

@@ -102,9 +102,9 @@ def test_noise_depends_on_the_row_alone():
     assert np.array_equal(some.uniform(19, 0), everyone.uniform(19, 0)[[93, 2, 41]])
     assert np.array_equal(some.uniform(19, 0)[:, :11], some.uniform(11, 0))
     assert np.array_equal(
-        some.integers(997, 19, 1), everyone.rows(0, 101).integers(997, 19, 1)[[93, 2, 41]]
+        some.integers(997, 19, 1), everyone.slice_rows(0, 101).integers(997, 19, 1)[[93, 2, 41]]
     )
-    assert everyone.rows(40, 43).uniform(5, 0)[1, 2] == some.uniform(5, 0)[2, 2]
+    assert everyone.slice_rows(40, 43).uniform(5, 0)[1, 2] == some.uniform(5, 0)[2, 2]
     assert len(some) == 3
 
 

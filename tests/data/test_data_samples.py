@@ -8,29 +8,37 @@ import pytest
 
 from trivium.data import read_documents, read_records
 from trivium.data.records import RecordOptions
-from trivium.data.samples import EXAMPLES, LICENCES, SAMPLES, STORIES, copy_samples, sample, stories
+from trivium.data.samples import (
+    EXAMPLES,
+    LICENCES,
+    SAMPLES,
+    STORIES,
+    copy_samples,
+    sample_path,
+    story_paths,
+)
 from trivium.errors import DataError
 
 
 def test_documents():
     for language, documents, megabytes in (("en", 1820, 5.6), ("zh", 1340, 3.1)):
-        texts = [document.text for document in read_documents([sample(language)])]
+        texts = [document.text for document in read_documents([sample_path(language)])]
         assert len(texts) == len(set(texts)) == documents
-        size = len(lzma.decompress(sample(language).read_bytes()))
+        size = len(lzma.decompress(sample_path(language).read_bytes()))
         assert size == pytest.approx(megabytes * 1e6, rel=0.02)
     with pytest.raises(DataError, match="en, zh"):
-        sample("fr")
+        sample_path("fr")
 
 
 def test_stories():
-    parts = [[document.text for document in read_documents([path])] for path in stories()]
+    parts = [[document.text for document in read_documents([path])] for path in story_paths()]
     assert [len(texts) for texts in parts] == [11344, 366]
     assert len({text for texts in parts for text in texts}) == 11344 + 366
     assert sum(text.startswith("Once upon a time") for text in parts[0]) > 3000
 
 
 def test_what_is_bundled_is_small():
-    size = sum(path.stat().st_size for path in sample("en").parent.iterdir() if path.is_file())
+    size = sum(path.stat().st_size for path in sample_path("en").parent.iterdir() if path.is_file())
     assert size < 10_000_000
 
 

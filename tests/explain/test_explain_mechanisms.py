@@ -8,10 +8,12 @@ import pytest
 import torch
 from support.overfit_tasks import word_tokenizer
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium.errors import TriviumError
 from trivium.explain import Grid, explain
+from trivium.explain.topics import additive_attention, block, gpt, grouped_query, rnn
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.presets import presets
@@ -102,6 +104,18 @@ def test_norm_of_the_listing():
     torch.testing.assert_close(listing, of(results["LayerNorm"]) * 0.75**0.5, rtol=0, atol=1e-5)
 
 
+def test_norms_with_trained_weights():
+    x, g, b = of([1, 2, 3, 6]), of([1, 2, 0.5, 1]), of([0, 0, 1, -1])
+    page = explain("norm", [1, 2, 3, 6], weight="1 2 0.5 1", bias="0 0 1 -1")
+    results = {name: of(row) for name, row in page.data["results"].items()}
+    torch.testing.assert_close(results["LayerNorm"], F.layer_norm(x, [4], g, b))
+    torch.testing.assert_close(results["RMSNorm"], F.rms_norm(x, [4], g, eps=1e-6) + b)
+    torch.testing.assert_close(results["RMSNorm (1 + w)"], F.rms_norm(x, [4], g, eps=1e-6))
+    for text in ("1 2", "1 2 3 many"):
+        with pytest.raises(TriviumError, match="give 4 numbers separated by spaces"):
+            explain("norm", [1, 2, 3, 6], weight=text)
+
+
 def test_activations():
     data = explain("activation", [0.1, 10.0]).data
     x = of(data["x"])
@@ -113,7 +127,10 @@ def test_activations():
 
 
 def test_the_feed_forward_network_step_by_step():
-    steps = explain("feed-forward", [1.0, -1.0, 2.0]).data["SwiGLU"]
+    data = explain("feed-forward", [1.0, -1.0, 2.0]).data
+    relu = [*map(of, data["ReLU"].values())]
+    torch.testing.assert_close(relu[1], relu[0].relu())
+    steps = data["SwiGLU"]
     gate, value = of(steps["x W"]), of(steps["x V"])
     torch.testing.assert_close(of(steps["Swish(x W) * x V"]), gate * gate.sigmoid() * value)
 
@@ -125,6 +142,97 @@ def test_gradients_reach_further_through_gates():
     assert far == sorted(far)
     assert far[0] < 1e-12
     assert far[-1] > 0.1
+
+
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_the_steps_of_a_cell_are_those_of_pytorch(cell):
+    data = explain("rnn", [1.0, -0.5, 2.0], cell=cell, distance=1).data
+    made = {"elman": torch.nn.RNNCell, "gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}[cell]
+    theirs = made(1, 2).double()
+    u, v, b = (torch.cat(list(map(of, part))) for part in zip(*rnn._WEIGHTS[cell].values()))
+    with torch.no_grad():
+        theirs.weight_hh.copy_(u)
+        theirs.weight_ih.copy_(v)
+        theirs.bias_ih.copy_(b)
+        theirs.bias_hh.zero_()
+        state, steps = None, {name: of(rows) for name, rows in data["steps"].items()}
+        for t, x in enumerate([1.0, -0.5, 2.0]):
+            state = theirs(of([[x]]), state)
+            h = state[0] if cell == "lstm" else state
+            torch.testing.assert_close(steps["h_t"][t], h[0])
+            if cell == "lstm":
+                torch.testing.assert_close(steps["c_t"][t], state[1][0])
+                torch.testing.assert_close(steps["o_t"][t] * steps["c_t"][t].tanh(), h[0])
+            if cell == "gru":
+                before = steps["h_t"][t - 1] if t else torch.zeros(2)
+                z, n = steps["z_t"][t], steps["n_t"][t]
+                torch.testing.assert_close(z * before + (1 - z) * n, h[0])
+
+
+def test_the_streams_of_xlnet():
+    data = explain("permutation", ["the cat sat on the mat and it slept"]).data
+    content, query = torch.tensor(data["content_mask"]), torch.tensor(data["query_mask"])
+    tokens, order = data["rows"][0]["tokens"], torch.tensor(data["batch"]["order"][0])
+    order = order[: len(tokens)]
+    # perm_mask of transformers: 1 where a token does not see another; the query stream uses it, the
+    # content stream uses it except that a token sees itself.
+    perm_mask = (order[:, None] <= order).int()
+    targets = [i for i in order.argsort().tolist() if data["rows"][0]["labels"][i]]
+    assert torch.equal(query, 1 - perm_mask[targets])
+    known = (order == 0).int()
+    expected = ((1 - perm_mask) | torch.eye(len(tokens), dtype=torch.int) | known).int()
+    assert torch.equal(content, expected)
+    for (_, seen), row in zip(data["steps"], query.tolist(), strict=True):
+        assert seen.split() == [token for token, visible in zip(tokens, row) if visible]
+
+
+def test_a_whole_gpt_is_that_of_transformers():
+    data = explain("gpt", "the cat drank the", steps=40).data
+    model, losses = gpt._train(40, 0)
+    assert data["losses"] == losses
+    assert losses[-1] < losses[0] / 2
+    config = GPT2Config(
+        vocab_size=9, n_positions=6, n_embd=4, n_layer=2, n_head=2, attn_implementation="eager"
+    )
+    theirs = GPT2LMHeadModel(config).double().eval()
+    ours, body = model.decoder, theirs.transformer
+    with torch.no_grad():
+        body.wte.weight.copy_(model.tokens.weight)
+        body.wpe.weight.copy_(ours.embedding.positions.weight)
+        for layer, block in zip(ours.layers, body.h, strict=True):
+            parts = (layer.mixer.query, layer.mixer.key, layer.mixer.value)
+            block.attn.c_attn.weight.copy_(torch.cat([part.weight for part in parts]).T)
+            block.attn.c_attn.bias.copy_(torch.cat([part.bias for part in parts]))
+            for conv, linear in (
+                (block.attn.c_proj, layer.mixer.output),
+                (block.mlp.c_fc, layer.feed_forward.up),
+                (block.mlp.c_proj, layer.feed_forward.down),
+            ):
+                conv.weight.copy_(linear.weight.T)
+                conv.bias.copy_(linear.bias)
+            block.ln_1.load_state_dict(layer.mixer_residual.pre_norm.state_dict())
+            block.ln_2.load_state_dict(layer.feed_forward_residual.pre_norm.state_dict())
+        body.ln_f.load_state_dict(ours.norm.state_dict())
+        output = theirs(
+            torch.tensor([data["ids"]]), output_hidden_states=True, output_attentions=True
+        )
+    torch.testing.assert_close(of(data["logits"]), output.logits[0])
+    for name, hidden in zip(("input", "block 1", "final"), output.hidden_states, strict=True):
+        torch.testing.assert_close(of(data[name]), hidden[0])
+    torch.testing.assert_close(of(data["alpha"]), output.attentions[0][0, 0])
+    torch.testing.assert_close(of(data["middle"]) + of(data["fed"]), of(data["block 1"]))
+
+
+def test_a_gpt_learns_its_four_sentences():
+    probabilities = explain("gpt", "the mouse ate the").data["probabilities"]
+    assert probabilities[0][1:4] == pytest.approx([0.5, 0.25, 0.25], abs=0.05)
+    assert probabilities[-1][6] > 0.9
+    with pytest.raises(TriviumError, match='"fish" is not in the vocabulary'):
+        explain("gpt", "the fish")
+    with pytest.raises(TriviumError, match="the text has 1 words: give 2 to 6"):
+        explain("gpt", "the")
+    with pytest.raises(TriviumError, match="steps is -1"):
+        explain("gpt", steps=-1)
 
 
 def test_parameters_of_llama():
@@ -145,3 +253,83 @@ def test_the_loss(tmp_path):
         explain("loss", [3.0, 1.0, 0.0, -1.0], label=5)
     text = explain("loss", text="the cat sat", model=saved("gpt2", tmp_path)).data["text"]
     assert text["bits_per_byte"] == pytest.approx(text["loss"] * 3 / math.log(2) / 11)
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_block_is_that_of_pytorch(placement):
+    steps = explain("block", 2, seed=3).data["steps"][placement]
+    steps = {name.partition(" = ")[0]: of(row) for name, row in steps.items()}
+    layer = torch.nn.TransformerEncoderLayer(
+        4, 2, 16, dropout=0.0, bias=True, norm_first=placement == "pre", batch_first=True
+    ).double()
+    (ours,) = block._build_blocks(placement, 1, 4, 2, torch.Generator().manual_seed(3))
+    mixer, network = ours.mixer, ours.feed_forward
+    with torch.no_grad():
+        for weight in layer.parameters():
+            if weight.ndim == 1:
+                weight.zero_()
+        layer.norm1.weight.fill_(1.0)
+        layer.norm2.weight.fill_(1.0)
+        parts = (mixer.query, mixer.key, mixer.value)
+        layer.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        layer.self_attn.out_proj.weight.copy_(mixer.output.weight)
+        layer.linear1.weight.copy_(network.up.weight)
+        layer.linear2.weight.copy_(network.down.weight)
+        x = of(block._X)[None]
+        causal = torch.nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
+        theirs = layer(x, src_mask=causal)[0, 2]
+    torch.testing.assert_close(steps["y"], theirs)
+    name = "a + g" if placement == "post" else "y"
+    g = steps["g"]
+    torch.testing.assert_close(steps[name], steps["a"] + g)
+
+
+def test_depth_needs_residuals_and_norms():
+    data = explain("block", 24).data
+    top = {name: norms[-1] for name, norms in data["gradient_norms"].items()}
+    assert top["f(x)"] < 1e-5
+    assert top["x + f(x)"] > 1e4
+    assert all(0.1 < top[name] < 10 for name in ("LN(x + f(x))", "x + f(LN(x))"))
+    alike = {name: cosines[-1] for name, cosines in data["cosines"].items()}
+    assert alike["LN(f(x))"] > 0.999
+    assert alike["x + f(LN(x))"] < 0.9
+    with pytest.raises(TriviumError, match="depth is 1: give a number of blocks from 2 to 200"):
+        explain("block", 1)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_grouped_queries_are_those_of_pytorch(kv_heads):
+    data = explain("grouped-query", kv_heads=kv_heads, seed=1).data
+    q, k, v = (of(data[name])[None] for name in "qkv")
+    assert k.shape == (1, kv_heads, 4, 2)
+    expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0]
+    torch.testing.assert_close(of(data["heads"]), expected)
+    mixer = grouped_query._build_attention(4, kv_heads, 1)
+    mixed = F.linear(expected.transpose(0, 1).flatten(1), mixer.output.weight)
+    torch.testing.assert_close(of(data["output"]), mixed.detach())
+
+
+def test_heads_that_cannot_be_grouped_are_refused():
+    with pytest.raises(TriviumError, match="heads is 4 and kv_heads is 3"):
+        explain("grouped-query", kv_heads=3)
+
+
+def test_additive_attention_is_the_formula():
+    data = explain("additive-attention", 4).data
+    weights = {name: of(weight) for name, weight in additive_attention._WEIGHTS.items()}
+    h, y = of(additive_attention._H), of(additive_attention._TOKENS)[:, None]
+    s = torch.tanh(h[0, 1:])
+    w_z, w_r, w = weights["inputs.weight"]
+    u_z, u_r = weights["gates.weight"]
+    for i in range(4):
+        features = torch.tanh(weights["query.weight"] @ s + h @ weights["key.weight"].T)
+        alpha = (features @ weights["score"]).softmax(0)
+        c = alpha @ h
+        torch.testing.assert_close(of(data["alpha"][i]), alpha)
+        torch.testing.assert_close(of(data["contexts"][i]), c)
+        z, r = torch.sigmoid(w_z * y[i] + u_z * s), torch.sigmoid(w_r * y[i] + u_r * s)
+        new = torch.tanh(w * y[i] + r * s + weights["attended.weight"][2] @ c)
+        s = (1 - z) * s + z * new
+        torch.testing.assert_close(of(data["states"][i]), s)
+    with pytest.raises(TriviumError, match="steps is 5: give 1 to 4"):
+        explain("additive-attention", 5)

@@ -27,7 +27,7 @@ from trivium.data.checks import check_texts
 from trivium.data.cleaning import CleanOptions, clean
 from trivium.data.prepare import find_unfinished_tokenizer, partial_folder, prepare, prepare_part
 from trivium.data.records import RecordOptions
-from trivium.data.samples import sample
+from trivium.data.samples import sample_path
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
 from trivium.objectives import Objective
@@ -283,7 +283,7 @@ def _check_data(folder: Path) -> None:
 
 def _texts_to_clean() -> Files:
     """A document that is kept and one that is not."""
-    documents = (document.text for document in read_documents(sample("en")))
+    documents = (document.text for document in read_documents(sample_path("en")))
     good = next(text for text in documents if len(text) > 3000)
     return {"a.jsonl": _json_lines({"text": good}, {"text": TEXT})}
 

@@ -297,7 +297,7 @@ def _read_weights(folder: Path) -> None:
 def _render(folder: Path) -> None:
     source = (folder / "chat_template.jinja").read_text(errors="replace")
     template = ChatTemplate(source, {"eos_token": "</s>"})
-    template.responses(MESSAGES)
+    template.get_turns(MESSAGES)
     template.render(MESSAGES, add_generation_prompt=True)
 
 

@@ -491,4 +491,4 @@ def test_the_command_exports_a_saved_model(
     server = LlamaCpp(tmp_path / "out" / GGUF_FILE)
     assert server.encode(TEXTS[0]) == list(tokenizer.encode(TEXTS[0]).ids)
     assert main(["export", saved, str(tmp_path / "hf"), "--type", "f32"]) == 2
-    assert "--type needs --format gguf" in capsys.readouterr().err
+    assert "--format hf takes no --type" in capsys.readouterr().err

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from trivium import load
+from trivium.bundled_models import BUNDLED_MODELS
 from trivium.errors import CheckpointError
 from trivium.interop.hub import find_folder
+from trivium.presets import presets
 
 
 @pytest.fixture
@@ -53,6 +59,21 @@ def test_a_local_folder_comes_first(hub, tmp_path, monkeypatch):
             find_folder(path)
     with pytest.raises(CheckpointError, match=r'org has name\. Did you mean "org/name"'):
         find_folder("org/nam")
+    assert not calls
+
+
+def test_a_bundled_model_comes_before_the_hub_and_after_a_local_folder(hub, tmp_path, monkeypatch):
+    calls = hub(ValueError("not called"))
+    monkeypatch.chdir(tmp_path)
+    for name in BUNDLED_MODELS:
+        folder = find_folder(name)
+        assert (folder / "README.md").is_file()
+        assert load(name).module.tokens.weight.dtype == torch.float32
+        assert load(name, dtype="bfloat16").module.tokens.weight.dtype == torch.bfloat16
+        (tmp_path / name).mkdir()
+        with pytest.warns(UserWarning, match="the folder of this name here"):
+            assert find_folder(name) == Path(name)
+    assert not {*BUNDLED_MODELS} & {*presets}
     assert not calls
 
 

@@ -17,10 +17,10 @@ import typer
 from trivium import cli
 from trivium.messages import _IN_FILES as IN_FILES
 from trivium.messages import (
-    catalog,
     detect_language,
     display_width,
     english,
+    load_catalog,
     load_chinese_help,
     padded,
     translate_english,
@@ -80,7 +80,7 @@ def identifiers(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator
             re.escape(str(p.value)) if isinstance(p, ast.Constant) else "(.+)" for p in node.values
         )
         pattern = re.compile("".join(map(str, parts)))
-        for known in catalog("en"):
+        for known in load_catalog("en"):
             match = pattern.fullmatch(known)
             if match and {match[1], f"{match[1]}s"} & strings():
                 yield known
@@ -137,7 +137,7 @@ def used() -> set[str]:
 
 
 def test_every_identifier_is_in_the_catalog_and_is_used():
-    known = catalog("en").keys()
+    known = load_catalog("en").keys()
     of_click = {one for one in known if one.startswith("click.")}
     missing, unused = used() - known, known - used() - of_click - strings()
     assert (sorted(missing), sorted(unused)) == ([], [])
@@ -146,8 +146,8 @@ def test_every_identifier_is_in_the_catalog_and_is_used():
 def test_texts_have_the_same_fields_in_both_languages():
     differing = [
         identifier
-        for identifier, text in catalog("en").items()
-        if fields(text).keys() != fields(catalog("zh")[identifier]).keys()
+        for identifier, text in load_catalog("en").items()
+        if fields(text).keys() != fields(load_catalog("zh")[identifier]).keys()
     ]
     assert differing == []
 
@@ -156,7 +156,7 @@ def test_calls_give_the_values_of_their_texts():
     wrong = []
     for where, name, call, found in calls():
         given = {one.arg for one in call.keywords}
-        texts = [catalog("en").get(one, "") for one in found if not one.startswith("label.")]
+        texts = [load_catalog("en").get(one, "") for one in found if not one.startswith("label.")]
         needed = {field for text in texts for field in fields(text)}
         if name in ("translated", "english", "tell") and texts and None not in given:
             wrong += [where] if given != needed else []
@@ -213,15 +213,19 @@ def test_every_text_of_help_has_its_chinese_and_no_other_has():
     assert differing == []
 
 
-@pytest.mark.parametrize("identifier", [one for one in catalog("en") if one.startswith(IN_FILES)])
+@pytest.mark.parametrize(
+    "identifier", [one for one in load_catalog("en") if one.startswith(IN_FILES)]
+)
 def test_a_text_of_a_file_is_translated_with_its_values(
     identifier: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
-    specs = fields(catalog("en")[identifier])
+    specs = fields(load_catalog("en")[identifier])
     values = dict(zip(specs, (2, 3, 5, 7)))
     shown = {name: format(value, specs[name]) for name, value in values.items()}
-    chinese = re.sub(r"\{(\w+)[^{}]*\}", lambda field: shown[field[1]], catalog("zh")[identifier])
+    chinese = re.sub(
+        r"\{(\w+)[^{}]*\}", lambda field: shown[field[1]], load_catalog("zh")[identifier]
+    )
     assert translate_english(english(identifier, **values)) == chinese
     assert translate_english("BLEU nrefs:1|case:mixed") == "BLEU nrefs:1|case:mixed"
 

@@ -68,7 +68,7 @@ def test_every_row_is_whole_and_its_noise_is_its_own():
     batch = BlankFilling().prepare(rows, noise, VOCAB)
     arrays = (batch.input_ids, batch.position_ids, batch.prefix_lengths, batch.labels)
     for i, (tokens, positions, given, labels) in enumerate(zip(*arrays, strict=True)):
-        alone = BlankFilling().prepare(rows.rows(i, i + 1), noise.rows(i, i + 1), VOCAB)
+        alone = BlankFilling().prepare(rows.slice_rows(i, i + 1), noise.slice_rows(i, i + 1), VOCAB)
         width = alone.input_ids.shape[1]
         for mine, all_rows in zip(alone.arrays().values(), batch.arrays().values(), strict=True):
             assert (mine[0] == (all_rows[i] if mine.ndim == 1 else all_rows[i, :width])).all()

@@ -113,7 +113,7 @@ def test_no_threshold_is_suggested_where_none_halves_the_errors(right, scores, p
     assert np.allclose(found.points, points)
     assert found.calibration_error == pytest.approx(error)
     assert found.threshold is None
-    assert len(found.lines()) == 2
+    assert len(found.render()) == 2
 
 
 def test_a_threshold_that_keeps_few_examples_is_not_suggested():
@@ -131,7 +131,7 @@ def test_scores_that_differ_in_their_last_digits_are_told_apart(tmp_path):
     found = compute_calibration([True] * 10 + [False] * 5, [float(high)] * 10 + [float(low)] * 5)
     assert found.threshold is not None
     assert low < found.threshold <= high
-    assert str(found.threshold) in found.lines()[-1]  # as it is typed
+    assert str(found.threshold) in found.render()[-1]  # as it is typed
     write_json(tmp_path / "a.json", found.points)
     large = compute_calibration(np.arange(5000) % 3 > 0, np.linspace(0.3, 1.0, 5000))
     assert len(large.points) == 100
@@ -140,10 +140,10 @@ def test_scores_that_differ_in_their_last_digits_are_told_apart(tmp_path):
 
 def test_lines_say_how_predict_takes_the_threshold(monkeypatch):
     found = Calibration(0.125, ((0.9, 0.5, 1.0), (0.5, 1.0, 0.75)), 0.83, 0.5, 1.0)
-    coverage, error, threshold = found.lines()
+    coverage, error, threshold = found.render()
     assert "100% 0.7500, 50% 1.0000" in coverage
     assert "0.1250 (15 probability bins" in error
     assert threshold.startswith("try trivium predict with --threshold 0.83 --below other")
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
-    assert "--threshold 0.83 --below other" in found.lines()[-1]
-    assert "覆盖率" in found.lines()[0]
+    assert "--threshold 0.83 --below other" in found.render()[-1]
+    assert "覆盖率" in found.render()[0]

@@ -158,7 +158,7 @@ def test_a_seq2seq_prefix_loses_nothing_and_depends_on_its_row_alone():
         assert source
         assert source + target[:-1] == rows.input_ids[row, :length].tolist()
         assert batch.decoder_input_ids[row, : len(target)].tolist() == [PAD, *target[:-1]]
-    alone = objective.prepare(rows.rows(3, 4), RowRandom(0, positions[3:4]), VOCAB)
+    alone = objective.prepare(rows.slice_rows(3, 4), RowRandom(0, positions[3:4]), VOCAB)
     assert alone.labels is not None
     assert (alone.labels[0] == batch.labels[3, : alone.labels.shape[1]]).all()
 

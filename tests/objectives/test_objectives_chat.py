@@ -133,15 +133,15 @@ def test_a_step_has_as_many_conversations_as_it_says():
 def test_overfits_and_answers():
     objective, lm, loss = overfit(Chat(), EXAMPLES, "gpt2", lr=3e-3)
     assert loss < 0.1
-    assert objective.metrics(lm, EXAMPLES).values["perplexity"] < 1.1
+    assert objective.evaluate(lm, EXAMPLES).values["perplexity"] < 1.1
     prompt = "User: what is red Assistant:"
     assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
     assert objective.suggest_command("runs/x", lm) == "chat runs/x"
-    metrics = objective.metrics(lm, [*EXAMPLES] * 20)
+    metrics = objective.evaluate(lm, [*EXAMPLES] * 20)
     answered = objective.add_generations(lm, metrics)
     assert answered.values == metrics.values
     alone = Conversation(({"role": "assistant", "content": "hi"},), "x")
-    metrics = objective.metrics(lm, [alone])
+    metrics = objective.evaluate(lm, [alone])
     assert objective.add_generations(lm, metrics).predictions == metrics.predictions
     for row, has in zip(answered.predictions, [*[True] * 16, False], strict=False):
         assert row.get("predicted") == (row["messages"][-1]["content"] if has else None)

@@ -249,7 +249,7 @@ def test_settings_refuse_labels_that_cannot_be_learned():
     numbers = examples([0.5, 1.5])
     resolved, lm = untrained(objective, numbers, "bert")
     with pytest.raises(DataError, match='line 2 is "much", not a number'):
-        resolved.metrics(lm, examples(["much"]))
+        resolved.evaluate(lm, examples(["much"]))
 
 
 def test_models_and_keys_that_do_not_fit_are_refused():
@@ -295,7 +295,7 @@ def test_models_and_keys_that_do_not_fit_are_refused():
 def test_every_kind_overfits_and_measures_itself(family, labels, options, main):
     gold = examples(labels, ["a pair"] * 7 if family == "bert" else None)
     objective, lm, _ = overfit(TextClassification(**options), gold, family)
-    metrics = objective.metrics(lm, gold)
+    metrics = objective.evaluate(lm, gold)
     assert metrics.main == main
     assert metrics.score > 0.98
     assert len(metrics.predictions) == 7
@@ -310,7 +310,7 @@ def test_every_kind_overfits_and_measures_itself(family, labels, options, main):
     if family == "bert":  # of pairs
         return
     assert lm.classify("so bad").label == "neg"
-    wrong = objective.metrics(lm, examples(["pos", *CLASSES[1:]]))
+    wrong = objective.evaluate(lm, examples(["pos", *CLASSES[1:]]))
     assert [(one.expected, one.predicted) for one in wrong.mistakes] == [("pos", "neg")]
     assert wrong.mistakes[0].where == "x.csv, line 2"
 

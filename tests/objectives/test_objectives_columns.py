@@ -17,7 +17,7 @@ from trivium.data.records import ReadReport, Record, RecordOptions
 from trivium.errors import DataError
 from trivium.interop.settings import Settings
 from trivium.objectives import LabelledObjective
-from trivium.objectives.chat import Chat, chat_template
+from trivium.objectives.chat import Chat, get_chat_template
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.conversations import as_text
 from trivium.objectives.kto import KTO
@@ -356,7 +356,7 @@ def test_messages_of_weight_0_are_read_and_not_trained(tmp_path, responses_only)
     assert ("yes" in said[1], "no" in said[1]) == (False, True)
     assert ("yes" in said[2], "no" in said[2]) == (True, False)
     assert all(("q" in words) != responses_only for words in said)
-    assert chat_template(lm).render(examples[0].messages).startswith("Ada: q\n")
+    assert get_chat_template(lm).render(examples[0].messages).startswith("Ada: q\n")
     turn = "{{ m.content }}{% generation %}x{% endgeneration %}"
     lm.settings = Settings(chat_template=f"{{% for m in messages %}}{turn}{{% endfor %}}")
     with pytest.warns(UserWarning, match="3 conversations have messages with a name"):

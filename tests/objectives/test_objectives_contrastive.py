@@ -192,7 +192,7 @@ def test_cached_gradients_are_those_of_the_whole_batch_for_any_micro_batch():
     cached = gradients(dropped, lm_dropped, tensors)
     lm_dropped.module.zero_grad()
     vectors = []
-    for cut, part in reversed([*tensors.parts()]):
+    for cut, part in reversed([*tensors.micro_batches()]):
         torch.manual_seed(derived_seed(3, cut.number))
         vectors.insert(0, dropped._embed(lm_dropped.module, part)[0])
     loss = contrastive_loss(torch.cat(vectors), tensors.sequence_labels, dropped.temperature)
@@ -221,7 +221,7 @@ def test_overfits_and_finds_what_belongs_together(family, pooling, tmp_path):
     objective, lm, loss = overfit(Contrastive.from_tree({}), pairs, family, steps=25)
     assert objective.pooling == lm.pooling == pooling  # type: ignore[attr-defined]
     assert loss < 0.3
-    metrics = objective.metrics(lm, pairs)
+    metrics = objective.evaluate(lm, pairs)
     assert metrics.main == "mrr"
     assert metrics.score == metrics.values["recall@1"] == metrics.values["recall@10"] == 1.0
     assert {"bm25_mrr", "mixed_recall@10"} <= metrics.values.keys()

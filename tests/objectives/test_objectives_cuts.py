@@ -114,7 +114,7 @@ def test_perplexity_of_no_token_is_refused(kind, tmp_path):
     records = [record(kind, n, size=40) for n in range(3)]
     _, examples, objective, lm = encoded_of(kind, tmp_path, records, LIMIT)
     with pytest.raises(DataError, match="there is no token to compute a perplexity of"):
-        objective.metrics(lm, examples)
+        objective.evaluate(lm, examples)
 
 
 def test_perplexity_of_no_text_is_refused(tmp_path):

@@ -91,7 +91,7 @@ def test_the_noise_of_a_row_is_its_own(objective):
     facts = vocabulary(word_continuations=lambda: (np.arange(VOCAB) % 3 == 0).tolist())
     whole = objective.prepare(rows, RowRandom(1, positions), facts)
     for row in (6, 2):
-        alone = rows.rows(row, row + 1)
+        alone = rows.slice_rows(row, row + 1)
         single = objective.prepare(alone, RowRandom(1, positions[row : row + 1]), facts)
         assert (single.input_ids[0] == whole.input_ids[row]).all()
     other = objective.prepare(rows, RowRandom(2, positions), facts)

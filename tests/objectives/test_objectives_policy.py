@@ -39,7 +39,7 @@ def test_samples_follow_from_weights_and_seed():
     rewards = ({"kind": "regex", "pattern": "b"},)
     objective = PolicyGradient(num_generations=6, max_new_tokens=4, rewards=rewards)
     rows = objective.encode(PROMPTS, lm).take(range(3))
-    batches = [rows.to_batch().rows(0, 2), rows.to_batch().rows(2, 3)]
+    batches = [rows.to_batch().slice_rows(0, 2), rows.to_batch().slice_rows(2, 3)]
     one, same, other = (
         objective.rollout(lm, lm.module, batches, seed, SINGLE_PROCESS.map) for seed in (5, 5, 6)
     )
@@ -86,7 +86,7 @@ def test_samples_follow_from_weights_and_seed():
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
     assert base == pytest.approx(reference.double().numpy(), abs=1e-5)
-    metrics = objective.metrics(lm, PROMPTS)
+    metrics = objective.evaluate(lm, PROMPTS)
     assert metrics.main == "reward"
     assert metrics.values["reward"] == np.mean([row["reward"] for row in metrics.predictions])
 
@@ -99,7 +99,7 @@ def test_several_updates_are_bounded():
     objective = PolicyGradient(num_generations=4, num_iterations=2, rewards=rewards, **keys)
     rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
     batch = objective.rollout(lm, lm.module, [rows], 1, SINGLE_PROCESS.map)
-    parts = [to_device(batch.rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
+    parts = [to_device(batch.slice_rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
     logps, advantage = [], []
     for part in parts:
         terms = objective.loss(lm.module, part)
@@ -155,14 +155,14 @@ def test_learns_what_is_rewarded():
     objective = PolicyGradient(beta=0.0, num_generations=16, max_new_tokens=4)
     batches = [objective.encode(PROMPTS, lm).take(range(3)).to_batch()]
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
-    before = objective.metrics(lm, PROMPTS).values
+    before = objective.evaluate(lm, PROMPTS).values
     for step in range(15):
         batch = objective.rollout(lm, lm.module, batches, step, SINGLE_PROCESS.map)
         loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    after = objective.metrics(lm, PROMPTS).values
+    after = objective.evaluate(lm, PROMPTS).values
     assert before["reward"] < 0.4 < 0.9 < after["reward"]
 
 

@@ -207,7 +207,7 @@ def test_what_is_biased_is_so_by_what_theory_says():
     # The gradient of k3 is that of the divergence of q from p, token by token.
     total = torch.zeros((), dtype=torch.float64)
     for row, p in enumerate(every.p.tolist()):
-        tensors = to_device(every.batch().rows(row, row + 1), CPU)
+        tensors = to_device(every.batch().slice_rows(row, row + 1), CPU)
         total = total + p * every.objective.loss(every.lm.module, tensors)["k3"]
     ids = every.tensors.inputs["input_ids"]
     logp, logq = (

@@ -236,11 +236,11 @@ def test_the_first_loss_is_ln_2_and_labels_are_the_responses(family):
 def test_overfits_preferences(family, options):
     objective = PreferenceOptimization(**options)
     objective, lm, _ = overfit(objective, PAIRS, family, steps=25, lr=5e-3)
-    metrics = objective.metrics(lm, PAIRS)
+    metrics = objective.evaluate(lm, PAIRS)
     assert metrics.values["accuracy"] == 1.0
     assert metrics.values["ranking_accuracy"] == 1.0
     assert metrics.values["perplexity"] < 3
-    seen = PreferenceOptimization().metrics(lm, PAIRS)  # without a reference
+    seen = PreferenceOptimization().evaluate(lm, PAIRS)  # without a reference
     assert seen.main == "ranking_accuracy"
 
 
@@ -288,7 +288,7 @@ def test_rewards_are_those_of_bradley_and_terry(family):
     assert terms["center"] == pytest.approx(np.mean(r.sum(1) ** 2), rel=1e-3)
     assert objective.term_weights() == {"center": 0.01}
     objective, lm, _ = overfit(objective, PAIRS, family, steps=40, lr=3e-3)
-    metrics = objective.metrics(lm, PAIRS)
+    metrics = objective.evaluate(lm, PAIRS)
     assert metrics.values["accuracy"] == 1.0
     chosen, rejected = (one.score for one in lm.classify(["hi ho", "hi he he he"]))
     assert metrics.predictions[2]["reward"] == pytest.approx(chosen, rel=1e-3)
@@ -355,4 +355,4 @@ def test_a_step_of_judgements_in_parts_is_one_step(family):
     after = objective.predict(lm, JUDGEMENTS)
     for one, (before, _), (now, _) in zip(JUDGEMENTS, rows, after):
         assert (now > before) == one.is_desirable
-    assert objective.metrics(lm, JUDGEMENTS).values["auc"] == 1.0
+    assert objective.evaluate(lm, JUDGEMENTS).values["auc"] == 1.0

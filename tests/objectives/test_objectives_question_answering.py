@@ -161,12 +161,12 @@ def test_overfits_and_measures_itself():
     for impossible in (False, True):
         gold = questions(impossible=impossible)
         objective, lm, _ = overfit(QuestionAnswering(), gold, "bert", lr=2e-3)
-        metrics = objective.metrics(lm, gold)
+        metrics = objective.evaluate(lm, gold)
         assert (metrics.main, metrics.score) == ("f1", 1.0)
         assert metrics.values.get("no_answer_exact_match") == (1.0 if impossible else None)
         assert not metrics.mistakes
     wrong = Question("w", gold[0].question, CONTEXT, (("program", 20),), "y, line 1")
-    (mistake,) = objective.metrics(lm, [wrong]).mistakes
+    (mistake,) = objective.evaluate(lm, [wrong]).mistakes
     assert (mistake.expected, mistake.predicted) == ("program", "Ada")
     assert "answer runs/x 'Who wrote it?' --context" in objective.suggest_command("runs/x", lm)
 

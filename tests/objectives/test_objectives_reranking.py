@@ -83,7 +83,7 @@ EXAMPLES = [
 def test_a_model_learns_to_rank(family):
     objective, lm, loss = overfit(Reranking(), EXAMPLES, family, lr=3e-3)
     assert loss < 0.05
-    metrics = objective.metrics(lm, EXAMPLES)
+    metrics = objective.evaluate(lm, EXAMPLES)
     assert metrics.values == {"mrr@10": 1.0, "ndcg@10": 1.0, "average_precision": 1.0}
     ranked = lm.rerank("who two", ["the two wrong", "the two right", "the two other"], top_k=2)
     assert (ranked[0].index, len(ranked)) == (1, 2)
@@ -107,4 +107,4 @@ def test_the_loss_is_the_binary_cross_entropy_of_the_scores():
 def test_without_a_query_that_has_both_kinds_the_metrics_are_undefined():
     objective, lm, _ = overfit(Reranking(), EXAMPLES, "bert", steps=1)
     some = [one for one in EXAMPLES if one.is_relevant]
-    assert all(map(math.isnan, objective.metrics(lm, some).values.values()))
+    assert all(map(math.isnan, objective.evaluate(lm, some).values.values()))

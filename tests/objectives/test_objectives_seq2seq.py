@@ -203,7 +203,7 @@ def test_every_task_overfits_and_measures_itself():
         (TextToText(num_beams=1), "exact_match"),
     ):
         objective, lm, _ = overfit(objective, gold, "t5", lr=3e-3)
-        metrics = objective.metrics(lm, gold)
+        metrics = objective.evaluate(lm, gold)
         assert metrics.main == main
         assert metrics.values["exact_match"] == 1.0
         assert metrics.predictions[1] == {
@@ -217,9 +217,9 @@ def test_every_task_overfits_and_measures_itself():
                 SourceTarget("a dog", ("un chien la",), "1"),
                 SourceTarget("a dog", ("z",), "2"),
             )
-            assert [one.where for one in objective.metrics(lm, [near, far]).mistakes] == ["2", "1"]
+            assert [one.where for one in objective.evaluate(lm, [near, far]).mistakes] == ["2", "1"]
     assert lm.translate("a dog") == "un chien"
-    (mistake,) = objective.metrics(
+    (mistake,) = objective.evaluate(
         lm, [SourceTarget("a dog", ("une", "dog"), "y, line 7")]
     ).mistakes
     assert (mistake.where, mistake.expected, mistake.predicted) == ("y, line 7", "une", "un chien")

@@ -200,7 +200,7 @@ def test_text_infilling_replaces_its_share_in_spans():
     masks = (batch.input_ids == MASK).sum(axis=1)
     # Mean length 3, with inserted masks of length 0: about a third of the replaced tokens.
     assert 27 / 3 * 0.85 < masks.mean() < 27 / 3 * 1.25
-    alone = objective.prepare(rows.rows(7, 8), RowRandom(1, [7]), VOCAB)
+    alone = objective.prepare(rows.slice_rows(7, 8), RowRandom(1, [7]), VOCAB)
     assert (alone.input_ids[0] == batch.input_ids[7, : alone.input_ids.shape[1]]).all()
 
 

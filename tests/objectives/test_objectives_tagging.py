@@ -174,7 +174,7 @@ def test_what_tags_mean_is_decided_for_the_whole_data_set():
     objective, lm = untrained(Tagging(), gold, "bert")
     (rows,) = objective.encode(gold[:1], lm).take([0]).to_batch().labels
     assert [lm.settings.labels[i] for i in rows if i >= 0] == ["E", "S"]
-    assert "recall" not in objective.metrics(lm, gold[:1]).values
+    assert "recall" not in objective.evaluate(lm, gold[:1]).values
 
 
 @pytest.mark.parametrize(
@@ -251,13 +251,13 @@ def test_names_of_tags_have_every_inside_tag():
 def test_overfits_and_measures_itself():
     gold = sentences()
     objective, lm, _ = overfit(Tagging(), gold, "bert")
-    metrics = objective.metrics(lm, gold)
+    metrics = objective.evaluate(lm, gold)
     assert metrics.values == dict.fromkeys(
         ("f1", "precision", "recall", "macro_f1", "accuracy"), 1.0
     )
     assert [(row["label"], row["support"]) for row in metrics.by_label] == [("LOC", 3), ("PER", 3)]
     changed = [TaggedSentence(gold[1].words, ("B-PER", "B-LOC"), gold[1].where)]
-    (mistake,) = objective.metrics(lm, changed).mistakes
+    (mistake,) = objective.evaluate(lm, changed).mistakes
     assert (mistake.text, mistake.expected, mistake.predicted) == ("in", "B-PER", "O")
     parts = [
         TaggedSentence(one.words, tuple("N" if w[0].isupper() else "X" for w in one.words), "x")
@@ -269,7 +269,7 @@ def test_overfits_and_measures_itself():
     assert [each.tag for each in elmo.tag("in Oslo")] == ["O", "B-LOC"]
     assert elmo.embed(["in Oslo"]).shape == (1, 2 * elmo.spec.d_model)
     objective, lm, _ = overfit(Tagging(), parts, "gpt2")
-    metrics = objective.metrics(lm, parts)
+    metrics = objective.evaluate(lm, parts)
     assert (metrics.main, metrics.score, metrics.labels) == ("accuracy", 1.0, ("N", "X"))
     assert "tag runs/x 'Ada Lovelace lived" in objective.suggest_command("runs/x", lm)
 

@@ -74,7 +74,7 @@ def test_targets_include_the_tool_calls(tmp_path, name):
         encoded = objective.encode(examples, lm)
     template = ChatTemplate.of(SOURCES[name], lm.text_tokenizer)
     for number, example in enumerate(examples):
-        text, spans = template.responses(example.messages, tools=example.tools)
+        text, spans = template.get_turns(example.messages, tools=example.tools)
         first, *_, last = [text[start:stop] for start, stop in spans]
         assert "weather" in first
         assert name == "pythonic" or "Paris" in first

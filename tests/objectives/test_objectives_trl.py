@@ -20,8 +20,8 @@ from trivium.objectives.kto import KTO, UnpairedPreference
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import (
     PreferenceOptimization,
+    compute_log_probabilities,
     compute_preference_losses,
-    log_probabilities,
 )
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.responses import Prompt
@@ -177,7 +177,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
     # Their ipo is ours with means over tokens in place of the paper's sums.
     trainer.loss_types, trainer.loss_weights = ["ipo"], [1.0]
     with torch.no_grad():
-        sums, counts, _ = log_probabilities(lm.module, tensors)
+        sums, counts, _ = compute_log_probabilities(lm.module, tensors)
         means = (sums - tensors.sequence_labels) / counts
         ipo = PreferenceOptimization(loss_type="ipo", beta=0.1)
         ours = compute_preference_losses(ipo, means, torch.zeros_like(means), counts).mean()

@@ -80,7 +80,7 @@ def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
     [encoder] = objective.models_to_save(trained.module).values()
     spec = trained.spec.replace(heads=())
     lm = LanguageModel(spec, encoder, trained.tokenizer, trained.settings)
-    assert objective.metrics(lm, EXAMPLES).main == "mrr"
+    assert objective.evaluate(lm, EXAMPLES).main == "mrr"
     folder = lm.save(tmp_path / "a")
     again = load(folder)
     assert (again.spec.family, again.settings.task, again.pooling) == (

@@ -15,7 +15,7 @@ from trivium import cli
 from trivium.gpus import GPUS
 from trivium.models import build
 from trivium.objectives.tensor_batch import TensorBatch, token_losses
-from trivium.plan.forecast import plan_model
+from trivium.plan.forecast import resolve_model_spec
 from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import find_fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
@@ -116,7 +116,7 @@ def test_a_plan_counts_the_weights_of_the_published_listing(capsys):
     ],
 )
 def test_a_plan_has_the_heads_of_the_objective(name, heads):
-    spec, _ = plan_model(load_recipe(name))
+    spec, _ = resolve_model_spec(load_recipe(name))
     assert {head.kind for head in spec.heads} == heads
 
 
@@ -124,7 +124,7 @@ def test_a_plan_has_the_vocabularies_of_the_run():
     for changes, source in (({}, None), ({"model.separate_vocabularies": True}, 1024)):
         changes |= {"objective.kind": "translation", "tokenizer.vocab_size": 1000}
         for name in ("transformer-tiny", "textbook-transformer-base", "bahdanau-rnnsearch"):
-            spec, _ = plan_model(load_recipe(name, changes))
+            spec, _ = resolve_model_spec(load_recipe(name, changes))
             assert isinstance(spec, AttentionRNNSpec | TransformerSpec)
             assert (spec.vocab_size, spec.source_vocab_size) == (1024, source)
 

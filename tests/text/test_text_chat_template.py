@@ -102,8 +102,8 @@ def test_the_text_is_that_of_transformers(hf):
                 assert text == expected, (name, chat, prompt)
 
 
-def responses(name: str, chat) -> list[str]:
-    text, spans = ChatTemplate(TEMPLATES[name], TOKENS).responses(chat)
+def get_turns(name: str, chat) -> list[str]:
+    text, spans = ChatTemplate(TEMPLATES[name], TOKENS).get_turns(chat)
     assert text == ChatTemplate(TEMPLATES[name], TOKENS).render(chat)
     return [text[start:stop] for start, stop in spans]
 
@@ -129,7 +129,7 @@ def responses(name: str, chat) -> list[str]:
 )
 def test_the_responses_of_the_assistant(name, expected):
     chat = turns("a", "b", "b", "a", "a", "a", system="Be brief.")
-    assert responses(name, chat) == expected
+    assert get_turns(name, chat) == expected
 
 
 def test_responses_are_in_order_and_apart():
@@ -137,7 +137,7 @@ def test_responses_are_in_order_and_apart():
         if name == "json":
             continue
         for chat in CHATS:
-            _, spans = ChatTemplate(TEMPLATES[name], TOKENS).responses(chat)
+            _, spans = ChatTemplate(TEMPLATES[name], TOKENS).get_turns(chat)
             ends = [end for span in spans for end in span]
             assert ends == sorted(ends)
             assert len(spans) == sum(message["role"] == "assistant" for message in chat)
@@ -148,7 +148,7 @@ def test_marked_answers_are_those_of_transformers(hf):
     texts, spans = render_jinja_template(
         [chat], chat_template=MARKED, return_assistant_tokens_mask=True, **TOKENS
     )
-    assert ChatTemplate(MARKED, TOKENS).responses(chat) == (
+    assert ChatTemplate(MARKED, TOKENS).get_turns(chat) == (
         texts[0],
         [tuple(span) for span in spans[0]],
     )
@@ -156,7 +156,7 @@ def test_marked_answers_are_those_of_transformers(hf):
 
 def test_an_answer_before_any_question():
     chat = [{"role": "assistant", "content": "Welcome."}, *turns("Hi", "Yes?")]
-    assert responses("chatml", chat) == ["Welcome.<|im_end|>\n", "Yes?<|im_end|>\n"]
+    assert get_turns("chatml", chat) == ["Welcome.<|im_end|>\n", "Yes?<|im_end|>\n"]
 
 
 def test_messages_that_a_template_refuses():
@@ -172,7 +172,7 @@ def test_messages_that_a_template_refuses():
 def test_a_response_that_the_template_hides():
     hiding = ChatTemplate("{{ messages | length }}", {})
     with pytest.raises(TokenizerError, match=r"message 2 cannot be found .*\{% generation %\}"):
-        hiding.responses(turns("a", "b"))
+        hiding.get_turns(turns("a", "b"))
 
 
 def test_a_template_that_cannot_be_parsed():

@@ -156,7 +156,7 @@ def test_a_vocabulary_without_the_letter_a():
 def test_a_length_for_special_tokens_only():
     (one,) = encode_inputs(ours("bert"), [("the weather", "it's")], max_length=2)
     assert [ours("bert").tokens[index] for index in one.ids] == ["[CLS]", "[SEP]", "[SEP]"]
-    assert SpecialTokenTemplate(ours("bert")).num_special(paired=False) == 2
+    assert SpecialTokenTemplate(ours("bert")).count_special(paired=False) == 2
 
 
 def test_other_types_than_text_are_refused():

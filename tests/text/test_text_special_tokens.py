@@ -131,7 +131,7 @@ def test_messages_never_forge_control_tokens(chat_tokenizer, name):
     forged += [f"\ufdd2{index} \ufdd3" for index in chat_tokenizer.special_ids]
     forged += [f"\ufdd4{index}\ufdd5" for index in chat_tokenizer.special_ids]
     for word in forged:
-        text, spans = template.responses(turns(word)) if name != "json" else (plain, [])
+        text, spans = template.get_turns(turns(word)) if name != "json" else (plain, [])
         assert [text[a:b].count("the cat") for a, b in spans] == [1] * len(spans)
         text = template.render(turns(word), add_generation_prompt=True)
         encoding = reads.encode(text, add_special_tokens=False)
@@ -147,5 +147,5 @@ def test_messages_never_forge_control_tokens(chat_tokenizer, name):
 
 @pytest.mark.parametrize("name", CHAT_TEMPLATES)
 def test_the_token_that_closes_a_turn(chat_tokenizer, name):
-    end = ChatTemplate.of(CHAT_TEMPLATES[name], chat_tokenizer).end_of_turn(chat_tokenizer)
+    end = ChatTemplate.of(CHAT_TEMPLATES[name], chat_tokenizer).find_end_of_turn(chat_tokenizer)
     assert end == (None if ENDS[name] is None else chat_tokenizer.token_to_id(ENDS[name]))

@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing import parse_response
 from trl.chat_template_utils import llama3_template, qwen3_5_template, qwen3_template
 
 from trivium.errors import TokenizerError
-from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_arguments
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, parse_arguments
 from trivium.text.json_types import read_value
 from trivium.text.reasoning import ReasoningReader, opens_reasoning
 from trivium.text.tool_formats import (
@@ -112,7 +112,7 @@ def test_what_a_template_writes_is_read_back(name, expected):
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
-    text, spans = template.responses(messages, tools=[WEATHER])
+    text, spans = template.get_turns(messages, tools=[WEATHER])
     reasoning = ReasoningReader(is_open=name == "open-thinking")
     _, turn = reasoning.push(text[slice(*spans[-1])].partition("<e>")[0], is_last=True)
     content, found = read(format, *turn, functions={"weather": WEATHER["function"]["parameters"]})
@@ -121,9 +121,9 @@ def test_what_a_template_writes_is_read_back(name, expected):
         (one["function"]["name"], one["function"]["arguments"]) for one in calls
     ]
     # The calls as a message of the conversation give the same text.
-    again = [read_arguments({**messages[1], "tool_calls": [one.to_dict() for one in found]})]
+    again = [parse_arguments({**messages[1], "tool_calls": [one.to_dict() for one in found]})]
     if name != "mistral":  # whose template writes the ids
-        assert template.responses([messages[0], *again], tools=[WEATHER])[0] == text
+        assert template.get_turns([messages[0], *again], tools=[WEATHER])[0] == text
 
 
 def test_an_unknown_format_is_shown():

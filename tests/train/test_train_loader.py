@@ -514,7 +514,7 @@ def test_the_balance_of_experts_is_weighted_by_the_real_tokens_of_micro_batches(
         mask = (np.arange(11) < lengths[:, None]).astype(np.int64)
         batch = Batch(ids.numpy(), attention_mask=mask, labels=np.where(mask, 1, IGNORE_INDEX))
         expected = total = 0.0
-        for part in (batch.rows(0, 2), batch.rows(2, 4)):
+        for part in (batch.slice_rows(0, 2), batch.slice_rows(2, 4)):
             terms = Causal().loss(model, to_device(part, CPU))
             inputs, real = torch.from_numpy(part.input_ids), torch.from_numpy(part.attention_mask)
             _, loss = model.read(inputs, attention_mask=real)

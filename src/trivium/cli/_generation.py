@@ -123,15 +123,15 @@ def print_ranked_samples(
 def batch_prompts(
     prompts: Iterable[str], num_samples: int, seed: int | None, *, one_by_one: bool
 ) -> Iterator[list[tuple[str, int]]]:
-    """Yield batches of pairs of a prompt and a seed, with `num_samples` pairs per prompt.
+    """Yield batches of (prompt, seed) pairs, with `num_samples` pairs per prompt.
 
     Args:
         prompts: the prompts.
         num_samples: the number of samples per prompt. Their seeds are consecutive.
-        seed: the seed of the first sample of each prompt. If None, it is random: one seed for all
-            prompts, or with `one_by_one` another seed for each prompt.
-        one_by_one: whether each prompt is a batch of its own, since the next prompt is typed when
-            its text has been printed.
+        seed: the seed of the first sample of each prompt. If None, a random seed is drawn: one for
+            all prompts, or with `one_by_one` a new one for each prompt.
+        one_by_one: whether each prompt is a batch of its own, because the user types the next
+            prompt only after the output of the last one has been printed.
     """
     first = secrets.randbits(31) if seed is None else seed
     if not one_by_one:
@@ -150,7 +150,7 @@ def generate_samples(
     draft: Draft | None,
     as_chat: bool,
 ) -> Generated:
-    """Generate a text for each pair of prompt and seed.
+    """Generate one sample for each (prompt, seed) pair.
 
     Yields the samples in the order of the pairs.
 
@@ -160,9 +160,9 @@ def generate_samples(
     Args:
         lm: the model.
         options: the sampling options, without the seed.
-        seeded_prompts: pairs of a prompt and a seed.
-        slots: the number of texts that the engine generates at the same time.
-        draft: the draft model or n-gram lookup for speculative decoding; None uses neither.
+        seeded_prompts: the (prompt, seed) pairs.
+        slots: the number of samples that the engine generates at the same time.
+        draft: the draft model or n-gram lookup for speculative decoding; None disables it.
         as_chat: whether to send each prompt as a user message.
     """
     requests: list[tuple[str, GenerationRequest]] = []
@@ -203,7 +203,7 @@ def load_draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | Non
     """Load the draft model (or n-gram lookup) for speculative decoding.
 
     `draft` is "lookup" (draft tokens from n-grams in the text so far) or the path of a smaller
-    model. If it is None, the result is None. Raises TriviumError if the draft model and the model
+    model. Returns None if `draft` is None. Raises TriviumError if the draft model and the model
     `lm` have different tokenizers.
     """
     if draft is None:

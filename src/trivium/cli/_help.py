@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from trivium.messages import catalog, detect_language, load_chinese_help, translated
+from trivium.messages import detect_language, load_catalog, load_chinese_help, translated
 
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
@@ -19,7 +19,7 @@ _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 _ARGUMENT = re.compile(r"(\{|\[+)([\w=-]+)(\.\.\.)?[}\]]+(\.\.\.)?")
 
 
-def _format_usage(match: re.Match[str]) -> str:
+def _format_usage_argument(match: re.Match[str]) -> str:
     """Convert an argument in a usage line to manual-page style, such as MODEL... or [TEXT]."""
     name = match[2].upper()
     return (name if match[1] == "{" else f"[{name}]") + (match[3] or match[4] or "")
@@ -37,7 +37,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write the usage line of a command, with its arguments in the style of manual pages."""
         super().write_usage(
-            prog, _ARGUMENT.sub(_format_usage, args), prefix or translated("click.usage")
+            prog, _ARGUMENT.sub(_format_usage_argument, args), prefix or translated("click.usage")
         )
 
     def write_heading(self, heading: str) -> None:
@@ -76,7 +76,7 @@ def _translate_and_space(text: str) -> str:
 
 def _translate_click_texts(text: str) -> str:
     """Translate the texts that click itself adds to the help, such as "Options:"."""
-    for identifier, words in catalog("en").items():
+    for identifier, words in load_catalog("en").items():
         if identifier.startswith("click."):
             text = text.replace(words, translated(identifier))
     return text
@@ -87,8 +87,8 @@ def translate_help(command: Any, *names: str) -> Any:
 
     Args:
         command: a click command.
-        names: the words of the command name, such as "tokenizer", "train". No words stand for the
-            program itself.
+        names: the words of the command name, such as "tokenizer", "train". Empty for the program
+            itself.
 
     Returns:
         The same command.

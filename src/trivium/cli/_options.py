@@ -18,7 +18,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A run, a checkpoint, a saved model, or the folder or name of a Hugging Face model.",
+        help="A run, a checkpoint, a saved model, the folder or name of a Hugging Face model, or "
+        "a model that comes with Trivium: stories.",
     ),
 ]
 Checkpoint = Annotated[

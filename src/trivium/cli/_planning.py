@@ -20,7 +20,7 @@ from trivium.interop.hf_folder import export_problem
 from trivium.messages import translate_english, translated
 from trivium.models import active_parameters, build
 from trivium.models.base_model import Spec
-from trivium.plan.forecast import build_trainer_without_data, forecast_run, plan_model
+from trivium.plan.forecast import build_trainer_without_data, forecast_run, resolve_model_spec
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, find_fewest_gpus, plan_training
 from trivium.presets import catalogue, is_own_size
@@ -64,7 +64,7 @@ def print_plan(
         RecipeError: the number of tokens per step is unknown.
     """
     models, state = (
-        {} if overrides or is_own_size(name) else _find_published(name),
+        {} if overrides or is_own_size(name) else _load_published_models(name),
         dict[str, Any](),
     )
     if not models:
@@ -119,17 +119,17 @@ class PlannedModel:
     hardware: str = ""
 
 
-def _find_published(name: str) -> dict[str, PlannedModel]:
-    """Return the preset `name`, or all presets of the model family `name`.
+def _load_published_models(name: str) -> dict[str, PlannedModel]:
+    """Return the models of the preset `name`, or of all presets in the model family `name`.
 
     The result is a dict of preset name -> model.
 
-    In a family, presets without a published number of training tokens are left out, unless all
-    presets lack this number. If `name` is a recipe, the dict is empty.
+    Presets of a family without a published number of training tokens are left out, unless the whole
+    family lacks this number. If `name` is a recipe, the dict is empty.
     """
 
     def load_published(name: str) -> PlannedModel:
-        """Return the model of a preset with its published training settings."""
+        """Return the model of a preset, together with the training settings from its paper."""
         preset, recipe = catalogue[name], published_recipes().get(name)
         values = {} if recipe is None else {key: one.value for key, one in recipe.values.items()}
         return PlannedModel(
@@ -176,9 +176,9 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
         raise RecipeError(
             "a plan shards the model over all GPUs: leave parallel.replicas out, or set it to 1."
         )
-    (spec, _), preset = plan_model(recipe), recipe.model.preset
+    (spec, _), preset = resolve_model_spec(recipe), recipe.model.preset
     if name in catalogue and preset is not None and not is_own_size(preset):
-        model = _find_published(preset)[preset]
+        model = _load_published_models(preset)[preset]
     else:
         model = PlannedModel(spec)
         recipe = recipe if recipe.labelled else defaults.complete(recipe, spec)

@@ -70,7 +70,7 @@ def check_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str
 def read_texts(
     texts: Sequence[str] | None, *, keep_blank: bool = False, file_command: str = ""
 ) -> Iterator[str]:
-    """Yield the texts, or the lines of standard input if no texts are given.
+    """Yield the texts from the command line, or the lines of standard input if there are none.
 
     Args:
         texts: the texts from the command line.

@@ -85,7 +85,7 @@ class TextTable:
         return lines
 
     def _truncate_cell(self, text: str, index: int, width: int) -> str:
-        """Return a cell text as one line. In a text column, it is truncated to `width`.
+        """Return the text of a cell as one line, truncated to `width` in a text column.
 
         `index` is the index of the column.
         """

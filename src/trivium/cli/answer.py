@@ -43,8 +43,8 @@ def answer(
 ) -> None:
     """Print the answers to questions about a text, with their probabilities.
 
-    Each answer is one line, the most probable first. The line of an unanswerable question has an
-    empty answer.
+    Each answer is printed on its own line, the most probable first. For an unanswerable question,
+    the answer is empty.
 
     Args:
         questions: The questions. Default: the lines of stdin, each with a question, a tab and its

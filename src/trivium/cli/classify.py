@@ -30,7 +30,7 @@ def classify(
 ) -> None:
     """Print the most probable label of each text, its probability and the text, one line per text.
 
-    --json prints the probabilities of all labels. A blank line remains blank.
+    --json prints the probabilities of all labels. For a blank line, a blank line is printed.
 
     Args:
         pair: The second text, if the model classifies pairs. In lines of stdin, the second text

@@ -84,7 +84,7 @@ def _print_extras(extras: dict[str, Any]) -> None:
 
 
 def _list_problems(facts: dict[str, Any]) -> list[str]:
-    """Return a sentence for each part that is missing."""
+    """Return one sentence for each missing library, GPU or compiler, and one for missing extras."""
     device, extras = facts["device"], facts["extras"]
     problems = [
         translated("doctor.no_library", name=name)

@@ -47,9 +47,9 @@ def embed(
     model that was only pretrained, especially a small one, retrieves worse than BM25.
 
     Args:
-        pooling: How the hidden states become one vector: their mean, the first or the last.
-        normalize: Scale the vectors to length 1. Default: the setting of the model; vectors of
-            tokens are scaled.
+        pooling: How to pool the hidden states into one vector: their mean, the first or the last.
+        normalize: Scale the vectors to length 1. Default: the model's own setting; with
+            --per-token, yes.
         out: Write all vectors to this .npy file.
         similarities: Print the cosine similarities of all pairs of texts.
         per_token: Compute a contextual embedding of each token. Its line starts with the token and

@@ -64,7 +64,7 @@ def eval_(
 
     Args:
         files: Text, or labelled examples of the model's task.
-        limit: Evaluate only on the first documents or examples.
+        limit: Maximum number of documents or examples to evaluate on: the first ones of each file.
         lm_eval: A task of lm-evaluation-harness. Repeatable.
         tasks_folder: A folder with YAML files that define further tasks for --lm-eval.
         shots: Number of few-shot examples in the prompt, for --lm-eval.
@@ -164,7 +164,7 @@ def _format_result(result: dict[str, Any], quantize: str | None) -> str:
     if "calibration" in result:
         from trivium.objectives.calibration import Calibration
 
-        lines += (f"  {line}" for line in Calibration(**result["calibration"]).lines())
+        lines += (f"  {line}" for line in Calibration(**result["calibration"]).render())
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, detect_language
 
 _NAMES = {"Literal": Literal, "pathlib": pathlib}
-"""Names used in the annotations of topics.
+"""The names that the annotations of topics use.
 
 The annotations are stored as text and then evaluated.
 """
@@ -88,7 +88,7 @@ def _build_command(name: str, help: str, parameters: Mapping[str, Any]) -> Calla
     Args:
         name: the name of the topic.
         help: the docstring of the topic's function `explain`.
-        parameters: parameter name -> the annotation and default of the parameter.
+        parameters: parameter name -> (annotation, default).
     """
 
     def run_topic(

@@ -1,4 +1,4 @@
-"""`trivium export`: export a model for Hugging Face or for llama.cpp.
+"""`trivium export`: export a model for Hugging Face, llama.cpp, onnxruntime or a web page.
 
 Examples:
 
@@ -9,12 +9,14 @@ Examples:
   trivium export runs/mine exported/ollama --format gguf --type q8_0
 
   ollama create mine -f exported/ollama/Modelfile
+
+  trivium export runs/mine exported/onnx --format onnx --type int8
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,43 +27,60 @@ from trivium.files import read_json
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
+# The data types of each format; the first is the default.
+_TYPES = {"hf": (), "gguf": ("f16", "f32", "bf16", "q8_0"), "onnx": ("f32", "f16", "int8")}
+
 
 def export(
     model: opt.Model,
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     overwrite: opt.Replace = False,
     format: Annotated[
-        Literal["hf", "gguf"],
-        typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama."),
+        Literal["hf", "gguf", "onnx"],
+        typer.Option(
+            help="hf: for transformers; gguf: for llama.cpp and Ollama; onnx: for onnxruntime, "
+            "Optimum and transformers.js."
+        ),
     ] = "hf",
     type: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0"] | None,
-        typer.Option(help="With gguf: the data type of the weights.", show_default="f16"),
+        Literal["f32", "f16", "bf16", "q8_0", "int8"] | None,
+        typer.Option(
+            help="The data type of the weights. gguf: f16, f32, bf16 or q8_0; onnx: f32, f16 or "
+            "int8.",
+            show_default="the first of the format",
+        ),
     ] = None,
 ) -> None:
-    """Export a model to a folder that `transformers` loads, with the same logits and token ids.
+    """Export a model to a folder that `transformers` can load.
 
-    In transformers, the tokenizers of T5 and Marian append </s> to a text; `trivium tokenizer
-    encode` does not show this token.
+    The exported model produces the same logits and token ids. For T5 and Marian, the exported
+    tokenizer appends </s> to each text, a token that `trivium tokenizer encode` does not show.
 
-    With --format gguf, the folder has a GGUF file for llama.cpp and a Modelfile for Ollama.
+    With --format gguf, the folder contains a GGUF file for llama.cpp and a Modelfile for Ollama.
+    With --format onnx, it contains ONNX files beside the tokenizer and config.json.
 
     Args:
         out: The output folder.
     """
-    if type is not None and format != "gguf":
-        raise UsageError("--type needs --format gguf.")
+    types = _TYPES[format]
+    if type is not None and type not in types:
+        allowed = f"takes --type {', '.join(types)}" if types else "takes no --type"
+        raise UsageError(f"--format {format} {allowed}; given: --type {type}.")
     with exit_on_interrupt():
         from trivium.model_folder import check_replaceable
 
     check_replaceable(out, overwrite=overwrite)
     lm = load(model, device="cpu").merge_adapter()
+    chosen: Any = type or next(iter(types), None)
     if format == "gguf":
-        lm.save_gguf(out, weight_type=type or "f16", overwrite=overwrite)
-        typer.echo(f"{out}: GGUF, {type or 'f16'}")
+        lm.save_gguf(out, weight_type=chosen, overwrite=overwrite)
+        typer.echo(f"{out}: GGUF, {chosen}")
+    elif format == "onnx":
+        lm.save_onnx(out, weight_type=chosen, overwrite=overwrite)
+        typer.echo(f"{out}: ONNX, {chosen}")
     else:
         lm.save_hf(out, overwrite=overwrite)
         typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
-    for file in sorted(out.iterdir()):
+    for file in sorted(each for each in out.rglob("*") if each.is_file()):
         size = translated("export.size", size=file.stat().st_size)
-        typer.echo(f"  {file.name:<28}{size}")
+        typer.echo(f"  {file.relative_to(out).as_posix():<28}{size}")

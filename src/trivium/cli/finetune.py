@@ -93,7 +93,7 @@ def finetune(
     Ctrl-C saves a checkpoint and stops. --resume continues the run; the steps are the same as
     without the interruption (a run with a budget in minutes trains for the time that is left).
     --resume reads all settings from the run folder: give --out, or repeat the command.
-    `trivium finetune TASK --help` lists the keys of a task; docs/recipe.md lists all keys.
+    `trivium finetune TASK --help` lists the keys of a task; docs/reference/recipe lists all keys.
 
     Args:
         model: The model to start from: a run, a checkpoint, a Hugging Face folder or name, or a

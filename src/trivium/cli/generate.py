@@ -2,6 +2,8 @@
 
 Examples:
 
+  trivium generate stories "Once upon a time"
+
   trivium generate runs/gpt "Once upon a time"
 
   trivium generate runs/gpt
@@ -90,8 +92,8 @@ def generate(
             lines), which `finetune preference` reads.
         draft: Speculative decoding: take draft tokens from n-grams of the text so far (lookup), or
             from a smaller model with the same tokenizer. Changes the speed, not the text.
-        json_schema: A file with a JSON schema that the text follows; its whitespace is that of
-            Python's json.dumps. Needs the extra `structured`, as --regex does.
+        json_schema: A file with a JSON schema that the generated text must follow. The text has the
+            white space of Python's json.dumps. Needs the extra `structured`, like --regex.
         slots: Number of texts generated at the same time.
     """
     if rank is None and pairs is not None:

@@ -46,10 +46,10 @@ def hidden_states(
 
     Args:
         layers: Indices of layers, separated by commas. Negative indices count from the last layer.
-        out: Write to this .npz file (see numpy.load): the arrays states-N, float32 [layers, tokens,
-            width], and tokens-N for text N, counted from 0, and the array layers with the indices
-            of the layers. Each text is written immediately, so that memory does not limit the
-            number of texts.
+        out: Write to this .npz file (see numpy.load). For text N, counted from 0, it contains the
+            arrays states-N, float32 [layers, tokens, width], and tokens-N. The array layers
+            contains the indices of the layers. Each text is written immediately, so that memory
+            does not limit the number of texts.
     """
     selected: Any = "all"
     if layers != "all":

@@ -41,8 +41,9 @@ def infill(
 ) -> None:
     """Fill the gap in a text and print the whole text.
 
-    The gap is <FILL_ME>. The model is a decoder that was trained to fill in the middle: with
-    objective.kind=fill-in-the-middle, or a published one such as StarCoder or Qwen2.5-Coder.
+    The gap is marked by <FILL_ME>. The model must be a decoder that was trained to fill in the
+    middle: with objective.kind=fill-in-the-middle, or a published model such as StarCoder or
+    Qwen2.5-Coder.
 
     Args:
         text: The text with one <FILL_ME>. Default: all of stdin.

@@ -54,7 +54,7 @@ def predict(
     log = ProgressLine()
 
     def show_progress(done: int, total: int) -> None:
-        """Show the number of rows that are done in the progress line."""
+        """Show the number of processed rows in the progress line."""
         log.update_or_log(translated("predict.rows", count=done, total=total))
 
     with log.running():

@@ -46,7 +46,7 @@ def presets(
     usually with a smaller vocabulary, and so has fewer parameters.
 
     Args:
-        part: Part of the name, family or paper of the presets to list.
+        part: List only the presets whose name, family or paper contains this text.
         as_json: Print one JSON object per preset.
         spec: Print the complete spec of the preset PART, as in a recipe.
         recipe: Print the published training settings of the preset PART, with the source of every

@@ -57,7 +57,8 @@ def pretrain(
     The default objective depends on the model: masked for encoders, causal for decoders,
     span-corruption (T5) or denoising (BART) for encoder-decoders, bidirectional-lm for ELMo,
     blank-filling for GLM. Choose another one with --set objective.kind=... The key mix lists
-    several data sources, each with its own objective and weight. docs/recipe.md lists all keys.
+    several data sources, each with its own objective and weight. docs/reference/recipe lists all
+    keys.
 
     Ctrl-C saves a checkpoint and stops. --resume continues the run; the steps are the same as
     without the interruption (a run with a budget in minutes trains for the time that is left).

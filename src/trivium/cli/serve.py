@@ -61,8 +61,8 @@ def serve(
 
     Args:
         models: Runs, checkpoints or saved models. NAME=FOLDER sets the name in the API.
-        adapter: An adapter in PEFT's format for a served model, chosen by the name in requests. It
-            shares the weights of its base. Repeatable.
+        adapter: Serve an adapter in PEFT's format under this name. It shares the weights of its
+            base, which must be one of the models. Repeatable.
         host: Address to listen on. An address that other machines can reach requires an API key.
         port: Port to listen on; 0 chooses a free port.
         api_key: API key that clients must send. On the command line, it is visible in the list of

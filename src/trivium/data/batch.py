@@ -13,7 +13,7 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 IGNORE_INDEX = -100
-"""The label of positions without loss, as in `torch.nn.functional.cross_entropy`."""
+"""The label of positions that the loss ignores, as in `torch.nn.functional.cross_entropy`."""
 PAD_TO_MULTIPLE_OF = 8
 """Sequence lengths and row counts are padded to a multiple of this number, so that shapes repeat.
 
@@ -45,7 +45,7 @@ class _ArrayBatch:
         named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in named if array is not None}
 
-    def rows(self, start: int, stop: int) -> Self:
+    def slice_rows(self, start: int, stop: int) -> Self:
         """Return a batch with the rows from `start` to `stop` - 1. Its arrays are views."""
         return type(self)(**{name: array[start:stop] for name, array in self.arrays().items()})
 
@@ -76,8 +76,8 @@ class Batch(_ArrayBatch):
         prefix_lengths: [B], the length of the prefix that is visible to all tokens of a row.
         decoder_input_ids: [B, S], the token ids of the decoder.
         decoder_attention_mask: [B, S], 1 for tokens and 0 for padding.
-        labels: [B, T], or [B, S] if there are decoder inputs; `IGNORE_INDEX` at positions without
-            loss.
+        labels: [B, T], or [B, S] if there are decoder inputs; `IGNORE_INDEX` at positions that the
+            loss ignores.
         sequence_labels: labels of whole sequences: classes [B], regression targets [B], L binary
             labels [B, L], or the first and last position of an answer [B, 2].
     """
@@ -106,7 +106,7 @@ class Batch(_ArrayBatch):
 
     @property
     def num_labels(self) -> int:
-        """The number of positions with loss; the number of rows if only sequences have labels."""
+        """The number of labelled positions, or of rows if the labels are those of sequences."""
         if self.labels is None:
             return 0 if self.sequence_labels is None else self.num_rows
         return int(np.count_nonzero(self.labels != IGNORE_INDEX))
@@ -116,12 +116,12 @@ class Batch(_ArrayBatch):
 class RowBatch(_ArrayBatch):
     """Rows of token shards, or encoded examples. `Objective.prepare` converts them to a `Batch`.
 
-    Encoded examples may also have other fields; `Batch` describes them.
+    Batches of encoded examples may also contain the other fields, which `Batch` describes.
 
     Args:
         input_ids: int64 [B, T], or [B, 2, T] for pairs, padded on the right.
         lengths: int64 [B] or [B, 2], the number of tokens in each sequence, without padding.
-        document_ids: int64 [B, T] as in `Batch`; only if `Rows.take` was asked for them.
+        document_ids: int64 [B, T] as in `Batch`; only if `Rows.take` is called `with_documents`.
         first_documents: int64 [B], the index of the first document of each row in its split.
         decoder_lengths: int64 [B] or [B, 2], the number of decoder tokens, without padding.
     """

@@ -129,14 +129,14 @@ def check_texts(
     count = words.num_texts = 1 if plan.cut else documents.total
     findings = [
         Finding.of("documents", count, count, None, "single_document" if count == 1 else ""),
-        unreadable.finding("unreadable", len(plan.sources), 0, "remove"),
-        encoding.finding("wrong_encoding", count, 0, "convert"),
-        headings.finding("repeated_short_lines", None, "headings_repeat"),
-        lines.finding("repeated_long_lines", 0.1, "clean", size=_LONG_LINE),
-        *words.findings("separator"),
+        unreadable.to_finding("unreadable", len(plan.sources), 0, "remove"),
+        encoding.to_finding("wrong_encoding", count, 0, "convert"),
+        headings.to_finding("repeated_short_lines", None, "headings_repeat"),
+        lines.to_finding("repeated_long_lines", 0.1, "clean", size=_LONG_LINE),
+        *words.to_findings("separator"),
     ]
     if not plan.cut:
-        findings.insert(3, documents.finding("repeated_documents", None, "dropped"))
+        findings.insert(3, documents.to_finding("repeated_documents", None, "dropped"))
     for marker, times in markers.most_common(1):
         if times > 1 and marker not in options.separator:
             advice = "separator_marker"
@@ -146,8 +146,8 @@ def check_texts(
             Finding.of("long_documents", num_long, count, None, "separator_line", size=LONG_BYTES)
         )
     if VALIDATION in plan.names:
-        findings.append(documents.overlap("documents_in_both", 0))
-        findings.append(lines.overlap("lines_in_both", 0.1))
+        findings.append(documents.to_overlap_finding("documents_in_both", 0))
+        findings.append(lines.to_overlap_finding("lines_in_both", 0.1))
     return findings
 
 
@@ -169,11 +169,11 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
         words.counts += split.counts()
         words.num_texts += split.num_documents
     findings = [
-        documents.finding("repeated_documents", None, "same_tokens"),
-        *words.findings("separator_of_shards"),
+        documents.to_finding("repeated_documents", None, "same_tokens"),
+        *words.to_findings("separator_of_shards"),
     ]
     if VALIDATION in shards.names:
-        findings.append(documents.overlap("documents_in_both", 0))
+        findings.append(documents.to_overlap_finding("documents_in_both", 0))
     return findings
 
 
@@ -192,7 +192,7 @@ class Cases:
         if self.count <= _NUM_SAMPLES:
             self.samples.append(shorten_sample(text, limit))
 
-    def finding(
+    def to_finding(
         self, check: str, total: int, limit: float | None, advice: str, **values: object
     ) -> Finding:
         """Create a finding from the count and the samples.
@@ -221,8 +221,8 @@ class Repeats:
         """The total number of documents or lines in both splits, including duplicates."""
         return sum(counts.total() for counts in self._counts.values())
 
-    def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
-        """Create a finding on duplicates within each split.
+    def to_finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
+        """Create a finding about duplicates within each split.
 
         The samples are the most frequent duplicates, with their counts. The arguments are those of
         `Finding.of`.
@@ -233,8 +233,8 @@ class Repeats:
         samples = [f"{frequency[key]:,} x {self._texts[key]}" for key in first]
         return Finding.of(check, repeats, self.total, limit, advice, samples, **values)
 
-    def overlap(self, check: str, limit: float) -> Finding:
-        """Create a finding on validation documents (or lines) that also occur in training."""
+    def to_overlap_finding(self, check: str, limit: float) -> Finding:
+        """Create a finding about validation documents (or lines) that also occur in training."""
         train, validation = self._counts[TRAIN], self._counts[VALIDATION]
         count = sum(number for key, number in validation.items() if key in train)
         return Finding.of(check, count, validation.total(), limit, "scores_too_good")
@@ -254,7 +254,10 @@ class Words:
         self.counts = np.zeros(tokenizer.vocab_size if tokenizer else 0, dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the tokens of a text, and count the text if it is a single token (or word)."""
+        """Add the tokens of a text to the token counts.
+
+        If the text is a single token (or word), it is also added to `short`.
+        """
         self.num_texts += 1
         self._pending.append(text)
         if len(self._pending) == _BATCH:
@@ -263,8 +266,8 @@ class Words:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Add the tokens of texts to the token counts. Returns the number of tokens in each text.
 
-        Unlike `add`, this method does not count texts of a single token. It is used for target
-        texts, which are often single words. Returns [] if there is no tokenizer.
+        Unlike `add`, this method does not update the number of single-token texts, since target
+        texts are often single words. Returns [] if there is no tokenizer.
         """
         encoded = self._tokenizer.encode_ids_batch(texts) if self._tokenizer else []
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
@@ -272,7 +275,7 @@ class Words:
         return [len(each) for each in encoded]
 
     def _count_pending(self) -> None:
-        """Count the tokens and the single-token texts among the texts that `add` has collected."""
+        """Tokenize the texts that `add` has collected, and update all counts."""
         texts, self._pending = self._pending, []
         is_short = (
             map(_is_single_word, texts)
@@ -282,16 +285,16 @@ class Words:
         for text in itertools.compress(texts, is_short):
             self.short.add(text)
 
-    def findings(self, advice: str) -> list[Finding]:
-        """Create findings on single-token texts, unknown tokens and unused vocabulary entries.
+    def to_findings(self, advice: str) -> list[Finding]:
+        """Create findings about single-token texts, unknown tokens and unused vocabulary entries.
 
         `advice` names the advice for single-token texts. Without a tokenizer, there is only a
-        finding on single-word texts.
+        finding about single-word texts.
         """
         self._count_pending()
         tokenizer = self._tokenizer
         if tokenizer is None:
-            return [self.short.finding("one_word", self.num_texts, 0.01, advice)]
+            return [self.short.to_finding("one_word", self.num_texts, 0.01, advice)]
         special = list(tokenizer.special_ids)
         unk_id = tokenizer.unk_id
         # GPT-2 uses one token as both unk and eos.
@@ -302,7 +305,7 @@ class Words:
         unused = int((self.counts == 0).sum()) - len(special)
         size = len(self.counts) - len(special)
         return [
-            self.short.finding("one_token", self.num_texts, 0.01, advice),
+            self.short.to_finding("one_token", self.num_texts, 0.01, advice),
             Finding.of("unknown_tokens", unknown, total, 0.01, "train_tokenizer"),
             Finding.of("unused_tokens", unused, size, 0.5, "smaller_vocabulary"),
         ]

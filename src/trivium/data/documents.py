@@ -99,17 +99,17 @@ def list_text_sources(paths: Paths) -> SourceList:
     return list_sources(paths, TEXT_SUFFIXES)
 
 
-def text_bytes(paths: Paths) -> int:
-    """Return the estimated size of the texts in bytes.
+def estimate_text_bytes(paths: Paths) -> int:
+    """Estimate the uncompressed size of the texts in bytes. Returns the size.
 
-    Each compressed file is counted as three times its size.
+    The uncompressed size of a compressed file is estimated as three times its size.
     """
     sources = list_text_sources(paths).sources
     return sum(source.size * (3 if source.name.endswith(COMPRESSIONS) else 1) for source in sources)
 
 
 def describe_text_columns(paths: Paths, options: ReadOptions) -> list[str]:
-    """Return one line per column layout: the text column and the ignored columns.
+    """Return one line per column layout, which names the text column and the ignored columns.
 
     Only the first record of each source is read, and only from the first few sources. A source that
     cannot be read is skipped; `read_documents` reports the error later.

@@ -153,14 +153,14 @@ class TaskReader:
                 return
 
 
-def encode_parts(
+def encode_texts(
     parts: Iterable[tuple[str, bool]], tokenizer: Tokenizer
 ) -> Generator[EncodedBatch]:
-    """Encode documents in worker threads. Yields batches of encoded chunks, in order.
+    """Tokenize texts in worker threads. Yields batches of encoded chunks, in order.
 
-    `parts` are the documents as pairs (part, is_last); `is_last` is True for the last part of each
+    `parts` are pairs (part of a document, is_last); `is_last` is True for the last part of each
     document. A document may continue in the next batch. Only a few batches are encoded at a time,
-    which is enough: the tokenizer's own threads use every core and release the GIL.
+    because the tokenizer's own threads already use every core.
     """
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
@@ -195,7 +195,7 @@ def _encode_chunks(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> EncodedBatc
     """Encode a batch of text chunks. Returns a pair (token ids, is_last) for each chunk.
 
     The first chunk of a document begins with the tokenizer's prefix ids, and the last chunk ends
-    with its suffix ids. A document whose text has no token ids gets neither.
+    with its suffix ids. If the text of a document has no token ids, neither is added.
     """
     encoded = tokenizer.encode_ids_batch([chunk.before + chunk.text for chunk in chunks])
     before = tokenizer.encode_ids_batch([chunk.before for chunk in chunks if chunk.before])

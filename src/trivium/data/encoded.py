@@ -30,7 +30,7 @@ Truncations = list[tuple[int, int, int]]
 
 
 class EncodedExamples:
-    """Encoded examples: for each field, one sequence of integers per example. N is their number.
+    """N encoded examples: for each field, one sequence of integers per example.
 
     Args:
         sequences: for each field, one list of integers per example, or a `Ragged` with one or more
@@ -41,8 +41,8 @@ class EncodedExamples:
         sequence_labels: labels of whole sequences, [N], or [N, L] for L labels per example.
         truncations: [E, 3], three counts for each of E examples: the tokens that truncation
             removed, the target tokens before truncation, and the target tokens that truncation
-            removed. They include examples that were dropped because no target token remained, so
-            that E may exceed N. If None, no example was truncated.
+            removed. E may exceed N, because it includes examples that were dropped since no target
+            token remained. If None, no example was truncated.
         pad_id: the value that pads token ids; None stands for 0. Labels are padded with
             `IGNORE_INDEX`, and other fields with 0.
     """
@@ -82,8 +82,8 @@ class EncodedExamples:
     ) -> Self:
         """Create encoded examples, and drop examples without a target token after truncation.
 
-        The arguments are those of the class, except that `sequences` and `sequence_labels` are
-        those of all E examples.
+        The arguments are those of the class, except that `sequences` and `sequence_labels` contain
+        all E examples.
         """
         mask = has_target(truncations)
         rows = {name: Ragged.from_lists(each).filter(mask) for name, each in sequences.items()}
@@ -144,8 +144,8 @@ class EncodedExamples:
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
         """Return the examples with the given indices as a batch, in this order.
 
-        The examples are padded on the right to the length of the longest of them, rounded up to a
-        multiple of `multiple`. They are never padded beyond the longest of all N examples.
+        The examples are padded on the right to the length of the longest example in the batch,
+        rounded up to a multiple of `multiple`, but at most to the length of the longest of all N.
         """
         row_indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.data.documents import make_no_text_error
-from trivium.data.encode_tasks import Task, TaskReader, choose_shard_size, encode_parts, make_tasks
+from trivium.data.encode_tasks import Task, TaskReader, choose_shard_size, encode_texts, make_tasks
 from trivium.data.shards import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, Shards, SplitInfo
 from trivium.data.sources import Paths, Source, list_paths
 from trivium.data.splitting import CorpusOptions, SplitSources, plan_corpus, split_sources
@@ -352,8 +352,8 @@ class _Preparation:
     def resume(self, tasks: Sequence[Task], *, is_part: bool) -> None:
         """Load the finished shards of an earlier call, and record the inputs of this call.
 
-        Shards of other inputs are not loaded. They are deleted, unless `is_part` is True: then this
-        call encodes only a part of the texts.
+        Shards made with other inputs are not loaded. They are deleted, unless this call encodes
+        only a part of the texts (`is_part`).
 
         Raises DataError if the work folder belongs to `prepare_part` calls with other arguments.
         """
@@ -430,7 +430,7 @@ class _Preparation:
                     reader.skip += shards.finished[path].documents
                 else:
                     texts = reader.read_shard(choose_shard_size(self.plan, index))
-                    with contextlib.closing(encode_parts(texts, tokenizer)) as batches:
+                    with contextlib.closing(encode_texts(texts, tokenizer)) as batches:
                         shards.write(path, reader, batches, report)
                     text_bytes += reader.text_bytes
                 if shards.finished[path].is_last:

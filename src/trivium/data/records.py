@@ -57,7 +57,7 @@ class RecordOptions:
     bad: BadRecords | None = None
     report: ReadReport | None = None
 
-    def refuse(self, error: DataError) -> None:
+    def count_or_raise(self, error: DataError) -> None:
         """Count the error of an invalid record in `bad` if `bad` is set, otherwise raise it."""
         if self.bad is None:
             raise error
@@ -73,7 +73,7 @@ class RecordOptions:
         try:
             yield
         except DataError as error:
-            self.refuse(error)
+            self.count_or_raise(error)
 
 
 class BadRecords:
@@ -103,8 +103,8 @@ class BadRecords:
         """One line per kind of error: its count and an example. The most frequent kind is first."""
         return [f"{count:,} x {self._first[kind]}" for kind, count in self.kinds.most_common()]
 
-    def notes(self, num_read: int) -> list[str]:
-        """Return a message about the skipped records as lines; [] if no record was skipped.
+    def describe_skipped(self, num_read: int) -> list[str]:
+        """Return the lines of a message about the skipped records; [] if there are none.
 
         `num_read` is the number of valid records.
         """
@@ -260,9 +260,9 @@ class Record(dict[str, Any]):
 
     @property
     def column_source(self) -> str:
-        """Where the column names are defined, for messages.
+        """A description of where the column names are defined, for error messages.
 
-        For CSV and TSV, this is the file. For other formats, it is the location of the row.
+        For CSV and TSV, it is the name of the file. For other formats, it is the row's location.
         """
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
@@ -482,7 +482,7 @@ def _read_table(path: str, options: RecordOptions) -> Iterator[Record]:
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
                 f"Is there an unquoted separator in a cell? {_SEPARATOR_HINT}"
             )
-            options.refuse(DataError(problem))
+            options.count_or_raise(DataError(problem))
         else:
             yield Record(dict(zip(names, cells)), where, untyped=True)
 

@@ -63,7 +63,7 @@ def derived_seed(seed: int, *numbers: int) -> int:
 
 
 def shuffled_rows(seed: int, epoch: int, positions: Ints, num_rows: int) -> Ints:
-    """Return the rows at the given positions in the shuffled order of an epoch.
+    """Return the indices of the rows at the given positions in the shuffled order of an epoch.
 
     Each of the `num_rows` rows occurs exactly once per epoch. A corpus of up to 65,536 rows is
     sorted by a hash of (seed, epoch, row), which takes 8 bytes per row. In a larger corpus, a
@@ -178,8 +178,8 @@ class RowRandom:
     def __len__(self) -> int:
         return len(self.stream_indices)
 
-    def rows(self, start: int, stop: int) -> RowRandom:
-        """Return a `RowRandom` for only the rows from `start` to `stop` - 1."""
+    def slice_rows(self, start: int, stop: int) -> RowRandom:
+        """Return the random numbers of only the rows from `start` to `stop` - 1."""
         return RowRandom(self.seed, self.stream_indices[start:stop])
 
     def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:

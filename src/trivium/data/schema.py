@@ -31,9 +31,9 @@ class Fields:
             as ("text",) of ("text", "pair"), is ignored. If several layouts remain, the record is
             ambiguous.
         both_in: for two fields that are versions of one text, such as two languages: the usual name
-            of a column with one nested column per field. If the user has set the column of only one
-            of the two fields, the other field is read from the other column of a record with two
-            columns, or from the first other column of a table without a header.
+            of a column that contains both fields as nested columns. If the user has set the column
+            of only one field, the other field is read from the remaining column of a record with
+            two columns, or from the first remaining column of a table without a header.
     """
 
     def __init__(self, names: str, *usual: Sequence[Usual], both_in: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Fields:
         )
         self.both_in = both_in
 
-    def usual_of(self, field: str) -> list[str]:
+    def get_usual(self, field: str) -> list[str]:
         """Return the usual column names of a field.
 
         If the name of the field is one of them, it comes first.
@@ -65,7 +65,7 @@ class Fields:
         The description is used in the error message. `matched` are the fields with a column.
         """
         lacks = [name for name in self.names if name in self.required and name not in matched]
-        return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
+        return [(f"for the {one} (such as {', '.join(self.get_usual(one))})", one) for one in lacks]
 
     def find_matching_layouts(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]

@@ -65,7 +65,7 @@ def has_shards(folder: str | Path) -> bool:
 
 
 def are_shards(paths: Sequence[Any]) -> bool:
-    """Return whether `paths` is a single folder of token shards rather than paths of texts."""
+    """Return whether `paths` is a single folder of token shards rather than paths to text."""
     return len(paths) == 1 and isinstance(paths[0], str) and has_shards(paths[0])
 
 
@@ -78,7 +78,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
 class ShardFile:
     """The manifest entry of a shard.
 
-    It contains the numbers of tokens and documents, and the SHA-256 hashes of the two files.
+    It contains the numbers of tokens and documents, and the SHA-256 hashes of the token file and of
+    the file with the document offsets.
     """
 
     tokens: Annotated[int, Field(ge=0)]
@@ -98,8 +99,8 @@ class SplitInfo:
         duplicates: the number of documents that were dropped as exact duplicates.
         overlap: the number of training documents that were dropped because they also occur in
             validation.
-        excerpts: the beginnings of the first documents as they were read. Decoded tokens may lack
-            spaces and capital letters.
+        excerpts: the beginnings of the first documents. They are stored as original text, because
+            decoded tokens may lack spaces and capital letters.
         files: the manifest entries of the shards.
     """
 
@@ -298,8 +299,8 @@ class Shards:
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
         """Verify the SHA-256 checksums of the files.
 
-        Only every `num_parts`-th file is verified, starting with file `part`. By default, these are
-        all files.
+        Only every `num_parts`-th file is verified, starting with file `part`. By default, all files
+        are verified.
 
         Raises DataError if a file has changed.
         """

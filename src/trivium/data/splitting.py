@@ -82,8 +82,8 @@ class SplitSources:
     def assign_split(self, source: Source, digest: int) -> str:
         """Return the split of a document, "train" or "validation".
 
-        All documents of a source with a split are in this split. Otherwise, the split depends on
-        `digest`, the hash of the document.
+        If the source has a split, all its documents belong to that split. Otherwise, the split
+        depends on `digest`, the hash of the document.
         """
         validation = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if validation else TRAIN)

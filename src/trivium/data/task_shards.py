@@ -175,8 +175,8 @@ class TaskShards:
     def _merge_split(self, out: Path, split: str, repeats: Bools, overlap: Bools) -> SplitInfo:
         """Write the shards and token counts of one split to `out`. Returns its manifest entry.
 
-        `repeats` and `overlap` mark the documents of the split to drop: duplicates, and training
-        documents that are in validation.
+        `repeats` and `overlap` are masks of the documents to drop: duplicates, and training
+        documents that also occur in validation.
         """
         files: list[ShardFile] = []
         excerpts: list[str] = []

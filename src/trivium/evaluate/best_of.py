@@ -35,8 +35,8 @@ def make_preference_pair(
 
     The pair is a dict with the keys prompt, chosen (the best sample) and rejected (the worst). If
     the samples are answers in a conversation, chosen and rejected are lists of messages; otherwise
-    they are texts. Samples without text are ignored, because `finetune preference` does not accept
-    them. Returns None if all scores are equal or no sample has text.
+    they are strings. Empty samples are ignored, because `finetune preference` does not accept them.
+    Returns None if all scores are equal or all samples are empty.
 
     Args:
         lm: the model.
@@ -53,12 +53,12 @@ def make_preference_pair(
 
 
 def _to_message(request: GenerationRequest) -> dict[str, str]:
-    """Convert generated text to a message with the role assistant."""
+    """Return the generated text of a request as a message with the role assistant."""
     return {"role": "assistant", "content": request.text.strip()}
 
 
 def _to_reward_sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
-    """Convert generated text to a `Sample`, the input of a reward function."""
+    """Convert a finished generation request to a `Sample`, the input of a reward function."""
     response, record = request.text.strip(), Record({}, f'the prompt "{prompt}"')
     text = prompt + request.text.rstrip()
     messages = (

@@ -138,7 +138,7 @@ def load_task_manager(tasks: Sequence[str], *, folder: str | Path | None = None)
 
 
 def _generate_until(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:
-    """Return generated text that continues a context, using the options of a harness task.
+    """Generate a continuation of a context with the generation options of a harness task.
 
     Raises SpecError if the model cannot generate text.
     """

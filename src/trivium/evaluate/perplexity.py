@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte of texts, for decoders, recurrent models and encoders.
+"""Perplexity and bits per byte of decoders, recurrent models and encoders on texts.
 
 Long texts are split into overlapping windows of tokens. Each token is scored in only one window.
 """
@@ -33,8 +33,8 @@ class Perplexity:
     tokenizers, use the perplexity per word or character, or the bits per byte.
 
     Args:
-        pseudo: whether the log-probabilities are those of an encoder, log p(token | all other
-            tokens). The result is then a pseudo-perplexity (Salazar et al. 2020).
+        pseudo: whether the result is the pseudo-perplexity of an encoder (Salazar et al. 2020). Its
+            log-probabilities are log p(token | all other tokens).
         window: the number of tokens per window; None if texts are not split.
         stride: the number of tokens between the starts of consecutive windows.
         nats: the sum of -log p over tokens, excluding end-of-text tokens.
@@ -42,7 +42,7 @@ class Perplexity:
         num_tokens: the number of scored tokens, excluding end-of-text tokens.
         num_ends: the number of scored end-of-text tokens.
         num_unknown: the number of unknown tokens. They make the perplexity lower than it should be.
-        num_documents: the number of texts.
+        num_documents: the number of documents (texts).
         num_words: the number of words, separated by white space.
         num_characters: the number of characters.
         num_unspaced: the number of characters of scripts without spaces, such as Chinese.
@@ -104,7 +104,7 @@ class Perplexity:
 
 
 class ScoredWindow(NamedTuple):
-    """A window of token ids, of which only the ids from the index `start` on are scored.
+    """A window of token ids. Only the ids from the index `start` onwards are scored.
 
     The last `num_ends` ids are end-of-text tokens.
     """
@@ -123,11 +123,11 @@ def perplexity(
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Compute the perplexity of texts.
+    """Compute the perplexity of a model on the given texts.
 
-    Every token is scored once, and only its own text is used as context. A text longer than the
-    window is split into overlapping windows. Each token is scored in the first window that contains
-    it. RNNs and n-gram models read whole texts without a window.
+    Every token is scored once. Its context never extends beyond its own text. A text longer than
+    the window is split into overlapping windows. Each token is scored in the first window that
+    contains it. RNNs and n-gram models read whole texts without a window.
 
     A decoder predicts the first token of a text from the start token, or else from the end-of-text
     token. If the tokenizer has neither, the first token is not scored. An encoder predicts each
@@ -180,10 +180,10 @@ def perplexity(
 def compute_rolling_logprob(lm: LanguageModel, text: str) -> float:
     """Return log p(text) in nats for a text of any length, as lm-evaluation-harness computes it.
 
-    The text is split into windows, each of which predicts as many tokens as the model has
-    positions. The last window predicts only the remaining tokens, and is filled up with earlier
-    tokens as context. The end-of-text token is not scored. Encoders, recurrent models and n-gram
-    models are scored as in `perplexity`.
+    The text is split into windows. In each window, as many tokens are predicted as the model has
+    positions. In the last window, only the remaining tokens are predicted, and earlier tokens fill
+    the window as context. The end-of-text token is not scored. Encoders, recurrent models and
+    n-gram models are scored as in `perplexity`.
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -240,7 +240,7 @@ def _split_encoder_windows(
     """Split the ids of a text into encoder windows, each surrounded by special tokens."""
     assert window is not None
     template = lm.source_template
-    capacity = window - template.num_special(paired=False)
+    capacity = window - template.count_special(paired=False)
     if capacity < 1:
         raise TriviumError(
             f"window is {window}: there is no room for text, only for special tokens."
@@ -286,8 +286,8 @@ def _score_recurrent(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: P
 def _score_masked(lm: LanguageModel, batch: Sequence[ScoredWindow], totals: Perplexity) -> None:
     """Score a batch of windows with an encoder, and add the log-probabilities to `totals`.
 
-    Each token is predicted from all other tokens of its window. For this, the encoder reads a copy
-    of the window in which only this token is masked.
+    Each token is predicted from all other tokens of its window. The encoder reads one copy of the
+    window per token, in which only this token is masked.
     """
     suffix = len(lm.source_template.after)
     for row in batch:

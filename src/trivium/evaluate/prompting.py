@@ -35,8 +35,8 @@ class PromptQuestion:
     """A question with its answer, for few-shot prompts.
 
     Args:
-        before: the text before the answer.
-        after: the text after the answer.
+        before: the prompt text before the answer.
+        after: the prompt text after the answer; often empty.
         answer: the correct answer.
         options: all possible answers; empty if the answer is generated freely.
         where: the file and line of the question, for messages.
@@ -72,9 +72,10 @@ def fill_prompts(
         template: the text of an example, where {column} stands for the value of a column and
             {answer} for the answer; default: one line "Column: value" per column, and the answer in
             the last line.
-        options: the words that stand for the labels 0, 1, ..., or all possible answers.
+        options: the possible answers. The records may refer to them by index, such as the labels 0
+            and 1.
         examples: the records to use as few-shot examples; default: the other questions.
-        instruction: a text to put at the start of every prompt.
+        instruction: the text to put at the start of every prompt.
 
     Raises:
         DataError: there are no questions, a column is missing, an answer is not an option, or there
@@ -102,8 +103,7 @@ def _make_questions(
     """Convert records to questions.
 
     If an answer is given as an index, a label or a letter, it is replaced with the text of the
-    option. `label_words` are the words that stand for the labels 0, 1, ..., or all possible
-    answers.
+    option. `label_words` are the possible answers, in the order of the labels 0, 1, ...
     """
     rows, questions = list(records), []
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
@@ -131,9 +131,11 @@ def _make_questions(
 
 
 def _read_choices(record: Record, column: str) -> list[Any]:
-    """Return the list of choices in a column. CSV and TSV tables contain the list as JSON.
+    """Return the list of answer choices in one column of an example.
 
-    Raises DataError if the value is not a list.
+    In CSV and TSV files, the list is encoded as JSON.
+
+    Raises DataError if the column does not contain a list.
     """
     choices: Any = record[column] or []
     with contextlib.suppress(ValueError):
@@ -153,8 +155,7 @@ def _find_option(record: Record, column: str, options: tuple[str, ...], *, is_in
         record: the record of the question.
         column: the name of the column with the answer.
         options: all possible answers.
-        is_index: whether an integer answer is always the index of an option, and never the text of
-            one.
+        is_index: whether an integer answer is always an index, even if an option has the same text.
     """
     value, answer = record[column], str(record[column])
     if isinstance(value, float) and value.is_integer():
@@ -180,7 +181,7 @@ def _fill_template(template: str, record: Record) -> str:
 def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
     """Remove the beginning of a prompt if the prompt is too long for the model.
 
-    Returns the text that is left. For a decoder, it leaves room for an answer of `max_new_tokens`
+    Returns the remaining prompt. For a decoder, it leaves room for an answer of `max_new_tokens`
     tokens.
 
     Raises:
@@ -191,7 +192,7 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
         return prompt
     tokenizer = lm.source_tokenizer
     if lm.spec.family == "encoder-decoder":
-        capacity = limit - lm.source_template.num_special(paired=False)
+        capacity = limit - lm.source_template.count_special(paired=False)
     else:
         capacity = limit - len(tokenizer.prefix_ids) - max_new_tokens
     if capacity < 1:

@@ -86,7 +86,7 @@ def build_objective_page(
 ) -> Page:
     """Build a page that shows the batch that an objective creates from rows.
 
-    `notes` are appended.
+    `notes` are parts to append to the page.
     """
     batch = prepare_batch(objective, tokenizer, rows, seed=seed)
     parts = build_batch_parts(objective, batch, tokenizer, details=True)
@@ -118,7 +118,7 @@ def prepare_batch(
 def _all_rows_have_labels(batch: Batch) -> bool:
     """Return whether every row has at least one label.
 
-    True if the batch has no token labels at all.
+    Returns True if the batch has no token labels at all.
     """
     return batch.labels is None or bool((batch.labels != IGNORE_INDEX).any(-1).all())
 
@@ -296,7 +296,7 @@ def _get_label_name(names: Sequence[str], label: int) -> str:
 def _make_row_caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
     """Return the caption above the tokens of a row.
 
-    If the row itself has a label, it is included.
+    If the row as a whole has a label, the caption includes it.
     """
     parts = [get_text("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from trivium.explain.page import Page, Part, Table, Token, TokenRow, get_text
 from trivium.explain.tokens import Word, build_encoding_page, load_tokenizer
-from trivium.text.symbols import readable, symbols_to_bytes
+from trivium.text.symbols import make_readable, symbols_to_bytes
 
 Pair: TypeAlias = tuple[str, str]
 Ties: TypeAlias = Literal["first", "frequent-then-bytes", "lowest-ids"]
@@ -148,4 +148,4 @@ def build_merging_page(path: Path, texts: Sequence[str]) -> Page:
 def _to_readable_text(symbols: str) -> str:
     r"""Convert byte-level symbols to text. Incomplete characters become escapes such as \xe4."""
     data = symbols_to_bytes(symbols)
-    return symbols if data is None else readable(data)
+    return symbols if data is None else make_readable(data)

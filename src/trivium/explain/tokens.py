@@ -15,8 +15,8 @@ Word: TypeAlias = tuple[Part, dict[str, Any]]
 """How a word is encoded: a page part, and a dict with the `word` and its `tokens`."""
 
 
-def check_texts(texts: list[str] | None, default: list[str]) -> list[str]:
-    """Return the user's texts, or `default` if the user gave none.
+def choose_texts(texts: list[str] | None, default: list[str]) -> list[str]:
+    """Return the user's texts if there are any, otherwise the texts in `default`.
 
     Raises:
         TokenizerError: the texts are blank or not valid Unicode.

@@ -90,7 +90,7 @@ def context_windows(
         size, limit = max(1, total), len(question.ids)
         if max_length is not None:
             limit = min(limit, max(1, max_length // 4))
-            size = max(1, max_length - template.num_special(True) - limit)
+            size = max(1, max_length - template.count_special(True) - limit)
         step = size - min(stride, size // 2)
         for start in range(0, max(1, total), step):
             part = tokens.part(start, start + size)

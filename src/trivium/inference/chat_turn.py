@@ -16,7 +16,7 @@ from trivium.inference.constraint import Constraint
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel, prompt_ids
-from trivium.text.chat_template import TEMPLATE_VARIABLES, Message, Tools, read_arguments
+from trivium.text.chat_template import TEMPLATE_VARIABLES, Message, Tools, parse_arguments
 from trivium.text.json_types import Schema
 from trivium.text.reasoning import END_THINK, THINK, ReasoningReader, opens_reasoning
 from trivium.text.tool_formats import ToolCall, ToolCallReader, ToolFormat, find_tool_format
@@ -303,7 +303,7 @@ def _complete_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     names = dict[str, str]()
     completed = list[dict[str, Any]]()
     for message in messages:
-        message = read_arguments(message)
+        message = parse_arguments(message)
         if not message.get("tool_calls"):
             message.pop("tool_calls", None)
         for call in message.get("tool_calls", ()):

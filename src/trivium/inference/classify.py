@@ -123,7 +123,7 @@ def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]
     prefix = str(lm.settings.task_options("classification").get("prefix", ""))
     rows = source.encode_ids_batch([prefix + (a if b is None else f"{a} {b}") for a, b in texts])
     if lm.max_length is not None:
-        kept = max(1, lm.max_length - lm.source_template.num_special(paired=False))
+        kept = max(1, lm.max_length - lm.source_template.count_special(paired=False))
         warn_if_truncated(sum(len(ids) > kept for ids in rows), len(rows), lm.max_length)
         rows = [ids[:kept] for ids in rows]
     items = [ScoreItem(ids, names) for ids in rows]

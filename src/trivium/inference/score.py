@@ -325,7 +325,7 @@ def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[
     tokenizer = lm.source_tokenizer
     template, excess = lm.source_template, 0
     if truncate:
-        around = template.num_special(paired=False) + len(item.after)
+        around = template.count_special(paired=False) + len(item.after)
         longest = max(map(len, item.continuations))
         excess = _num_cut(lm, around, len(item.context), longest, truncate)
     context = [*template.before, *item.context[excess:]]

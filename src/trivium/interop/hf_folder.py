@@ -143,10 +143,16 @@ def write_folder(
     *,
     source_tokenizer: Tokenizer | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+    with_weights: bool = True,
+) -> Transformer:
     """Write a model to an empty folder, in the files that `transformers` loads.
 
-    A model with two tokenizers is written with those of Marian.
+    A model with two tokenizers is written with those of Marian. With `with_weights` False, all
+    files except the weights are written.
+
+    Returns:
+        The model that was written: without heads that no class has, and with the scale of
+        regression labels in the weights.
 
     Raises:
         SpecError: no Hugging Face family can express this model or its tokenizers.
@@ -158,7 +164,8 @@ def write_folder(
     whole, module = module, _drop_unknown_heads(module)
     module, settings = _fold_label_scale(module, settings)
     options, tensors = to_hugging_face(module, settings.config.get("model_type"))
-    write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
+    if with_weights:
+        write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
     config = _make_config(options, tensors, tokenizer, settings)
     context = settings.config.get("max_position_embeddings")
     if context is not None and module.spec.max_length is None:  # no position embedding sets it
@@ -184,6 +191,7 @@ def write_folder(
         lengths = vectors.get("max_seq_length"), settings.config.get("trained_length")
         known = [each for each in (*lengths, module.spec.max_length) if each is not None]
         write_modules(folder, vectors, whole, max_length=min(known, default=None))
+    return module
 
 
 @contextmanager

@@ -1,13 +1,15 @@
-"""Find a model in a local folder, in the Hugging Face cache, or by name on the hub."""
+"""Find a model: a local folder, a bundled model, or a name in the Hugging Face cache or hub."""
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 
 import huggingface_hub
 
+from trivium.bundled_models import BUNDLED_MODELS, find_bundled_model
 from trivium.errors import CheckpointError
 from trivium.files import did_you_mean_folder, is_file_name, sibling_folders
 from trivium.interop.sentence_transformers import read_module_paths
@@ -20,6 +22,9 @@ _TEXT_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 def find_folder(path: str | os.PathLike[str]) -> Path:
     """Return the local folder of a model; download the model if the path does not exist.
 
+    A path is first looked up as a local folder, then as the name of a bundled model, then as a name
+    on the hub. Warns if a local folder has the name of a bundled model.
+
     A hub name may end with the revision (branch, tag or commit) to use: "org/name@v1.0". Paths
     directly under runs/ are never looked up on the hub, nor is "org/name" if a local folder "org"
     contains other folders.
@@ -27,9 +32,17 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     Raises:
         CheckpointError: neither a local folder nor a model on the hub, or no access to the hub.
     """
-    folder = Path(path)
+    folder, bundled = Path(path), find_bundled_model(os.fspath(path))
     if folder.is_dir():
+        if bundled is not None:
+            warnings.warn(
+                f'"{path}" is the folder of this name here. The model "{path}" that comes with '
+                "Trivium is used where there is no such folder.",
+                stacklevel=3,
+            )
         return _newest_snapshot(folder)
+    if bundled is not None:
+        return bundled
     name = _HUB_NAME.fullmatch(os.fspath(path))
     if folder.exists():
         return folder
@@ -92,6 +105,7 @@ def _download(name: str, revision: str | None) -> Path:
             near = did_you_mean_preset(name)
         raise CheckpointError(
             f"{name}: there is no folder of this name here.{near} The Hugging Face hub {reason}. "
-            "Give the path of a run or of a model's folder."
+            "Give the path of a run or of a model's folder, or the name of a model that comes with "
+            f"Trivium ({', '.join(BUNDLED_MODELS)})."
         ) from None
     return folder

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError
-from trivium.text.roles import added_tokens
+from trivium.text.roles import to_added_tokens
 
 _ROLES = {
     "bos_token": "<s>",
@@ -130,7 +130,7 @@ def _add_specials(
     """
     known = sorted({name for name in names.values() if backend.token_to_id(name) is not None})
     mask = names["mask_token"] if with_space else None
-    backend.add_special_tokens(added_tokens(known, with_space=mask))
+    backend.add_special_tokens(to_added_tokens(known, with_space=mask))
 
 
 def _find_charsmap(normalizer: Mapping[str, Any] | None) -> bytes | None:

@@ -49,7 +49,7 @@ class AdapterMixin(TextModel):
         old, other = self.text_tokenizer, copy.copy(self)
         assert self.tokenizer is not None
         other.tokenizer = self.tokenizer.extend(tokens, special_tokens=special_tokens)
-        other.module = extend_vocabulary(self.module, old.pieces_of_new_tokens(other.tokenizer))
+        other.module = extend_vocabulary(self.module, old.split_new_tokens(other.tokenizer))
         other.spec = other.module.spec
         return other
 

@@ -19,7 +19,7 @@ from trivium.inference.text_model import TextModel, prepend_bos
 from trivium.inference.text_stream import TextStream
 from trivium.text.chat_template import Message, Tools
 from trivium.text.infilling import InfillTokens, Order
-from trivium.text.languages import find_language, is_source_token, list_languages
+from trivium.text.languages import find_language_id, is_source_token, list_languages
 
 Texts = TypeVar("Texts", str, list[str])
 
@@ -333,7 +333,7 @@ class GenerationMixin(TextModel):
                 )
         rules, first = self.generation_rules, list[int]()
         if target_language is not None:
-            language = find_language(self.text_tokenizer, target_language)
+            language = find_language_id(self.text_tokenizer, target_language)
             if is_source_token(self.text_tokenizer.tokens[language]):
                 first = [language]
             else:
@@ -368,7 +368,7 @@ class GenerationMixin(TextModel):
         Raises SpecError if the tokenizer has no token of this language, or adds none to texts.
         """
         tokenizer, template = self.source_tokenizer, self.source_template
-        new, known = find_language(tokenizer, language), {*list_languages(tokenizer).values()}
+        new, known = find_language_id(tokenizer, language), {*list_languages(tokenizer).values()}
         before, after = len(template.before), len(template.after)
         if not known & {*template.before, *template.after}:
             raise SpecError(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
+from typing import cast
 
 from trivium.adapt.lora import LoRALinear, is_quantized
 from trivium.errors import SpecError
-from trivium.files import write_file
+from trivium.files import read_json, write_file, write_json
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel
 from trivium.interop.gguf_file import GGUF_FILE, WeightType, write_gguf
-from trivium.interop.hf_folder import write_folder
+from trivium.interop.hf_folder import CONFIG, write_folder
 from trivium.interop.ollama import MODELFILE, make_modelfile
+from trivium.interop.onnx_file import ONNXWeightType, write_onnx
 from trivium.model_folder import new_model_folder, write_model
+from trivium.models import Transformer
 
 
 class SavingMixin(TextModel):
@@ -139,6 +142,49 @@ class SavingMixin(TextModel):
                 f"of Ollama's templates: write TEMPLATE in {MODELFILE} by hand.",
                 stacklevel=2,
             )
+        return Path(folder)
+
+    def save_onnx(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        weight_type: ONNXWeightType = "f32",
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a folder with ONNX files for onnxruntime, Optimum and transformers.js.
+
+        The folder has the files of `save_hf` except the weights, and the graphs in `onnx/`. With
+        "f32" weights, outputs are equal to those of this model up to rounding, for all lengths.
+        Needs the extra `onnx`.
+
+        Args:
+            folder: a new or empty folder.
+            weight_type: the data type of the weights: "f32", "f16" or "int8".
+            overwrite: replace a model in the folder. A run or other files are never replaced.
+
+        Raises:
+            SpecError: the model has a part that cannot be exported, or `save_hf` would raise
+                SpecError.
+            CheckpointError: the folder is in use, or cannot be written.
+            MissingExtraError: the extra `onnx` is not installed.
+        """
+        self._check_savable()
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            module = write_folder(
+                partial,
+                self.module,
+                self.tokenizer,
+                self.settings,
+                source_tokenizer=self._source_tokenizer,
+                with_weights=False,
+            )
+            pooling = None
+            if self.settings.pooling is not None:  # `save_hf` writes a vector head separately
+                module, pooling = cast(Transformer, self.module), self.pooling
+            options = write_onnx(
+                partial, module, weight_type, pooling=pooling, normalize=self.settings.normalizes
+            )
+            write_json(partial / CONFIG, {**read_json(partial / CONFIG), **options})
         return Path(folder)
 
     def _check_savable(self) -> None:

@@ -43,7 +43,7 @@ def detect_language() -> Language:
 
 
 @functools.cache
-def catalog(language: Language) -> Mapping[str, str]:
+def load_catalog(language: Language) -> Mapping[str, str]:
     """Load all messages of a language.
 
     Returns a dict of identifier -> text with unfilled {fields}.
@@ -67,7 +67,7 @@ def _read_toml(name: str) -> Mapping[str, Mapping[str, Any]]:
 
 def translated(identifier: str, /, **values: object) -> str:
     """Return the message `identifier` in the user's language, with its {fields} filled in."""
-    return catalog(detect_language())[identifier].format(**values)
+    return load_catalog(detect_language())[identifier].format(**values)
 
 
 def english(identifier: str, /, **values: object) -> str:
@@ -75,7 +75,7 @@ def english(identifier: str, /, **values: object) -> str:
 
     The files of a run contain English messages; `translate_english` translates them for display.
     """
-    return catalog("en")[identifier].format(**values)
+    return load_catalog("en")[identifier].format(**values)
 
 
 def translate_english(text: str, /, language: Language | None = None) -> str:
@@ -85,7 +85,7 @@ def translate_english(text: str, /, language: Language | None = None) -> str:
     """
     for identifier, pattern in _compile_patterns().items():
         if match := pattern.fullmatch(text):
-            translation = catalog(language or detect_language())[identifier]
+            translation = load_catalog(language or detect_language())[identifier]
             return _FIELD.sub(r"{\1}", translation).format(**match.groupdict())
     return text
 
@@ -98,7 +98,7 @@ def _compile_patterns() -> Mapping[str, re.Pattern[str]]:
     pattern.
     """
     patterns = {}
-    for identifier, text in catalog("en").items():
+    for identifier, text in load_catalog("en").items():
         if identifier.startswith(_IN_FILES):
             parts = enumerate(_FIELD.split(text))  # literal texts and names of fields alternate
             groups = (f"(?P<{part}>.+?)" if index % 2 else re.escape(part) for index, part in parts)

@@ -6,6 +6,8 @@ V value dimension.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -67,7 +69,7 @@ def attend(
         q, k, v = query[:, :, some], key[:, :, near], value[:, :, near]
         bias = part.bias if scores is None else _add_bias_and_mask(part, scores[..., some, near])
         # On a CPU, the backward pass of eager attention is 4 times faster than that of the kernel.
-        small = q.shape[:3].numel() * k.shape[2] * len(mask.slices) <= max_scores
+        small = math.prod(q.shape[:3]) * k.shape[2] * len(mask.slices) <= max_scores
         faster = q.device.type == "cpu" and torch.is_grad_enabled() and small
         if faster or soft_cap is not None or sinks is not None:
             weights = _eager_probabilities(q, k, part, scale, bias, soft_cap, sinks)

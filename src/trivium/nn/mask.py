@@ -151,6 +151,9 @@ class _Tiling(NamedTuple):
 
     def parts(self, num_queries: int, num_keys: int) -> Iterator[tuple[slice, slice]]:
         """Yield the range of the queries and the range of the keys of every part, as slices."""
+        if self.rows >= num_queries:  # one part; a loop would fix the length in `torch.export`
+            yield slice(0, num_queries), slice(0, num_keys)
+            return
         for start in range(0, num_queries, self.rows):
             stop = min(start + self.rows, num_queries)
             first, end = max(0, start - self.before), min(num_keys, stop + self.after)

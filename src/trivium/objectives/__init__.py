@@ -27,7 +27,7 @@ def task_kinds() -> tuple[str, ...]:
 
 
 def default_objective(spec: Spec) -> Objective:
-    """Return the pretraining objective with which this architecture was published.
+    """Return the default objective of a model: the one with which its architecture was published.
 
     Raises:
         RecipeError: the architecture was published without pretraining, for a supervised task such

@@ -37,11 +37,11 @@ class BidirectionalLM(Objective):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is a bidirectional language model (biLM)."""
+        """Return True for bidirectional language models: this is their default objective."""
         return spec.is_bilm
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model is a bidirectional language model (biLM)."""
+        """Return True for bidirectional language models, which this objective can train."""
         return spec.is_bilm
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

@@ -99,16 +99,16 @@ class BlankFilling(LeftToRight):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is a decoder with two-dimensional positions, as in GLM."""
+        """Return True for decoders with 2-D positions (GLM): this is their default objective."""
         return is_causal(spec) and spec.fills_blanks
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return defaults of `[tokenizer]` keys: byte-level BPE and the special tokens of GLM."""
+        """Return the default `[tokenizer]` keys: byte-level BPE and the special tokens of GLM."""
         return {"kind": "byte-bpe", "special_tokens": ("<s>", "<pad>", "</s>", "<mask>")}
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model is a Transformer decoder with two-dimensional positions."""
+        """Return True for Transformer decoders with two-dimensional positions (required)."""
         return self.is_default_for(spec) and spec.attention_only
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

@@ -50,8 +50,8 @@ class Calibration:
     bins: int = _BINS
     rule: str = _RULE
 
-    def lines(self) -> list[str]:
-        """Return two or three lines of text that describe the calibration in the user's language.
+    def render(self) -> list[str]:
+        """Render the calibration as two or three lines of text, in the user's language.
 
         The third line is about the threshold, if there is one.
         """

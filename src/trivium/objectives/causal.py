@@ -136,9 +136,9 @@ class Causal(StatefulObjective, LeftToRight):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is a causal language model with an LM head, but not a GLM.
+        """Return True for causal language models with an LM head: this is their default objective.
 
-        The default objective of GLM is "blank-filling".
+        The exception is GLM, whose default objective is "blank-filling".
         """
         has_lm_head = any(head.kind == "lm" for head in spec.heads)
         return is_causal(spec) and has_lm_head and not spec.fills_blanks
@@ -164,10 +164,10 @@ def build_causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
 
 
 def next_token_labels(rows: RowBatch) -> np.ndarray:
-    """Return the label of each position, which is its next token, int64 [B, T].
+    """Return the next token of each position as its label, int64 [B, T].
 
-    Padding and the last token of each row have the label -100. If the rows have document ids, so
-    does the last token of each document.
+    Padding and the last token of each row have the label -100. If the rows have document ids, the
+    last token of each document also has this label.
     """
     labels = np.full_like(rows.input_ids, IGNORE_INDEX)
     labels[:, :-1] = rows.input_ids[:, 1:]

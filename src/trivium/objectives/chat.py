@@ -35,7 +35,7 @@ from trivium.objectives.conversations import (
     read_tools,
     read_turn,
 )
-from trivium.objectives.labelled import LabelledObjective, batches_by_length, column_key
+from trivium.objectives.labelled import LabelledObjective, batch_by_length, column_key
 from trivium.objectives.task_metrics import Metrics, compute_perplexity
 from trivium.objectives.tensor_batch import to_device, token_losses
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
@@ -60,7 +60,7 @@ _NUM_GENERATIONS = 16  # validation conversations with a generated response at t
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation: messages {"role", "content"}, of which at least one is by the assistant.
+    """A conversation: a list of messages {"role", "content"}, at least one by the assistant.
 
     Args:
         messages: the messages.
@@ -76,9 +76,9 @@ class Conversation:
 
     @property
     def group_key(self) -> str:
-        """The key for grouping conversations when splitting: the text before the first response.
+        """The key by which conversations are grouped when splitting the data into two splits.
 
-        Conversations with the same key are in the same split (training or validation).
+        It is the text before the first response. Groups are never divided between splits.
         """
         roles = [message["role"] for message in self.messages]
         first = max(1, roles.index("assistant"))
@@ -159,8 +159,8 @@ class Chat(LabelledObjective):
 
     def _encode_conversation(self, example: Conversation, lm: LanguageModel) -> LabelledRow:
         """Encode a conversation with the chat template, and label the tokens of the responses."""
-        template = chat_template(lm, tools=bool(example.tools))
-        text, spans = template.responses(example.messages, tools=example.tools, **example.variables)
+        template = get_chat_template(lm, tools=bool(example.tools))
+        text, spans = template.get_turns(example.messages, tools=example.tools, **example.variables)
         responses = [message for message in example.messages if message["role"] == "assistant"]
         excluded = [span for span, message in zip(spans, responses) if message.get("weight") == 0]
         if self.responses_only:
@@ -189,7 +189,7 @@ class Chat(LabelledObjective):
         Returns one pair per batch: the summed loss in nats, and the number of labelled tokens.
         """
         sums = []
-        for _, rows in batches_by_length(self.encode(examples, lm)):
+        for _, rows in batch_by_length(self.encode(examples, lm)):
             batch = rows.to_batch()
             if batch.num_labels:
                 loss = token_losses(lm.module, to_device(batch, lm.module.device))["loss"]
@@ -245,11 +245,11 @@ class Chat(LabelledObjective):
 def _warn_about_hidden_parts(lm: LanguageModel, examples: Sequence[Conversation]) -> None:
     """Warn if conversations have parts that the chat template does not render.
 
-    These parts are tools, and in messages names, tool calls and the reasoning. One conversation
-    with each part is tried.
+    Such parts are tools and, in messages, names, tool calls and reasoning. For each part, one
+    conversation that contains it is rendered.
     """
     with_tools = [one for one in examples if one.tools]
-    if with_tools and not chat_template(lm, tools=True).reads_tools:
+    if with_tools and not get_chat_template(lm, tools=True).renders_tools:
         _warn_about_hidden_part("tools", len(with_tools))
     for part in ("name", "tool_calls", "reasoning_content"):
         some = [one for one in examples if any(part in message for message in one.messages)]
@@ -258,7 +258,7 @@ def _warn_about_hidden_parts(lm: LanguageModel, examples: Sequence[Conversation]
         last = max(i for i, message in enumerate(some[0].messages) if part in message)
         messages = some[0].messages[: last + 1]
         others = [{**each, part: _OTHER_PARTS[part]} if part in each else each for each in messages]
-        template, variables = chat_template(lm, tools=bool(some[0].tools)), some[0].variables
+        template, variables = get_chat_template(lm, tools=bool(some[0].tools)), some[0].variables
         if template.render(messages, tools=some[0].tools, **variables) == template.render(
             others, tools=some[0].tools, **variables
         ):
@@ -281,7 +281,7 @@ _OTHER_PARTS: dict[str, Any] = {
 """For each part of a message, another value that a chat template renders differently."""
 
 
-def chat_template(lm: LanguageModel, *, tools: bool = False) -> ChatTemplate:
+def get_chat_template(lm: LanguageModel, *, tools: bool = False) -> ChatTemplate:
     """Return the chat template of the model, or the plain template if the model has none.
 
     `tools` is whether the conversation has tools, for which a model may have a separate template.

@@ -89,9 +89,9 @@ class LabelledText:
 
     @property
     def group_key(self) -> str:
-        """The key for grouping examples when splitting: the text, or the first text of a pair.
+        """The key by which examples are grouped when splitting the data into two splits.
 
-        Examples with the same key are in the same split (training or validation).
+        It is the text, or the first text of a pair. Groups are never divided between splits.
         """
         return self.text
 
@@ -156,9 +156,9 @@ class TextClassification(SingleStackTask):
     prefix: str = Field("", description="task prefix before each input of an encoder-decoder")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
-        """Yield the records of JSON Lines, CSV, TSV or Parquet files, or of folders of texts.
+        """Yield the records of JSON Lines, CSV, TSV or Parquet files, or of folders of text files.
 
-        In a folder of texts, each class has a subfolder with .txt files.
+        In a folder of text files, each class has a subfolder with .txt files.
         """
         folders = [path for path in paths if _is_class_folder(Path(path))]
         names = self.text_field or "text", self.label_field or "label"
@@ -255,11 +255,11 @@ class TextClassification(SingleStackTask):
         return self.replace(label_kind=kind, lm_weight=lm_weight)
 
     def adapt_to_model(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
-        """Use the label kind of a classifier that is fine-tuned again, if the labels suit it.
+        """Adopt the label kind of a classifier that is fine-tuned again, if the new labels fit it.
 
         `settings` are the settings of this classifier. The label kind is changed only if the
-        classifier is multi-label or regression, and the labels look like classes but can also be
-        read as labels of its kind. Returns the new objective, or else the objective unchanged.
+        classifier is multi-label or regression, and the new labels look like classes but can also
+        be read as labels of its kind. Returns the new objective, or else the objective unchanged.
         """
         known, kind = settings.labels, settings.label_kind
         if not known or self.label_kind or settings.task not in (None, self.kind):
@@ -320,7 +320,7 @@ class TextClassification(SingleStackTask):
         return example.as_text
 
     def labels_by_example(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
-        """Return a sequence of labels for each example. For regression it is empty."""
+        """Return a sequence of labels for each example. For regression, the sequences are empty."""
         kind = self.label_kind or infer_label_kind(examples)
         return [() if kind == "regression" else self._split_labels(one, kind) for one in examples]
 
@@ -375,7 +375,7 @@ class TextClassification(SingleStackTask):
         return *lm, build_classifier_head(spec, len(labels), pooling)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether a task head, such as a classification head, can be put on the model."""
+        """Return whether a classification head (or another task head) can be added to the model."""
         return spec.supports_task_heads
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
@@ -412,7 +412,7 @@ class TextClassification(SingleStackTask):
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weight of the LM loss: lambda in the docstring of the class."""
+        """Return the weights of the loss terms, by name: lambda for the LM loss (see the class)."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:

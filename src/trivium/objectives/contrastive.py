@@ -188,14 +188,14 @@ class Contrastive(SingleStackTask, TextPairs):
         return anchor, np.where(several, is_token & (kept | ~sentence), is_token)
 
     def loss_denominators(self, batch: Batch) -> dict[str, int]:
-        """Return the number of examples, by which the summed loss is divided."""
+        """Return the divisor of the summed loss, by name: the number of examples."""
         assert batch.sequence_labels is not None
         return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the contrastive loss in nats, summed over all examples of the step."""
         assert batch.sequence_labels is not None
-        vectors, terms = batch.compute_by_slice(partial(self._embed, model), batch.parts())
+        vectors, terms = batch.compute_by_slice(partial(self._embed, model), batch.micro_batches())
         loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 

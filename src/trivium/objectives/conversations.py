@@ -9,7 +9,7 @@ from typing import Any
 from trivium.data.records import Record, json_type
 from trivium.data.schema import Fields, Usual
 from trivium.errors import DataError, did_you_mean, shorten
-from trivium.text.chat_template import TEMPLATE_VARIABLES, read_arguments
+from trivium.text.chat_template import TEMPLATE_VARIABLES, parse_arguments
 from trivium.text.symbols import is_unspaced
 
 MESSAGES = Fields("messages", ("messages",), ("conversations", "conversation"))
@@ -97,11 +97,11 @@ def read_messages(record: Record, column: str, *, complete: bool = False) -> lis
 
 
 def _read_tool_fields(message: Record, role: str) -> Message:
-    """Return the tool calls, the id of a tool call and the reasoning that a message has.
+    """Return the tool calls, the tool call id and the reasoning of a message, if it has them.
 
-    The arguments of tool calls are objects, also if the message has them as JSON texts.
+    If the arguments of tool calls are JSON strings, they are parsed to objects.
 
-    Raises DataError if one of them has the wrong type.
+    Raises DataError if a field has the wrong type.
     """
     parts: Message = {}
     calls = message.get("tool_calls")
@@ -118,7 +118,7 @@ def _read_tool_fields(message: Record, role: str) -> Message:
                     f'a tool call of {message.where} has no name: give {{"function": {{"name": '
                     '..., "arguments": {...}}}.'
                 )
-        parts.update(read_arguments({"tool_calls": calls}))
+        parts.update(parse_arguments({"tool_calls": calls}))
     for name in ("tool_call_id", "reasoning_content"):
         value = message.get(name)
         if value is not None and not isinstance(value, str):
@@ -129,9 +129,9 @@ def _read_tool_fields(message: Record, role: str) -> Message:
 
 
 def read_tools(record: Record) -> tuple[Mapping[str, Any], ...]:
-    """Read the column `tools`: a list of functions in OpenAI's format, or its JSON text.
+    """Read the column `tools`: a list of functions in OpenAI's format, or a JSON string of one.
 
-    Returns an empty tuple if there are no tools. Raises DataError if it is something else.
+    Returns an empty tuple if there are no tools. Raises DataError for any other value.
     """
     value = _read_json_column(record, "tools")
     if value is None:
@@ -143,9 +143,9 @@ def read_tools(record: Record) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_template_kwargs(record: Record) -> dict[str, Any]:
-    """Read the column `chat_template_kwargs`: an object, or its JSON text. Returns {} if unset.
+    """Read the column `chat_template_kwargs`: an object, or a JSON string of one.
 
-    Raises DataError if it is something else.
+    Returns {} if the column is missing or blank. Raises DataError for any other value.
     """
     value = _read_json_column(record, "chat_template_kwargs")
     if not isinstance(value, dict | None):
@@ -157,7 +157,7 @@ def read_template_kwargs(record: Record) -> dict[str, Any]:
 
 
 def _read_json_column(record: Record, field: str) -> Any:
-    """Return the value of a field, parsed if it is a JSON text. Returns None if unset or blank."""
+    """Return the value of a field; a JSON string is parsed. Returns None if unset or blank."""
     if field not in record.columns:
         return None
     value: Any = record.value(record.columns[field])
@@ -198,7 +198,7 @@ def _read_weight(message: Record) -> float:
 
 
 def read_turn(record: Record, field: str, *, complete: bool = False) -> Turn:
-    """Read a field of a record: a text, or a list of messages (see `read_messages`)."""
+    """Read a field that contains a text, or a list of messages (see `read_messages`)."""
     column = record.columns[field]
     if isinstance(record.value(column), str):
         return record.text(column)
@@ -258,7 +258,7 @@ def prepend_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
 
 
 def are_texts(record: Record, *turns: Turn | None) -> bool:
-    """Return whether the record has no `system` column and none of the `turns` are messages."""
+    """Return whether all `turns` are plain texts, not messages, and there is no `system` column."""
     return "system" not in record.columns and not any(isinstance(turn, tuple) for turn in turns)
 
 

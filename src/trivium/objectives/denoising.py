@@ -68,13 +68,13 @@ class Denoising(EncoderDecoderObjective):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an encoder-decoder with learned position embeddings."""
+        """Return True for encoder-decoders with learned positions, of which this is the default."""
         learned = isinstance(spec.absolute_position_encoding, Learned)
         return spec.family == "encoder-decoder" and learned
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return defaults of `[tokenizer]` keys: byte-level BPE and the special tokens of BART."""
+        """Return the default `[tokenizer]` keys: byte-level BPE and the special tokens of BART."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
@@ -106,7 +106,7 @@ class Denoising(EncoderDecoderObjective):
         """
         is_end = ids == vocabulary.end_id
         document = np.cumsum(is_end, axis=1) - is_end
-        is_movable = is_token & ~is_end & (ids != _document_start_id(vocabulary))
+        is_movable = is_token & ~is_end & (ids != _find_start_id(vocabulary))
         is_rotated = rng.uniform(ids.shape[1], _ROTATE) < self.rotate_documents
         first = np.where(is_rotated, rng.uniform(ids.shape[1], _FIRST), 0.0)
         rotated = ids.copy()
@@ -187,11 +187,11 @@ def _permute_sentences(ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: V
     sentence, document = (np.cumsum(ends, axis=1) - ends for ends in (ends_sentence, is_end))
     key = np.take_along_axis(rng.uniform(ids.shape[1], _ORDER), sentence, axis=1)
     # Documents keep their order and their first and last special tokens. Padding stays last.
-    key = np.where(is_end, 2.0, np.where(ids == _document_start_id(vocabulary), 0.0, 1.0 + key))
+    key = np.where(is_end, 2.0, np.where(ids == _find_start_id(vocabulary), 0.0, 1.0 + key))
     key = np.where(is_token, 3.0 * document + key, np.inf)
     return np.take_along_axis(ids, np.argsort(key, axis=1, kind="stable"), axis=1)
 
 
-def _document_start_id(vocabulary: Vocabulary) -> int:
+def _find_start_id(vocabulary: Vocabulary) -> int:
     """Return the id of the special token that starts each document, or -1 if there is none."""
     return next(iter(vocabulary.prefix_ids), -1)

@@ -66,7 +66,7 @@ def check_examples(
         words.count_tokens([*objective.target_texts(examples)])
     findings = [
         _find_bad_records(bad, len(examples)),
-        wholes.finding("repeated_examples", None, "count_again"),
+        wholes.to_finding("repeated_examples", None, "count_again"),
     ]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
@@ -79,19 +79,19 @@ def check_examples(
             missing = Cases(label for label in known if not counts[split][label])
             advice = "give_examples" if split == TRAIN else "hold_out_more"
             check = "labels_not_in_training" if split == TRAIN else "labels_not_in_validation"
-            findings.append(missing.finding(check, len(known), 0, advice))
+            findings.append(missing.to_finding(check, len(known), 0, advice))
         once = Cases()
         for label in known:
             if counts[TRAIN][label] == 1:
                 once.add(f"{label} ({where[label]})", MESSAGE_LENGTH)
-        findings.append(once.finding("labels_of_one_example", len(known), 0, "give_more"))
+        findings.append(once.to_finding("labels_of_one_example", len(known), 0, "give_more"))
         findings.append(
             _find_rare_labels(counts[TRAIN], objective.supports_class_weights(examples))
         )
     findings += objective.find_problems(examples)
     if validation:
-        findings.append(inputs.overlap("texts_in_both", 0))
-    return [*findings, *words.findings("short_examples")]
+        findings.append(inputs.to_overlap_finding("texts_in_both", 0))
+    return [*findings, *words.to_findings("short_examples")]
 
 
 def _find_bad_records(records: BadRecords, num_examples: int) -> Finding:
@@ -111,7 +111,7 @@ def _find_disputed_labels(examples_by_text: dict[str, dict[tuple[str, ...], str]
         if len(place_by_labels) > 1:
             labels = (f"{', '.join(names)} ({where})" for names, where in place_by_labels.items())
             cases.add(f"{shorten_sample(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
-    return cases.finding("disputed_labels", len(examples_by_text), 0, "correct")
+    return cases.to_finding("disputed_labels", len(examples_by_text), 0, "correct")
 
 
 def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
@@ -123,7 +123,7 @@ def _find_rare_labels(counts: Counter[str], has_class_weights: bool) -> Finding:
     limit = share * counts.total()
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
     advice = "weigh_labels" if has_class_weights else "give_more_of_rare"
-    return rare.finding("rare_labels", len(counts), 0, advice, share=100 * share)
+    return rare.to_finding("rare_labels", len(counts), 0, advice, share=100 * share)
 
 
 def _find_case_variants(labels: Sequence[str]) -> Finding:
@@ -132,4 +132,4 @@ def _find_case_variants(labels: Sequence[str]) -> Finding:
     for label in labels:
         groups.setdefault(label.casefold(), []).append(label)
     cases = Cases(", ".join(group) for group in groups.values() if len(group) > 1)
-    return cases.finding("labels_by_case", len(labels), 0, "write_alike")
+    return cases.to_finding("labels_by_case", len(labels), 0, "write_alike")

@@ -35,15 +35,15 @@ class FillInTheMiddle(LeftToRight):
 
         input_ids  <prefix> <suffix> on it <middle> the cat sat </s>
 
-    Every token but the last has its next token as label, as in causal language modelling. The
-    middle always ends with the end-of-text token, so that the model learns where to stop. The part
-    of a document that is in a row counts as a document ("context-level FIM" in the paper). A full
-    row keeps its length: its last tokens make room for the marks.
+    The label of every token except the last is the next token, as in causal language modelling. The
+    middle always ends with the end-of-text token, so that the model learns where to stop. Documents
+    are cut after rows are packed ("context-level FIM" in the paper). The length of a full row does
+    not change: its last tokens are dropped to make room for the sentinel tokens.
 
-    A token in which a cut lies is encoded again in two parts, so that a model also learns to
-    continue in the middle of a word. Source: Bavarian et al. 2022, section 3. Two differences: the
-    paper encodes all of a prefix, middle and suffix again; and if the tokenizer is not byte-level,
-    the cuts are between tokens, because a part of a word has other tokens there.
+    If a cut is inside a token, both parts of the token are encoded again, so that the model also
+    learns to continue in the middle of a word. Source: Bavarian et al. 2022, section 3. There are
+    two differences. The paper encodes the whole prefix, middle and suffix again. If the tokenizer
+    is not byte-level, the cuts are between tokens.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = FIM_TOKENS
@@ -54,14 +54,14 @@ class FillInTheMiddle(LeftToRight):
     )
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
-        """Raise RecipeError if the tokenizer has none of the published triples of tokens."""
+        """Raise RecipeError if the tokenizer has no published set of three sentinel tokens."""
         try:
             InfillTokens.find(vocabulary.special_tokens)
         except SpecError as error:
             raise RecipeError(f'objective.kind = "{self.kind}": {error}') from None
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """Raise RecipeError if rows hold one document each, which leave no room for the marks."""
+        """Raise RecipeError if each row is one document, without room for sentinel tokens."""
         super().check_rows(packing, separate_documents, is_mixed=is_mixed)
         if packing != "pack":
             raise RecipeError(
@@ -71,19 +71,19 @@ class FillInTheMiddle(LeftToRight):
 
     @property
     def control_tokens(self) -> list[str]:
-        """No tokens: the names of the marks in a training text are plain text."""
+        """No tokens: a sentinel name (such as `<fim_prefix>`) in a text is encoded as text."""
         return []
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Return a batch of rearranged rows; the labels are the next tokens, int64 [B, T]."""
-        marks = InfillTokens.find(vocabulary.special_tokens)
+        """Return a batch of rearranged rows, with the next tokens as labels, int64 [B, T]."""
+        fim = InfillTokens.find(vocabulary.special_tokens)
         width = rows.input_ids.shape[1]
         noise = [rng.uniform(width, channel) for channel in (_CHOSEN, _ORDER, _FIRST, _SECOND)]
         ids = np.full_like(rows.input_ids, vocabulary.pad_id or 0)
         lengths, document_ids = rows.lengths.copy(), np.zeros_like(rows.input_ids)
         for row, tokens in enumerate(rows.input_ids):
             numbers = [each[row] for each in noise]
-            parts = self._rearrange(tokens[: rows.lengths[row]], width, numbers, marks, vocabulary)
+            parts = self._rearrange(tokens[: rows.lengths[row]], width, numbers, fim, vocabulary)
             ends = np.cumsum([0, *map(len, parts)])
             lengths[row] = ends[-1]
             for number, (part, start) in enumerate(zip(parts, ends), start=1):
@@ -102,28 +102,28 @@ class FillInTheMiddle(LeftToRight):
         tokens: Ints,
         width: int,
         noise: list[Floats],
-        marks: InfillTokens,
+        fim: InfillTokens,
         vocabulary: Vocabulary,
     ) -> list[list[int]]:
-        """Return the documents of a row, some of them rearranged, in at most `width` tokens.
+        """Rearrange some of the documents of a row. Returns the token ids of all documents.
 
-        The last tokens of the row are left out if there is no room for them. `noise` contains
-        random numbers for each document of the row: whether it is rearranged, its order, and its
-        two cuts.
+        Tokens at the end of the row are dropped if the result would exceed `width` tokens. `noise`
+        contains random numbers for each document: whether it is rearranged, the order (PSM or SPM),
+        and the two cuts.
         """
         chosen, order, *cuts = noise
         stop = [] if vocabulary.end_id is None else [vocabulary.end_id]
         space = len(tokens)
         while True:
             documents = []
-            for index, (head, body, end) in enumerate(_documents(tokens[:space], vocabulary)):
+            for index, (head, body, end) in enumerate(_split_documents(tokens[:space], vocabulary)):
                 if chosen[index] < self.rate:
                     total = int(vocabulary.num_characters[body].sum())
                     low, high = sorted(int(each[index] * (total + 1)) for each in cuts)
-                    rest, suffix = _cut(body, high, vocabulary)
-                    prefix, middle = _cut(rest, low, vocabulary)
+                    rest, suffix = _split(body, high, vocabulary)
+                    prefix, middle = _split(rest, low, vocabulary)
                     name: Order = "spm" if order[index] < self.spm_rate else "psm"
-                    body, end = [*marks.arrange(prefix, suffix, name), *middle], end or stop
+                    body, end = [*fim.arrange(prefix, suffix, name), *middle], end or stop
                 documents.append([*head, *body, *end])
             excess = sum(map(len, documents)) - width
             if excess <= 0:
@@ -131,7 +131,7 @@ class FillInTheMiddle(LeftToRight):
             space -= excess
 
     def generate_sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Return a sentence with a gap, and what the model writes into the gap.
+        """Return a sentence with a gap, and the text with which the model fills the gap.
 
         Returns None if the text has no sentence with enough words.
         """
@@ -148,8 +148,8 @@ class FillInTheMiddle(LeftToRight):
         return f"infill {run} {shlex.quote(prompt)}"
 
 
-def _cut(ids: list[int], characters: int, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
-    """Cut a text after a number of characters. Returns the ids before and after the cut."""
+def _split(ids: list[int], characters: int, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+    """Cut token ids after a number of characters. Returns the ids before and after the cut."""
     ends = np.cumsum(vocabulary.num_characters[ids])
     index = int(np.searchsorted(ends, characters, side="right"))
     offset = characters - int(ends[index - 1] if index else 0)
@@ -159,10 +159,10 @@ def _cut(ids: list[int], characters: int, vocabulary: Vocabulary) -> tuple[list[
     return [*ids[:index], *left], [*right, *ids[index + 1 :]]
 
 
-def _documents(
+def _split_documents(
     tokens: Ints, vocabulary: Vocabulary
 ) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Yield the documents of a row: the tokens before the text, the text, the tokens after it."""
+    """Yield the prefix tokens, the text tokens and the end token of each document in a row."""
     ends = np.flatnonzero(tokens == vocabulary.end_id) + 1
     for part in np.split(tokens, ends):
         document = part.tolist()

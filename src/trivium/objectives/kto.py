@@ -33,7 +33,7 @@ from trivium.objectives.conversations import (
     read_turn,
 )
 from trivium.objectives.labelled import column_key
-from trivium.objectives.preference import ReferenceObjective, log_probabilities
+from trivium.objectives.preference import ReferenceObjective, compute_log_probabilities
 from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, encode_responses, stack_pairs
 from trivium.objectives.task_metrics import Metrics, compute_perplexity
 from trivium.objectives.tensor_batch import LossTerms, MicroBatchSlice, TensorBatch
@@ -57,10 +57,10 @@ class UnpairedPreference:
 
     @property
     def group_key(self) -> str:
-        """The key for grouping examples when splitting: the prompt as one text.
+        """The key by which examples are grouped when splitting the data into two splits.
 
-        If there is no prompt, the key is the response. Examples with the same key are in the same
-        split.
+        It is the prompt as one text, or the response if there is no prompt. Groups are never
+        divided between splits.
         """
         return as_text(self.prompt) or as_text(self.response)
 
@@ -183,7 +183,7 @@ class KTO(ReferenceObjective):
         return {**both, "desirable": is_desirable, "undesirable": batch.num_rows - is_desirable}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight 0 for each term that is only logged as a metric."""
+        """Return the weights of the loss terms, by name: 0 for terms that are only logged."""
         return dict.fromkeys(("divergence", "desirable", "undesirable"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
@@ -192,7 +192,7 @@ class KTO(ReferenceObjective):
 
         def compute_log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
             """Return the log-probabilities of both responses, [B, 2], and the auxiliary loss."""
-            sums, _, terms = log_probabilities(model, part)
+            sums, _, terms = compute_log_probabilities(model, part)
             return sums, terms
 
         sums, terms = batch.compute_by_slice(compute_log_p, _split_into_slices(batch))
@@ -261,7 +261,7 @@ def _split_into_slices(batch: TensorBatch) -> Iterator[tuple[MicroBatchSlice, Te
     name = "decoder_input_ids" if "decoder_input_ids" in batch.inputs else "input_ids"
     columns = batch.inputs[name].shape[2]
     row, column = batch.label_positions // columns, batch.label_positions % columns
-    for part, inputs in batch.parts():
+    for part, inputs in batch.micro_batches():
         inside = (row >= 2 * part.start) & (row < 2 * part.stop)
         positions = (row - 2 * part.start) * inputs[name].shape[2] + column
         yield part, TensorBatch(inputs, positions[inside], batch.targets[inside])

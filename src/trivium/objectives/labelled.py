@@ -132,9 +132,9 @@ class LabelledObjective(Objective):
         return False
 
     def labels_by_example(self, examples: Sequence[Any]) -> list[Sequence[str]]:
-        """Return a sequence of labels for each example; by default it is empty.
+        """Return a sequence of labels for each example. By default, the sequences are empty.
 
-        With these labels, both splits (training and validation) can be made to contain each label.
+        The labels are used to make both splits (training and validation) contain every label.
         """
         return [() for _ in examples]
 
@@ -174,7 +174,7 @@ class LabelledObjective(Objective):
         return ()
 
     def add_settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
-        """Add what the model needs for this task to its settings: label names, task options, ...
+        """Add the settings that this task needs, such as label names, to the model settings.
 
         By default only the name of the task is added. Returns the new settings, which are saved
         with the model.
@@ -204,8 +204,8 @@ class LabelledObjective(Objective):
         yield from self.source_texts(examples)
         yield from self.target_texts(examples)
 
-    def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
-        """Predict all examples, and return the metrics of the predictions."""
+    def evaluate(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
+        """Predict the labels of all examples, and return the metrics of the predictions."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm)
 
     @abstractmethod
@@ -254,7 +254,7 @@ def column_key(description: str, fields: Fields, name: str = "") -> Any:
         name: the name of this record field. If empty, it is the first of `fields`.
     """
     name = name or fields.names[0]
-    usual = ", ".join(fields.usual_of(name))
+    usual = ", ".join(fields.get_usual(name))
     default = f"one of {usual}" if name in fields.required else f"{usual}, if there is one"
     return Field(None, description=f"{description}; default: {default}")
 
@@ -267,7 +267,7 @@ def field_option(name: str) -> str:
     return f"--set objective.{name}_field=NAME"
 
 
-def batches_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
+def batch_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
     """Yield batches of encoded examples, the longest examples first.
 
     Each item is a pair: the indices of the B examples in the batch, int64 [B], and their rows.
@@ -294,7 +294,7 @@ def encode_texts(
 
 
 def next_token_labels(encoded: TextInput) -> list[int]:
-    """Return the label of each position for the LM loss, which is its next token.
+    """Return the next token of each position as its label, for the LM loss.
 
     In a truncated text, special tokens are not used as labels. Otherwise the model would learn to
     stop in the middle of a text.

@@ -199,5 +199,5 @@ class Masked(TokenMasking):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model has an MLM head and is not XLNet."""
+        """Return True for models with an MLM head, except XLNet: this is the default objective."""
         return any(head.kind == "mlm" for head in spec.heads) and not spec.query_stream

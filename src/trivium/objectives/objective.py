@@ -30,7 +30,7 @@ from trivium.models.heads import Head
 from trivium.objectives.advice import ADVICE, Advice
 from trivium.objectives.excerpt import first_words, mask_middle
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch, token_losses
-from trivium.text.roles import SENTINELS, role_of
+from trivium.text.roles import SENTINELS, get_role
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -104,7 +104,7 @@ class Objective(Choice, Config, ABC):
         return (self.require_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the objective can train this model, apart from its heads."""
+        """Return whether the objective can train this model. Heads are not checked."""
         return self.supported_family in (None, spec.family)
 
     def require_fit(self, spec: Spec) -> None:
@@ -143,13 +143,13 @@ class Objective(Choice, Config, ABC):
 
     @property
     def control_tokens(self) -> list[str]:
-        """The special tokens that have no role (for example mask) and are not T5 sentinels.
+        """The special tokens of the objective, except T5 sentinels and those with a role ("mask").
 
-        If the name of such a token occurs in a training text, it is always encoded as the token,
-        never as plain text.
+        If the name of such a token occurs in a training text, it is always encoded as a special
+        token, never as plain text.
         """
         return [
-            name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
+            name for name in self.special_tokens if get_role(name) is None and name not in SENTINELS
         ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
@@ -169,7 +169,7 @@ class Objective(Choice, Config, ABC):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return defaults of `[tokenizer]` keys for this objective, such as special tokens."""
+        """Return the default `[tokenizer]` keys for this objective, such as special tokens."""
         return {}
 
     def model_specs(self, spec: Spec) -> tuple[Spec, ...]:

@@ -29,10 +29,10 @@ class Permutation(StatefulObjective, MaskSelection):
         predicted  1    4                    "cat" from "the sat on it"
         labels     cat  it
 
-    `order` is the place of each token in the random order, and `predicted` contains the positions
+    `order` is the rank of each token in the random order, and `predicted` contains the positions
     of the targets. One sixth of the tokens are targets. They form spans of 1 to 5 tokens, and the
     probability of a span of n tokens is proportional to 1/n. All other tokens are visible from the
-    start (order 0), except special tokens: they have a place in the order but are not predicted. A
+    start (order 0), except special tokens: they have a rank in the order but are not predicted. A
     row is divided into segments of `perm_size` tokens. The order is random within a segment and
     differs from epoch to epoch. Targets of a segment come before targets of later segments.
 
@@ -56,11 +56,11 @@ class Permutation(StatefulObjective, MaskSelection):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an MLM encoder with two-stream attention (XLNet)."""
+        """Return True for XLNet (two-stream attention, MLM head): this is its default objective."""
         return spec.query_stream and any(head.kind == "mlm" for head in spec.heads)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model has two-stream attention (XLNet), which is required."""
+        """Return True for models with two-stream attention (XLNet), which this objective needs."""
         return spec.query_stream
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

@@ -254,7 +254,7 @@ class PolicyGradient(Alignment):
 
     @property
     def record_schema(self) -> Schema:
-        """The columns of a record: the prompt, and what the reward functions read."""
+        """The columns of a record: the prompt and the columns that the reward functions read."""
         columns = [getattr(reward, "column", None) for reward in self.rewards if not reward.files]
         also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
         return dataclasses.replace(super().record_schema, also=also)
@@ -309,7 +309,7 @@ class PolicyGradient(Alignment):
         """Sample responses to the prompts of a step, and compute their rewards and advantages.
 
         The result depends only on the weights, the prompts and the seed. It has one row per
-        response, with labels at the response:
+        response. The labels are the tokens of the response:
 
             input_ids  prompt prompt   response response
             labels     -100   response response </s>
@@ -368,7 +368,7 @@ class PolicyGradient(Alignment):
         }
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of each loss term, by name.
+        """Return the weights of the loss terms, by name.
 
         Terms that are only logged have the weight 0.
         """
@@ -501,7 +501,7 @@ class PolicyGradient(Alignment):
             lm: the language model. If there is no frozen copy, the reference is this model with its
                 adapter disabled.
             model: the trained module, including the value head if there is one.
-            batch: the prompts with their responses, and labels at the responses.
+            batch: the prompts with their responses. The labels are the tokens of the responses.
             reward: the reward of each response, float64 [B].
             map_over_ranks: distributes the forward passes over the processes.
         """
@@ -564,7 +564,7 @@ class PolicyGradient(Alignment):
             The rows are processed in micro-batches to limit memory. The list has one array [2, M]
             per micro-batch, where M is the number of its sampled tokens.
             """
-            parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
+            parts = (batch.slice_rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
             each = (self._compute_logps(model, to_device(part, model.device)) for part in parts)
             return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]
 

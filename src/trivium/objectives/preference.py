@@ -1,6 +1,7 @@
 """Preference optimization (DPO and variants): a generative model learns from preference pairs.
 
-Shape letters: B pairs in a batch, N pairs in a data set. An axis of size 2 is (chosen, rejected).
+Shape letters: B pairs in a batch, N pairs in a data set. A dimension of size 2 contains the chosen
+and the rejected response.
 log p is the log-probability of a response under the trained model, and log q under the reference
 model.
 """
@@ -27,7 +28,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.causal import is_causal
-from trivium.objectives.labelled import LabelledObjective, batches_by_length, check_example_ids
+from trivium.objectives.labelled import LabelledObjective, batch_by_length, check_example_ids
 from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
@@ -91,7 +92,7 @@ class ReferenceObjective(Alignment, GivenResponses):
         """
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model can generate text."""
+        """Return whether the model can generate text, which the objective requires."""
         return spec.family == "encoder-decoder" or is_causal(spec)
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
@@ -191,7 +192,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return self
 
     def infer_keys(self, spec: Spec, examples: Sequence[Preference]) -> Self:
-        """Fill in the defaults of `beta` and `sft_weight`, which depend on the loss type."""
+        """Return the objective with the defaults of `beta` and `sft_weight` for its loss type."""
         beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
         weight = self.sft_weight
         if weight is None:
@@ -207,7 +208,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
             The token ids of both responses of every pair, by field of `RowBatch`; and the
             truncation counts of every pair (see `EncodedExamples`).
         """
-        rows, truncations = encode_responses(lm, self.list_turns(examples))
+        rows, truncations = encode_responses(lm, self.list_pairs(examples))
         return stack_pairs(rows), merge_truncations(truncations)
 
     def build_labels(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
@@ -228,9 +229,9 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return {**pairs, "sft": int(_count_response_tokens(batch)[:, 0].sum())}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of the SFT loss, by name.
+        """Return the weights of the loss terms in addition to the preference loss, by name.
 
-        Terms that are only logged have the weight 0.
+        Only the SFT loss has a weight. Terms that are only logged have the weight 0.
         """
         return {"sft": self.sft_weight or 0.0, **dict.fromkeys(_METRICS, 0.0)}
 
@@ -240,7 +241,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         Returns the sum of each over the batch.
         """
         assert batch.sequence_labels is not None
-        sums, counts, terms = log_probabilities(model, batch)
+        sums, counts, terms = compute_log_probabilities(model, batch)
         ratios = (sums - batch.sequence_labels).detach()
         margin = ratios[:, 0] - ratios[:, 1]
         losses = compute_preference_losses(self, sums, batch.sequence_labels, counts)
@@ -317,7 +318,7 @@ def compute_preference_losses(
     return -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
 
 
-def log_probabilities(
+def compute_log_probabilities(
     model: LanguageModule, batch: TensorBatch
 ) -> tuple[Tensor, Tensor, LossTerms]:
     """Compute the log-probability and the token count of both responses of B pairs.
@@ -349,9 +350,9 @@ def compute_all_log_probabilities(
     check_example_ids(encoded, lm.spec)
     sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
-    for indices, rows in batches_by_length(encoded):
+    for indices, rows in batch_by_length(encoded):
         tensors = to_device(build_pair_batch(rows), lm.module.device)
-        logp, num_tokens, _ = log_probabilities(lm.module, tensors)
+        logp, num_tokens, _ = compute_log_probabilities(lm.module, tensors)
         sums[indices], counts[indices] = logp.double().cpu(), num_tokens.cpu()
     return sums, counts
 

@@ -19,7 +19,7 @@ from trivium.data.records import Record, RecordOptions
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
-from trivium.objectives.chat import LabelledRow, chat_template, encode_spans, group_by_field
+from trivium.objectives.chat import LabelledRow, encode_spans, get_chat_template, group_by_field
 from trivium.objectives.conversations import (
     PROMPTS,
     SYSTEM,
@@ -68,10 +68,10 @@ class Preference:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the prompt as text.
+        """The key by which pairs are grouped when splitting the data into two splits.
 
-        If the prompt is blank, the key is the chosen response. Pairs with equal keys are put into
-        the same split.
+        It is the prompt as text, or the chosen response if the prompt is blank. Groups are never
+        divided between splits.
         """
         return as_text(self.prompt) or as_text(self.chosen)
 
@@ -110,14 +110,14 @@ class GivenResponses(LabelledObjective):
         """Return the prompt and the responses of an example as texts, by field name."""
         return {name: as_text(getattr(example, name)) for name in ("prompt", *self.responses)}
 
-    def list_turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
-        """Return a pair (prompt, response) for every response of every example."""
+    def list_pairs(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
+        """Return a list of pairs (prompt, response), one for every response of every example."""
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Yield one text per response: the prompt followed by the response."""
         return (
-            as_text(prompt) + as_text(response) for prompt, response in self.list_turns(examples)
+            as_text(prompt) + as_text(response) for prompt, response in self.list_pairs(examples)
         )
 
 
@@ -207,7 +207,7 @@ def _count_common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
 def encode_responses(
     lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
 ) -> tuple[Sequences, Truncations]:
-    """Encode pairs of a prompt and a response as rows, with labels at the response.
+    """Encode pairs of a prompt and a response as rows. Only response tokens have labels.
 
         input_ids  prompt prompt response response </s>
         labels     -100   response response </s>   -100
@@ -226,12 +226,12 @@ def encode_responses(
 
 
 def _encode_response(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
-    """Encode a prompt and a response as one row for a decoder, with labels at the response."""
+    """Encode a prompt and a response as one row for a decoder. Only the response has labels."""
     if isinstance(prompt, str) and isinstance(response, str):
         text, eos = prompt + response, lm.text_tokenizer.eos_id
         return encode_spans(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
     messages = prepend_prompt(prompt, response)
-    text, spans = chat_template(lm).responses(messages)
+    text, spans = get_chat_template(lm).get_turns(messages)
     turns = prepend_prompt(None, response)
     own = sum(one["role"] == "assistant" for one in turns)
     return encode_spans(lm, text, spans[len(spans) - own :])

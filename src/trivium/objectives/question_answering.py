@@ -74,9 +74,9 @@ class Question:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the context.
+        """The key by which questions are grouped when splitting the data: the context.
 
-        All questions about the same context are put into the same split.
+        All questions about a context are in the same split (training or validation).
         """
         return self.context
 
@@ -141,7 +141,7 @@ class QuestionAnswering(LabelledObjective):
         spans: tuple[tuple[str, int], ...] = ()
         if str(impossible).lower() != "true":
             if "answers" not in columns:
-                usual = ", ".join(ANSWERS.usual_of("answers"))
+                usual = ", ".join(ANSWERS.get_usual("answers"))
                 lacks = [(f"for the answers (such as {usual})", "answers")]
                 raise self.record_schema.make_column_error(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None
@@ -185,7 +185,7 @@ class QuestionAnswering(LabelledObjective):
         return (build_span_head(spec),)
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model is an encoder or a biLM (ELMo)."""
+        """Return True for encoders and biLMs (ELMo), which this objective can train."""
         return spec.is_bilm or super().fits(spec)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
@@ -389,7 +389,7 @@ def _parse_answers(answers: Any, answer_start: Any, location: str) -> list[tuple
     """Parse the answers column of a record. Returns a pair (text, start) for every answer.
 
     Args:
-        answers: the column, in one of the formats of `QuestionAnswering.example`.
+        answers: the column, in one of the formats of `QuestionAnswering.read_example`.
         answer_start: the start column of the record, used for answers without a start of their own.
         location: file and line of the record, for messages.
     """

@@ -94,7 +94,7 @@ class ReplacedToken(TokenMasking):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model has a replaced-token head and no MLM head."""
+        """Return True for models with a replaced-token head and no MLM head (ELECTRA)."""
         kinds = {head.kind for head in spec.heads}
         return "replaced-token" in kinds and "mlm" not in kinds
 
@@ -164,9 +164,9 @@ class ReplacedToken(TokenMasking):
         return {"generator": batch.num_labels, "discriminator": num_tokens}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weight of the discriminator's loss, by name.
+        """Return the weights of the loss terms, by name. The generator's loss has the weight 1.
 
-        The weight is large because this loss is small.
+        The weight of the discriminator's loss is large because this loss is small.
         """
         return {"discriminator": self.discriminator_weight}
 

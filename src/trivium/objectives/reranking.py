@@ -64,7 +64,10 @@ class QueryDocument:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the query, so that a split has all of its documents."""
+        """The key by which examples are grouped when splitting the data: the query.
+
+        All documents of a query are therefore in the same split (training or validation).
+        """
         return self.query
 
     @property
@@ -79,9 +82,9 @@ class Reranking(SingleStackTask):
     L = - y log sigmoid(s) - (1 - y) log(1 - sigmoid(s))
 
     The model reads the query x and the document d as one text, and s(x, d) is the output of its
-    classification head. y is the label, between 0 and 1. A record has a label, or it has a
-    document that does not match (a negative) in addition to one that does. A record with a negative
-    makes two examples, with the labels 1 and 0:
+    classification head. y is the label, between 0 and 1. A record has either a label, or a document
+    that matches the query and one that does not (a negative). A record with a negative is converted
+    to two examples, with the labels 1 and 0:
 
         [CLS] who wrote it [SEP] Ada wrote the first program [SEP]       y = 1
         [CLS] who wrote it [SEP] Grace wrote the first compiler [SEP]    y = 0
@@ -106,7 +109,7 @@ class Reranking(SingleStackTask):
     def build_examples(
         self, records: Iterable[Any], options: RecordOptions
     ) -> Iterator[QueryDocument]:
-        """Convert records to examples. A record with a negative makes two examples.
+        """Convert records to examples. A record with a negative is converted to two examples.
 
         Items that are already examples are yielded unchanged.
         """

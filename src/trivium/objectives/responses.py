@@ -13,7 +13,7 @@ from trivium.errors import DataError
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.language_model import LanguageModel
-from trivium.objectives.chat import chat_template
+from trivium.objectives.chat import get_chat_template
 from trivium.objectives.conversations import Turn, as_text
 from trivium.rewards import RewardFunction, Sample, compute_scores
 
@@ -37,9 +37,9 @@ class Prompt:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the prompt as one text.
+        """The key by which prompts are grouped when splitting the data: the prompt as one text.
 
-        Equal prompts are put into the same split.
+        Equal prompts are in the same split (training or validation).
         """
         return as_text(self.prompt)
 
@@ -111,7 +111,7 @@ def encode_prompt(lm: LanguageModel, prompt: Prompt) -> list[int]:
     if isinstance(prompt.prompt, str):
         (ids,) = lm.prompts([prompt.prompt])
     else:
-        text = chat_template(lm).render(prompt.prompt, add_generation_prompt=True)
+        text = get_chat_template(lm).render(prompt.prompt, add_generation_prompt=True)
         (ids,) = lm.prompts([text])
     limit = lm.context_length
     if limit is not None and len(ids) >= limit:

@@ -113,8 +113,8 @@ class RetrievalResult:
     """The passages retrieved for Q queries, and the retrieval metrics.
 
     Args:
-        values: MRR and recall by name. The prefix `bm25_` marks BM25, and `mixed_` the hybrid of
-            BM25 and embeddings. Names without a prefix are for embeddings.
+        values: MRR and recall by name. Names with the prefix `bm25_` are for BM25, names with
+            `mixed_` for the hybrid of BM25 and embeddings, and all others for embeddings.
         ranks: the rank of each query's relevant passage, by embeddings, int64 [Q].
         best: the highest-ranked passage for each query, by embeddings.
         num_passages: the number of distinct passages.

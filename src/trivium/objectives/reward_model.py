@@ -25,7 +25,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.text import Pooling
-from trivium.objectives.chat import chat_template
+from trivium.objectives.chat import get_chat_template
 from trivium.objectives.conversations import Turn, prepend_prompt
 from trivium.objectives.labelled import column_key, encode_texts
 from trivium.objectives.preference_pairs import (
@@ -140,7 +140,7 @@ class Reward(SingleStackTask, PreferencePairs):
         return dict.fromkeys(("pairs", "center"), batch.num_rows)
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weight of the squared sums of rewards, by name: lambda (`center`)."""
+        """Return the weights of the loss terms, by name: lambda for the squared sums of rewards."""
         return {"center": self.center}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
@@ -199,7 +199,7 @@ class Reward(SingleStackTask, PreferencePairs):
 
     def _format_texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
         """Return the input texts of all pairs, two per pair: chosen, then rejected."""
-        return [_format_text(lm, *turns) for turns in self.list_turns(examples)]
+        return [_format_text(lm, *turns) for turns in self.list_pairs(examples)]
 
 
 def _format_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
@@ -209,4 +209,4 @@ def _format_text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
     """
     if isinstance(prompt, str) and isinstance(response, str):
         return prompt + response
-    return chat_template(lm).render(prepend_prompt(prompt, response))
+    return get_chat_template(lm).render(prepend_prompt(prompt, response))

@@ -13,7 +13,7 @@ from trivium.data.batch import Bools, Floats, Ints, RowBatch
 
 
 def token_mask(rows: RowBatch) -> np.ndarray:
-    """Return which positions of rows are tokens, bool [B, T]; padding is False."""
+    """Return a mask of the rows, bool [B, T]: True for tokens, False for padding."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 

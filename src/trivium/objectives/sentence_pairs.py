@@ -116,7 +116,7 @@ class SentencePairs(TokenMasking):
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
     def term_weights(self) -> dict[str, float]:
-        """Return a weight of 0 for the pair accuracy, which is only logged."""
+        """Return the weights of the loss terms, by name: 0 for the accuracy (only logged)."""
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:

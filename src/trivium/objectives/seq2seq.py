@@ -75,11 +75,11 @@ class SourceTarget:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the source text in the file.
+        """The key by which examples are grouped when splitting the data: the source in the file.
 
-        Pairs with equal sources are put into the same split. If `reverse` is true, the source in
-        the file is the first target here. A pair is therefore in the same split in both directions,
-        even if separate models are trained for the two directions.
+        Pairs with equal sources are in the same split. If `reverse` is true, the source in the file
+        is the first target of the example. If models are trained for both directions, a pair is
+        therefore in the same split for both.
         """
         return self.targets[0] if self.reverse else self.source
 
@@ -417,7 +417,7 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
     rules = lm.generation_rules
     start = list(rules.target_start)
     template = lm.source_template
-    source_limit = None if limit is None else max(1, limit - template.num_special(paired=False))
+    source_limit = None if limit is None else max(1, limit - template.count_special(paired=False))
     target_limit = None if limit is None else max(1, limit - len(start))
     sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
@@ -468,7 +468,7 @@ def _read_parallel(src_path: str, tgt_path: str, options: RecordOptions) -> Iter
                 f"line they are source and target, but {tgt_path if source.strip() else src_path}, "
                 f"line {number} is blank or missing. Fill it in, or remove the line from both."
             )
-            options.refuse(DataError(problem))
+            options.count_or_raise(DataError(problem))
         elif source.strip():
             yield SourceTarget(source, (target,), f"{src_path}, line {number}")
 

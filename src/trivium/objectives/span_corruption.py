@@ -62,14 +62,17 @@ class SpanCorruption(EncoderDecoderObjective):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Return whether the model is an encoder-decoder with relative position biases (T5)."""
+        """Return True for encoder-decoders with relative position biases, such as T5.
+
+        This is their default objective.
+        """
         positions = [each.positions for stack in spec.stacks for each in stack.attentions[:1]]
         biased = bool(positions) and isinstance(positions[0], RelativeBias)
         return spec.family == "encoder-decoder" and biased
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Return the tokenizer options of T5: Unigram, with special tokens and 100 sentinels."""
+        """Return the default `[tokenizer]` keys: Unigram with T5's special tokens and sentinels."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
 

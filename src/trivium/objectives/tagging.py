@@ -85,9 +85,9 @@ class TaggedSentence:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the words joined into one text.
+        """The key by which sentences are grouped when splitting the data: all words as one text.
 
-        Duplicate sentences are put into the same split.
+        Duplicate sentences are therefore in the same split (training or validation).
         """
         return " ".join(self.words)
 

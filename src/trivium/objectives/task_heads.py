@@ -17,7 +17,7 @@ class SingleStackTask(LabelledObjective):
     """Base class of tasks that put a head on a single-stack model (encoder or decoder)."""
 
     def fits(self, spec: Spec) -> bool:
-        """Return whether the model supports task heads and is not an encoder-decoder."""
+        """Return True for models that support task heads, except encoder-decoders."""
         return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 

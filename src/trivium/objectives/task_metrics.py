@@ -69,8 +69,9 @@ class Metrics:
             metrics are between 0 and 1, correlations between -1 and 1. A loss is in nats.
         lower_is_better: the names of metrics for which lower values are better.
         predictions: one object per example, in order, for `predictions.jsonl`.
-        notes: how values were computed, for example sacrebleu's signatures.
-        by_label: label, precision, recall, f1 and support of every label or chunk type.
+        notes: notes on how the values were computed, for example sacrebleu's signatures.
+        by_label: a dictionary with the keys label, precision, recall, f1 and support for every
+            label or chunk type.
         labels: the names of the rows and columns of `confusion`.
         confusion: the confusion matrix: confusion[g][p] is the number of examples with label g and
             prediction p.

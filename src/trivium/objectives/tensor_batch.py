@@ -75,8 +75,8 @@ class TensorBatch:
     slices: tuple[MicroBatchSlice, ...] = ()
     group: Any = None
 
-    def parts(self) -> Iterator[tuple[MicroBatchSlice, dict[str, Any]]]:
-        """Yield every micro-batch slice of this process with its model inputs.
+    def micro_batches(self) -> Iterator[tuple[MicroBatchSlice, dict[str, Any]]]:
+        """Yield each of this process's micro-batches as a pair (slice, model inputs).
 
         The inputs are [B, T] or [B, 2, T]. If `slices` is empty, the whole batch is one slice.
         """

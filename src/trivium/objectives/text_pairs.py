@@ -53,9 +53,10 @@ class TextPair:
 
     @property
     def group_key(self) -> str:
-        """The grouping key of the split: the positive, or the anchor if there is no positive.
+        """The key by which examples are grouped when splitting the data into two splits.
 
-        Queries for the same passage are put into the same split.
+        It is the positive, or the anchor if there is no positive. All queries for a passage are
+        therefore in the same split.
         """
         return self.text if self.pair is None else self.pair
 
@@ -142,7 +143,7 @@ class TextPairs(LabelledObjective):
         vectors = [lm.embed(s, pooling=self.pooling, normalize=True).numpy() for s in sides]
         return list(zip(*vectors))
 
-    def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
+    def evaluate(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
         """Return the metrics of retrieval with embeddings, with BM25, and with a hybrid of both."""
         return self.compute_metrics(self.predict(lm, examples), examples, lm, hybrid=True)
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from trivium.adapt.quantize import quantize_base
-from trivium.data.documents import ReadOptions, read_documents, text_bytes
+from trivium.data.documents import ReadOptions, estimate_text_bytes, read_documents
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.messages import translated
@@ -309,7 +309,7 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
             "its forecast before the first step."
         )
     objective = recipe.objectives[0]
-    spec, vocabulary = plan_model(recipe, recipe.data.paths)
+    spec, vocabulary = resolve_model_spec(recipe, recipe.data.paths)
     objective.check_tokens(vocabulary)
     spec = spec.with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
@@ -329,7 +329,7 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     )
 
     def build_module(device: torch.device) -> Any:
-        """Build the module to train on a device."""
+        """Build the module to be trained, with its weights on `device`."""
         quantize = None if device.type == "meta" else recipe.model.quantize
         start = device if quantize is None else torch.device("cpu")
         module = objective.build(spec, seed=recipe.seed, device=start)
@@ -360,24 +360,24 @@ def build_trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     return trainer, memory
 
 
-def plan_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
+def resolve_model_spec(recipe: Recipe, data_paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
     """Return the spec of the model that a recipe trains, and the vocabulary of its tokenizer.
 
-    The spec has the heads of the objectives, unless the heads depend on labelled examples.
+    The spec includes the heads that the objectives need, unless they depend on labelled examples.
 
     If the tokenizer is not trained yet, the vocabulary consists of special tokens and placeholders.
     The vocabulary size is then taken from the recipe. If the recipe does not set it, it is
-    estimated from the amount of text in `paths`, or else taken from the model's preset.
+    estimated from the amount of text in `data_paths`, or else taken from the model's preset.
     """
-    spec, vocabulary = _plan_spec_without_heads(recipe, paths)
+    spec, vocabulary = _resolve_headless_spec(recipe, data_paths)
     if recipe.labelled:
         return spec, vocabulary
     heads = {head.kind: head for one in recipe.objectives for head in one.heads(spec)}
     return spec.with_heads(tuple(heads.values())), vocabulary
 
 
-def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
-    """Return the spec of a recipe without the heads of the objectives, and the vocabulary.
+def _resolve_headless_spec(recipe: Recipe, data_paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
+    """Return the spec of the recipe's model without task heads, and the vocabulary.
 
     The vocabulary size of the spec is already set.
     """
@@ -392,12 +392,12 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
         return defaults.with_vocabulary_sizes(spec, vocabulary.size), vocabulary
     assert isinstance(tokenizer, TokenizerConfig)
     size = tokenizer.vocab_size
-    if size is None and paths:
+    if size is None and data_paths:
         data = recipe.data
         # Raise an error now, not during the run, if the text cannot be read.
         reading = ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
-        next(read_documents(paths, reading))
-        size = defaults.vocabulary_size(spec, text_bytes(paths))
+        next(read_documents(data_paths, reading))
+        size = defaults.vocabulary_size(spec, estimate_text_bytes(data_paths))
     if size is not None:
         source = size if recipe.model.separate_vocabularies else None
         spec = defaults.with_vocabulary_sizes(spec, size, source)
@@ -409,8 +409,8 @@ def _plan_spec_without_heads(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec
 def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
     """Return the time of a training step in seconds, estimated from a part of the step.
 
-    The optimizer step is timed, and one micro-batch or some of its rows. The time of these rows is
-    extrapolated to the whole training step.
+    The forward and backward pass of one micro-batch, or of some of its rows, is timed and
+    extrapolated to the whole training step. The optimizer step is timed separately.
     """
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
     parallel, num_groups = trainer.parallel, trainer.parallel.data_size
@@ -420,7 +420,7 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
 
     def run_micro_batch() -> None:
         """Run a forward and backward pass on the first `rows` rows of the micro-batch."""
-        some = (part.rows(0, rows),)  # the same rows on every process
+        some = (part.slice_rows(0, rows),)  # the same rows on every process
         text_streams = tuple(each[:rows] for each in batch.text_streams[:1])
         one = dataclasses.replace(
             batch, micro_batches=some, micro_batch_weights=((0, 1.0),), text_streams=text_streams

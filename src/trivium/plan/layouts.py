@@ -35,7 +35,7 @@ from trivium.train.loader import equal_part_size
 from trivium.train.memory import Layout, ModelSizes, count_model_parameters, training_memory
 
 NODE = 8
-"""The number of GPUs per machine. Links connect these GPUs, and a network connects machines."""
+"""The number of GPUs per machine. Links connect the GPUs of a machine, a network the machines."""
 
 # Assumptions. docs/plan.md compares the resulting estimates with published speeds.
 PASSES = 4
@@ -158,7 +158,7 @@ class Step:
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """The memory per GPU in bytes, by use ("weights", "gradients", ...)."""
+        """A breakdown of the memory per GPU in bytes ("weights", "gradients", ...)."""
         return self._compute_memory(self.micro_batch_rows)
 
     @property
@@ -176,14 +176,17 @@ class Step:
 
     @property
     def explanation(self) -> str:
-        """The reason why this layout is impossible, as a sentence with the numbers that show it."""
+        """A sentence that explains, with numbers, why this layout is impossible."""
         if self.rows == 0:
             return english("reason.more_groups_than_rows", layout=self.layout, groups=self.dp_size)
         need, have = self.memory_bytes / 2**30, USABLE_MEMORY * self.work.gpu.memory / 2**30
         return english("reason.too_little_memory", layout=self.layout, needed=need, have=have)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as a dict for JSON. Impossible layouts have no throughput and times."""
+        """Return the step as a dict for JSON.
+
+        Throughput and times are left out if the layout is impossible.
+        """
         values: dict[str, Any] = {
             **asdict(self.layout),
             "sequence": self.layout.tensor > 1,
@@ -247,7 +250,7 @@ class Step:
         return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
     def _compute_memory(self, micro_batch_rows: int) -> dict[str, float]:
-        """Return the memory per GPU in bytes, by use, with micro-batches of the given size."""
+        """Return a breakdown of the memory per GPU in bytes for a given micro-batch size."""
         work = self.work
         return training_memory(
             work.spec,

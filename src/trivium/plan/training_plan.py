@@ -108,7 +108,7 @@ def plan_training(
         measured: the measured throughput in tokens per second per GPU; if None, it is predicted.
 
     Raises:
-        RecipeError: no layout is possible, or `measured` is more than the peak FLOPS of the GPU
+        RecipeError: no layout is possible, or `measured` is higher than the peak FLOPS of the GPU
             allow.
     """
     steps = work.list_steps()
@@ -129,7 +129,7 @@ def plan_training(
 
 
 def find_fewest_gpus(work: Workload) -> Workload:
-    """Return the workload with the smallest number of GPUs that suffices (a power of two).
+    """Return a copy of the workload with the smallest sufficient number of GPUs (a power of two).
 
     Layouts without activation checkpointing are preferred, even if they need more GPUs. Raises
     RecipeError if no number of GPUs is sufficient.
@@ -151,10 +151,10 @@ def find_fewest_gpus(work: Workload) -> Workload:
 
 
 def _choose_step(steps: Sequence[Step]) -> Step | None:
-    """Return the simplest step that is about as fast as the fastest one.
+    """Return the step with the simplest layout whose throughput is close to the highest.
 
-    `steps` are sorted from simple to complex. Steps whose layout is impossible are ignored. Returns
-    None if no layout is possible.
+    `steps` are sorted from simple to complex layouts. Impossible layouts are ignored. Returns None
+    if no layout is possible.
     """
     fitting = [step for step in steps if step.problem is None]
     best = max((step.tokens_per_second for step in fitting), default=0.0)

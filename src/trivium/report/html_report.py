@@ -33,7 +33,7 @@ _NUM_EXAMPLE_TOKENS = 36
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run as an HTML page, and return the path of the page.
 
-    Unfinished runs have reports, too.
+    The run may be unfinished.
 
     Args:
         run_folder: the folder of the run.
@@ -159,7 +159,7 @@ def format_report(run_folders: Sequence[str | Path]) -> str:
 
 
 def _make_metric_chart(run: RunFiles) -> dict[str, Any] | None:
-    """Return the chart of a task's main metric, or of the logged accuracies if there is none."""
+    """Return the chart of a run's main metric, or of its logged accuracies if it has no metric."""
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
@@ -236,9 +236,9 @@ def thin_curve(points: Points, max_points: int = _MAX_POINTS) -> list[tuple[floa
 def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     """Return the confusion matrix for the report template, or None if there is none.
 
-    The result is a dict with the keys labels, rows and total (the number of all labels). A row is a
-    pair (label, cells). A cell is a tuple (count, fraction of the row's total, whether it is on the
-    diagonal). If there are more than 60 labels, only the most frequent 60 are included.
+    The result is a dict with the keys labels, rows and total (the total number of labels). A row is
+    a pair (label, cells). A cell is a tuple (count, fraction of the row's total, whether it is on
+    the diagonal). If there are more than 60 labels, only the most frequent 60 are included.
 
     Args:
         evaluation: the contents of evaluation.json.
@@ -258,7 +258,7 @@ def make_confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _describe_tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Return a dict from report headings to vocabulary statistics, one for each tokenizer."""
+    """Return the vocabulary statistics of each tokenizer. The keys are headings of the report."""
     own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
     if run.source_tokenizer is not None:
         own = translated("report.target_tokenizer")

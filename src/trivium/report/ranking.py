@@ -121,7 +121,7 @@ def describe_differences(runs: Sequence[RunFiles]) -> list[str]:
 def have_same_text(runs: Sequence[RunFiles]) -> bool:
     """Return whether all runs have the same text and tokenizer.
 
-    They do if their unigram losses are equal.
+    This is assumed if their unigram losses are equal.
     """
     unigram = [run.metadata_number("unigram_loss") or math.nan for run in runs]
     return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
@@ -171,19 +171,20 @@ def _rank_group(objective: str, named_runs: Sequence[tuple[str, RunFiles]]) -> R
 
 
 def _find_budget(run: RunFiles) -> tuple[str, float]:
-    """Return the training budget of a run: its key in `[train]`, and the value of this key.
+    """Return the training budget of a run as a pair of its key in `[train]` and its value.
 
-    Returns ("", 0.0) if there is none.
+    An example is ("steps", 1000.0). Returns ("", 0.0) if the recipe sets no budget.
     """
     sizes = {name: to_float(run.recipe_value("train", name)) for name in _BUDGETS}
     return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
 
 
 def _make_ranked_run(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
-    """Make the ranking entry of a run, with its best validation loss up to `limit`.
+    """Make the ranking entry of a run, with its best validation loss up to a point in training.
 
-    If the run was first evaluated after the limit, the loss of this evaluation is used. The place
-    in the ranking is not set yet.
+    The point is the value `limit` of the measure `axis` ("step", "tokens" or "seconds"). If the run
+    was first evaluated after this point, the loss of this evaluation is used. The place in the
+    ranking is not set yet.
     """
     points = _list_validation_losses(run, axis)
     most = limit if axis == "step" else limit * _TOLERANCE

@@ -164,11 +164,11 @@ class RunFiles:
         return extract_curve(self.metrics, key, over)
 
     def metadata_number(self, key: str) -> float | None:
-        """Return a number from run.json, or None if it is missing."""
+        """Return the number stored under a key of run.json, or None if there is no number."""
         return to_float(self.metadata.get(key))
 
     def last_number(self, key: str) -> float | None:
-        """Return a number from the last log record of metrics.jsonl, or None if it is missing."""
+        """Return the number under a key of the last log record, or None if there is no number."""
         return to_float(self.metrics[-1].get(key))
 
     @property
@@ -191,7 +191,7 @@ class RunFiles:
 
     @property
     def objective(self) -> str:
-        """The kind of the objective. In a mix, all kinds are joined with plus signs."""
+        """The kind of training objective; for a mixture, all kinds joined with plus signs."""
         sources = self.recipe.get("mix") or [self.recipe]
         kinds = [str((source.get("objective") or {}).get("kind", "")) for source in sources]
         return " + ".join(dict.fromkeys(filter(None, kinds)))
@@ -235,7 +235,7 @@ class RunFiles:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run is still training or was interrupted. It is False if this is unknown."""
+        """Whether the run is still training or was interrupted; False if this is unknown."""
         return self.metadata.get("finished") is False
 
     @property
@@ -284,7 +284,7 @@ class RunFiles:
     def baselines(self) -> dict[str, float]:
         """The unigram baseline as a dict from its label to its loss in nats per token.
 
-        The dict is empty if the loss is unknown.
+        The dict is empty if this loss is unknown.
         """
         loss = self.metadata_number("unigram_loss")
         return {} if loss is None else {translated("report.unigram_baseline"): loss}

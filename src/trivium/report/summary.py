@@ -73,7 +73,7 @@ def summarize(run: RunFiles) -> Summary:
     train = [loss for _, loss in run.get_curve("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
-        sentences, stuck = _judge_task(run, run.metric, evaluations, best)
+        sentences, stuck = _judge_finetuning(run, run.metric, evaluations, best)
     else:
         sentences, stuck = _judge_pretraining(run, evaluations, best, loss)
     sentences += [_describe_unknown_tokens(run), *_list_warnings(run), _describe_progress(run)]
@@ -180,7 +180,7 @@ def _evaluation_sort_key(run: RunFiles, point: EvaluationPoint) -> float:
     return -point.metric if run.higher_is_better else point.metric
 
 
-def _judge_task(
+def _judge_finetuning(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
 ) -> tuple[list[str], bool]:
     """Return a list of sentences about a fine-tuned run, and whether the run is stuck.
@@ -205,7 +205,7 @@ def _judge_task(
     # A reward can be any number, so a small one does not mean that nothing was learned.
     if run.higher_is_better and metric != "reward" and run.score < least:
         nothing = translated("verdict.nothing_learned", result=result)
-        return [nothing, _suggest_task_changes(run)], True
+        return [nothing, _suggest_finetuning_changes(run)], True
     majority = _find_majority_label(run)
     if metric != "accuracy" or majority is None:
         return [translated("verdict.result", result=result)], False
@@ -214,10 +214,10 @@ def _judge_task(
         better = translated("verdict.above_majority", result=result, label=label, share=share)
         return [better], False
     no_better = translated("verdict.below_majority", result=result, label=label, share=share)
-    return [no_better, _suggest_task_changes(run)], True
+    return [no_better, _suggest_finetuning_changes(run)], True
 
 
-def _suggest_task_changes(run: RunFiles) -> str:
+def _suggest_finetuning_changes(run: RunFiles) -> str:
     """Return a sentence that suggests what to try when a fine-tuning run has learned nothing."""
     if _describe_unknown_tokens(run):
         return translated("verdict.try_other_tokenizer")

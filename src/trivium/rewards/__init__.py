@@ -79,8 +79,8 @@ class RewardFunction(Choice, Config, ABC):
 def build_reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:
     """Return the names of the rewards in the metrics: the kind of each reward, such as "exact".
 
-    If a kind occurs several times, the second reward of the kind has the suffix "_2", the third
-    "_3".
+    If a kind occurs several times, its second reward has the suffix "_2", the third "_3", and so
+    on.
     """
     counts: Counter[str] = Counter()
     names = []

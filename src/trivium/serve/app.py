@@ -196,7 +196,7 @@ async def _make_model_card(model: ServedModel) -> dict[str, Any]:
 def _add_docs_routes(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
     """Add the documentation pages, and the routes that return an error for unknown paths.
 
-    `has_key` is whether clients must send an API key. If so, the OpenAPI document says so.
+    If `has_key` is true, clients must send an API key, and the OpenAPI document says so.
     """
     app.add_api_route("/docs", _send_docs_page, include_in_schema=False)
 

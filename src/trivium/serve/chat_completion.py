@@ -66,7 +66,7 @@ async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
         }
 
     def make_request(prompt: Sequence[int], params: SamplingParams) -> GenerationRequest:
-        """Return the request to the engine for an answer."""
+        """Return the engine's generation request for an answer."""
         try:
             return turn.request(params)
         except TriviumError as error:
@@ -87,7 +87,7 @@ async def complete_chat(model: ServedModel, request: ChatRequest) -> Reply:
 
 
 def _make_turn(lm: LanguageModel, request: ChatRequest) -> ChatTurn:
-    """Return the next message of the conversation in a request, before it is generated.
+    """Return a `ChatTurn` for the message to generate: the next one in the request's conversation.
 
     Raises ApiError (400) if the template rejects the messages, or if tools are invalid or cannot be
     used with the model.
@@ -116,7 +116,7 @@ def _make_turn(lm: LanguageModel, request: ChatRequest) -> ChatTurn:
 
 
 def _find_tool_field(error: TriviumError) -> str | None:
-    """Return the field of a request that an error of `ChatTurn` names, or None."""
+    """Return the request field that is named in an error of `ChatTurn`, or None."""
     fields = ("tool_choice", "chat_template_kwargs", "tools")
     return next((field for field in fields if field in str(error)), None)
 
@@ -124,7 +124,7 @@ def _find_tool_field(error: TriviumError) -> str | None:
 def _read_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return the messages of a request in the form that `ChatTurn` expects.
 
-    Raises ApiError (400) if a message lacks content, or has fields of another role.
+    Raises ApiError (400) if a message lacks content, or has a field that belongs to another role.
     """
     turns: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
@@ -162,7 +162,7 @@ def _read_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _make_error(index: int, field: str, problem: str) -> ApiError:
-    """Return the error (400) for a field of a message that is invalid."""
+    """Return the error (400) for an invalid field of a message."""
     return ApiError(400, f"messages[{index}].{field} {problem}", param="messages")
 
 

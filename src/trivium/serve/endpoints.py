@@ -52,7 +52,7 @@ from trivium.serve.schemas import (
 )
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, join_words
-from trivium.text.languages import find_language
+from trivium.text.languages import find_language_id
 
 _SOURCE = (
     "Which tokenizer to use if the model has two: true for the tokenizer of sources (the input of "
@@ -89,7 +89,7 @@ class Endpoint:
     def accepts(self, lm: LanguageModel) -> bool:
         """Return whether a model supports this endpoint.
 
-        A model without a tokenizer supports none.
+        A model without a tokenizer supports no endpoint.
         """
         supported = {*lm.capabilities, lm.settings.task, "tokenize"}
         if "generate" in supported and lm.settings.chat_template:
@@ -121,11 +121,9 @@ class Endpoint:
 async def _run_and_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
-    """Call `function(lm, items, **options)` in the model's thread.
+    """Call `function(lm, items, **options)` in the model's thread, and reply with the results.
 
-    Returns a reply with its results.
-
-    `num_tokens` is the total number of tokens of all items, for the usage counts.
+    `num_tokens` is the total number of tokens in the items, for scheduling and the usage counts.
     """
     data = await model.thread.call(
         function, items, num_tokens, special_tokens=model.special_tokens, **options
@@ -171,7 +169,7 @@ def _get_max_text_tokens(model: ServedModel) -> int:
 async def _encode_texts(
     model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
-    """Tokenize texts or pairs of texts as model inputs.
+    """Tokenize texts or pairs of texts into model inputs.
 
     If `truncate` is true, long texts are truncated; otherwise they raise ApiError (400). Too many
     texts also raise ApiError (400).
@@ -290,7 +288,7 @@ class FillMaskRequest(ModelRequest):
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     """Predict masked tokens, with the most probable predictions first."""
     texts = as_list(request.text)
-    around = model.lm.source_template.num_special(paired=False)
+    around = model.lm.source_template.count_special(paired=False)
     num_tokens = await _count_tokens(model, texts) + around * len(texts)
     return await _run_and_reply(model, num_tokens, _fill_all_masks, texts, top_k=request.top_k)
 
@@ -452,7 +450,7 @@ class TranslateRequest(ModelRequest):
 
 
 async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
-    """Translate texts, or generate outputs of any encoder-decoder, with beam search."""
+    """Translate texts with beam search, or generate the output texts of another encoder-decoder."""
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     names = {"num_beams", "length_penalty", "source_language", "target_language"}
@@ -460,7 +458,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     for param in ("source_language", "target_language"):
         if param in options:
             try:
-                find_language(model.lm.source_tokenizer, options[param])
+                find_language_id(model.lm.source_tokenizer, options[param])
             except SpecError as error:
                 raise ApiError(400, str(error), param=param) from None
     options |= {"max_tokens": request.max_tokens, "server_limit": model.limits.max_tokens}
@@ -486,7 +484,7 @@ def _translate_texts(
         texts: the source texts.
         max_tokens: the maximum number of tokens set by the request; None uses the default of
             `LanguageModel.translate`.
-        server_limit: the server's maximum. It applies if the other maximum is larger.
+        server_limit: the maximum number of tokens that the server allows.
         options: other arguments of `LanguageModel.translate`.
     """
     if max_tokens is not None:
@@ -584,7 +582,7 @@ class DetokenizeRequest(ModelRequest):
 
 
 def _get_tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
-    """Return the source tokenizer or target tokenizer of a model, whichever the request selects."""
+    """Return the source or target tokenizer of a model, as selected in the request."""
     lm = model.lm.prompting
     return lm.source_tokenizer if request.source else lm.text_tokenizer
 

@@ -1,4 +1,4 @@
-"""The endpoint `/v1/completions`, compatible with OpenAI's API, and what chat shares with it."""
+"""The endpoint `/v1/completions`, compatible with OpenAI's API, and code shared with chat."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON cannot express
 _CHUNK_SIZE = 256  # the number of positions whose logits are in memory at the same time
 
 MakeChoice = Callable[[int, TextDelta, bool], Json | None]
-"""Builds one entry of `choices` from its index, its new text, and whether that text is its first.
+"""A function that builds an entry of `choices`: (index, new text, is first text) -> entry.
 
 Returns None if the new text adds nothing to the entry.
 """
 MakeRequest = Callable[[Sequence[int], SamplingParams], GenerationRequest]
-"""Builds the request to the engine from the ids of a prompt and the sampling options."""
+"""A function that builds the engine's request from prompt ids and sampling options."""
 
 
 async def generate_reply(
@@ -65,9 +65,8 @@ async def generate_reply(
         request: the request body.
         prompts: the token ids of each prompt.
         options: the sampling options.
-        make_choice: builds an entry of `choices` from its index, its new text, and whether this is
-            its first text.
-        make_request: builds the request to the engine from a prompt and the sampling options.
+        make_choice: builds an entry of `choices` in the reply (see `MakeChoice`).
+        make_request: builds the engine's request from prompt ids and sampling options.
         chat: whether the texts are assistant messages of a conversation.
 
     Raises ApiError (400) if an option is invalid.
@@ -105,9 +104,9 @@ async def generate_reply(
 def _make_requests(
     lm: LanguageModel, prompts: Sequence[Sequence[int]], options: Json, make_request: MakeRequest
 ) -> list[GenerationRequest]:
-    """Return one request to the engine per prompt. Prompt i uses the seed plus i.
+    """Return one request to the engine per prompt. The request of prompt i uses the seed plus i.
 
-    Constraints are compiled here, because this can take long, and the model's thread would wait.
+    Constraints are compiled here instead of in the model's thread, because this can take long.
 
     Raises the errors of `LanguageModel.sampling_params` and `Constraint.from_params`.
     """
@@ -170,7 +169,7 @@ def check_limits(
 
 
 def find_prompt_limit(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
-    """Return the maximum number of tokens in a prompt, and a name of this limit for error messages.
+    """Return the maximum number of tokens in a prompt, and the name of this limit for messages.
 
     The context length of an encoder is not a limit, because an encoder splits long texts into
     windows.
@@ -261,7 +260,7 @@ async def complete(model: ServedModel, request: CompletionRequest) -> Reply:
         prompts = await asyncio.to_thread(_encode_prompts, model.lm.prompting, texts)
     else:
         _check_infilling(request, texts)
-        prompts = await asyncio.to_thread(_encode_gaps, model.lm, texts, request.suffix)
+        prompts = await asyncio.to_thread(_encode_infills, model.lm, texts, request.suffix)
     ids = [prompt.ids for prompt in prompts]
     check_limits(model, request, ids, prompt_field="prompt")
     tokens: list[list[_Token]] = [[] for _ in prompts]
@@ -320,7 +319,7 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
 
 
 def _check_infilling(request: CompletionRequest, prompts: Sequence[Any]) -> None:
-    """Raise ApiError (400) if a request with a suffix asks for what infilling does not have."""
+    """Raise ApiError (400) if a request with a suffix uses `echo`, or token ids as the prompt."""
     if request.echo:
         message = "echo returns the beginning of a text, and suffix fills a gap: leave one out."
         raise ApiError(400, message, param="echo")
@@ -329,8 +328,8 @@ def _check_infilling(request: CompletionRequest, prompts: Sequence[Any]) -> None
         raise ApiError(400, message, param="prompt")
 
 
-def _encode_gaps(lm: LanguageModel, prefixes: Sequence[str], suffix: str) -> list[_Prompt]:
-    """Tokenize texts with a gap, each of a prefix and the suffix.
+def _encode_infills(lm: LanguageModel, prefixes: Sequence[str], suffix: str) -> list[_Prompt]:
+    """Make one infilling prompt from each prefix and the suffix, and tokenize it.
 
     Raises ApiError (400) if the model cannot fill the gap.
     """

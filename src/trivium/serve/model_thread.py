@@ -119,7 +119,8 @@ class ModelThread:
     fail, including those that wait for a slot. The next generation starts a new engine.
 
     Long requests do not block short ones. Before every forward pass of a batch of calls, the engine
-    decodes one token of each active text, and calls of at most half the batch's size run first.
+    decodes one token for each active generation. Calls of requests with at most half as many tokens
+    as the batch's requests also run first.
 
     Args:
         name: the id of the model, for metrics and messages.
@@ -163,7 +164,7 @@ class ModelThread:
 
     @property
     def num_waiting(self) -> int:
-        """The number of texts and items that wait in the queue."""
+        """The number of waiting jobs: texts to generate and items of function calls."""
         return max(0, len(self._open) - self.num_running)
 
     def stop(self) -> None:
@@ -220,7 +221,7 @@ class ModelThread:
     def generate(
         self, requests: Sequence[GenerationRequest], *, stream: bool
     ) -> AsyncGenerator[tuple[int, TextDelta]]:
-        """Generate texts. Yields pairs: the index of a request, and the request's new text.
+        """Generate texts. Yields (index of a request, new text of this request) pairs.
 
         If `stream` is False, each request has only one delta, with the complete text. Closing the
         generator cancels unfinished requests. Raises the errors of `Engine.add`, and ApiError if
@@ -231,7 +232,7 @@ class ModelThread:
     async def _submit_jobs(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
         """Submit jobs to the thread.
 
-        Yields pairs (index of a job, event of this job) until all jobs end.
+        Yields (index of a job, event of this job) pairs until all jobs end.
 
         Closing the generator cancels unfinished jobs.
         """
@@ -267,7 +268,7 @@ class ModelThread:
                     del self._open[job]
 
     def _fail_open_jobs(self) -> None:
-        """Send an error to all open jobs, because the model's thread has ended."""
+        """Fail all unfinished jobs, because the model's thread has ended."""
         self._deliver_events([(job, self._make_stopped_error()) for job in self._open])
 
     def _make_stopped_error(self) -> ApiError:
@@ -291,7 +292,7 @@ class ModelThread:
         try:
             self._receive_jobs()
             self._run_batch()
-            self._decode_step()
+            self._run_decode_step()
         except BaseException as error:  # including SystemExit, which must not end the thread
             self._fail_generations(error)
         if self._outbox:
@@ -352,7 +353,7 @@ class ModelThread:
             self._engine.cancel(job.request)
             self._record_metrics(job, time.perf_counter())
 
-    def _decode_step(self) -> None:
+    def _run_decode_step(self) -> None:
         """Run one decode step of the engine and collect the new text of every job."""
         if not self._generations:
             return
@@ -405,9 +406,10 @@ class ModelThread:
             self._metrics.per_token.labels(self.name).observe(seconds)
 
     def _run_batch(self) -> None:
-        """Run the oldest call, in one batch with calls of equal key and similar size.
+        """Run the oldest waiting call, in one batch with calls of the same key and a similar size.
 
-        If this interrupts another batch, only calls of at most half the other batch's size may run.
+        The size of a call is the number of tokens in its request. If another batch is interrupted,
+        only calls of at most half that batch's size may run.
         """
         most = self._batches[-1][0].size / 2 if self._batches else math.inf
         self._calls = [call for call in self._calls if not call.cancelled]
@@ -465,14 +467,14 @@ class ModelThread:
         self._run_iteration()
 
     def _fail_job(self, job: _Job, error: Exception) -> None:
-        """Send an error to a job. Unexpected errors are also logged."""
+        """Fail a job, and pass the error to its caller. Unexpected errors are also logged."""
         if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
             _LOG.error("a request to %s failed", self.name, exc_info=error)
         self._outbox.append((job, to_api_error(error)))
 
 
 def _is_final_event(event: Any) -> bool:
-    """Return whether an event is the last event of its job.
+    """Return whether an event is the last one of its job.
 
     Every event is final, except a delta of an unfinished text.
     """

@@ -58,14 +58,14 @@ def parse_adapter_arguments(
     """Parse command-line arguments `id=folder` or `folder` of adapters.
 
     Returns a dict of adapter id -> (id of the base, folder). If several models are served, the base
-    is the one whose path the adapter's configuration names.
+    is found by the path stored in the adapter's configuration.
 
     Args:
         arguments: the values of `--adapter`.
         models: the served models, id -> path.
 
     Raises:
-        TriviumError: a folder is no adapter, an id is taken, or the base is not served.
+        TriviumError: a folder is not an adapter, an id is taken, or the base is not served.
     """
     adapters: dict[str, tuple[str, str]] = {}
     for name, argument in parse_model_arguments(arguments).items():
@@ -169,10 +169,10 @@ class ServedModel:
         return other
 
     def load_outline(self) -> LanguageModel | None:
-        """Return the language model for access to its metadata.
+        """Return the language model for access to its metadata, without loading weights.
 
-        If the model has not been loaded, the result has no weights. If the model folder is corrupt,
-        the result is None.
+        The weights are missing unless the model has already been loaded. Returns None if the model
+        folder is corrupt.
         """
         if (thread := self._thread) is not None:  # read once: another thread may unload it
             return thread.lm
@@ -198,8 +198,8 @@ class ServedModel:
     async def unload(self, adapters: Iterable[ServedModel] = ()) -> None:
         """Wait until no request uses the model, then free its memory.
 
-        Requests that arrive in the meantime wait, and then load the model again. `adapters` are
-        those that share the weights of this model; they are unloaded, too.
+        Requests that arrive in the meantime wait, and then load the model again. `adapters` are the
+        adapters that share the weights of this model. They are unloaded, too.
         """
         await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for the model use it first.
         self._unloading = True
@@ -265,22 +265,26 @@ class ModelRegistry:
     def _evictable(self) -> list[ServedModel]:
         """The loaded models that may be unloaded. Models without a folder always stay in memory.
 
-        Adapters are not counted. They are unloaded with their base.
+        Adapters are not included, because they are unloaded with their base.
         """
         bases = (model for model in self if model.parent is None)
         return [model for model in bases if model.is_loaded and model.path is not None]
 
-    def _adapters_of(self, model: ServedModel) -> list[ServedModel]:
+    def _find_adapters(self, model: ServedModel) -> list[ServedModel]:
         """Return the adapters of a model."""
         return [each for each in self if each.parent is model]
 
-    def _last_use(self, model: ServedModel) -> tuple[bool, float]:
-        """Return whether a model or one of its adapters is busy, and when it was last used."""
-        users = [model, *(each for each in self._adapters_of(model) if each.is_loaded)]
+    def _make_unload_key(self, model: ServedModel) -> tuple[bool, float]:
+        """Return the sort key for unloading: idle models first, then the least recently used ones.
+
+        The key is a pair: whether the model or one of its adapters is busy, and the time of last
+        use.
+        """
+        users = [model, *(each for each in self._find_adapters(model) if each.is_loaded)]
         return any(each.is_busy for each in users), max(each.last_used for each in users)
 
     def get_model(self, name: str) -> ServedModel:
-        """Return the served model with an id. It may not be loaded yet.
+        """Return the served model with the given id. It may not be loaded yet.
 
         Raises ApiError (404) for an unknown id.
         """
@@ -295,9 +299,10 @@ class ModelRegistry:
         )
 
     async def get_loaded(self, name: str) -> ServedModel:
-        """Return the served model with an id. Loads the model if necessary.
+        """Return the served model with the given id. Loads the model if necessary.
 
-        Simultaneous requests for the same model share one load, and all get its error if it fails.
+        The model is loaded only once for simultaneous requests. If loading fails, all of them raise
+        the error.
 
         Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
@@ -315,7 +320,8 @@ class ModelRegistry:
         """Load a model and start its thread. Returns None, or the error if loading fails.
 
         If `max_loaded` models are already in memory, one is unloaded first: the least recently used
-        idle model, or the least recently used model if all are busy. An adapter loads its base.
+        idle model, or the least recently used model if all are busy. For an adapter, its base is
+        loaded if necessary.
         """
         start = time.perf_counter()
         assert model.path is not None
@@ -351,11 +357,11 @@ class ModelRegistry:
         """Unload models until fewer than `max_loaded` are in memory."""
         most = self.limits.max_loaded
         while most is not None and len(self._evictable) >= most:
-            model = min(self._evictable, key=self._last_use)
-            await model.unload(self._adapters_of(model))
+            model = min(self._evictable, key=self._make_unload_key)
+            await model.unload(self._find_adapters(model))
 
     async def _load_adapter(self, model: ServedModel, parent: ServedModel) -> None:
-        """Load the base of an adapter if necessary, and start the base with the adapter.
+        """Load an adapter's base if necessary, then start a thread for the base with the adapter.
 
         Raises ApiError if the base cannot be loaded.
         """

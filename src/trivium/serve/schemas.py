@@ -105,7 +105,7 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """The format of a text: plain text, any JSON object, or JSON that follows a schema."""
+    """The format of generated text: plain text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = Field(
@@ -114,7 +114,10 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """A constraint of a text, as in vLLM. Only one field may be set."""
+    """A constraint on the generated text, as in vLLM's `structured_outputs`.
+
+    Only one field may be set.
+    """
 
     json_: dict[str, Any] | None = Field(
         None, alias="json", description="A JSON schema that the text follows; {} allows any JSON."
@@ -160,7 +163,7 @@ class GenerateRequest(_Sampling):
     def get_sampling_options(
         self, *, max_new_tokens: int, top_logprobs: int | None
     ) -> dict[str, Any]:
-        """Return a dict of the sampling options that the request sets, by `SamplingParams` name.
+        """Return the sampling options that the request sets, as a dict of `SamplingParams` fields.
 
         `max_new_tokens` and `top_logprobs` are added to the dict.
         """
@@ -210,9 +213,9 @@ class ErrorBody(BaseModel):
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list of inputs: wrap a single text or a single list of token ids in a list.
+    """Wrap a single text or a single list of token ids in a list.
 
-    A list of texts, or a list of lists of token ids, is returned unchanged.
+    Returns a list of texts, or a list of lists of token ids, unchanged.
     """
     one = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
     return [value] if one else list(value)

@@ -54,13 +54,13 @@ class Security:
             login form of a browser. None if no key is needed.
         hosts: the allowed values of the Host header, as a defence against DNS rebinding. None
             allows any host.
-        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`. They are the
-            server's own origin behind a proxy, and other sites (CORS).
+        origins: the origins whose pages may call the server, as `https://HOST[:PORT]`. These are
+            other sites (CORS), and the server's own origin if it is behind a proxy.
         proxies: addresses and networks of trusted proxies, separated by commas. The headers
             X-Forwarded-For, X-Forwarded-Proto and (if any Host is allowed) X-Forwarded-Host are
             read only in requests from these proxies, and removed from all other requests.
-        root_path: the path under which a proxy serves the app. It does not matter whether the proxy
-            removes this path from its requests.
+        root_path: the path under which a proxy serves the app. The proxy may remove this path from
+            its requests or keep it.
 
     Raises TriviumError for an invalid origin or address.
     """

@@ -1,4 +1,4 @@
-"""The constraint that a request sets with `response_format` or `structured_outputs`."""
+"""The constraint on generated text in `response_format` or `structured_outputs` of a request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from trivium.serve.schemas import GenerateRequest
 
 
 def read_constraint(request: GenerateRequest) -> Json:
-    """Return the option of `SamplingParams` that constrains the text, by its name, or {}.
+    """Return the constraint of a request as a dict with one option of `SamplingParams`.
 
-    Raises ApiError (400) if there are several constraints, or a schema is missing.
+    Returns an empty dict if there is no constraint. Raises ApiError (400) if there are several
+    constraints, or a schema is missing.
     """
     options: Json = {}
     if (format := request.response_format) is not None:
@@ -41,7 +42,7 @@ def read_constraint(request: GenerateRequest) -> Json:
 
 
 def find_constraint_field(request: GenerateRequest) -> str | None:
-    """Return the field of a request that constrains the text, or None."""
+    """Return the name of the request field that constrains the generated text, or None."""
     if request.structured_outputs is not None:
         return "structured_outputs"
     return "response_format" if request.response_format is not None else None

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError
-from trivium.text.roles import added_tokens
+from trivium.text.roles import to_added_tokens
 from trivium.text.symbols import bytes_to_symbols
 
 Token = TypeVar("Token", bytes, str)
@@ -105,7 +105,7 @@ def build_byte_level(
     )
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=True)
-    backend.add_special_tokens(added_tokens(special_tokens))
+    backend.add_special_tokens(to_added_tokens(special_tokens))
     return backend
 
 

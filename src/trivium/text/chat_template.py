@@ -82,7 +82,7 @@ class ChatTemplate:
         plain text.
         """
         tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
-        literals = tokenizer.literal_encoders if tokenizer.split_special_tokens else None
+        literals = tokenizer.literals if tokenizer.split_special_tokens else None
         return cls(source, tokens, literals)
 
     def render(
@@ -108,8 +108,8 @@ class ChatTemplate:
         return ChatText.from_protected(protected, self._literals)
 
     @functools.cached_property
-    def reads_tools(self) -> bool:
-        """Whether the template renders tools. This is found by rendering an example."""
+    def renders_tools(self) -> bool:
+        """Whether the template renders tools, determined by rendering an example."""
         name = "f3141592653"
         parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
         function = {"name": name, "description": "A function.", "parameters": parameters}
@@ -122,7 +122,7 @@ class ChatTemplate:
         except TokenizerError:
             return False
 
-    def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
+    def find_end_of_turn(self, tokenizer: Tokenizer) -> int | None:
         """Return the id of the token that ends the assistant's turn, or None if there is none.
 
         The token is found by rendering an example. In some templates, it is the first token of the
@@ -142,7 +142,7 @@ class ChatTemplate:
                 return names[max(starts, key=len)]
         return None
 
-    def responses(
+    def get_turns(
         self, messages: Sequence[Message], *, tools: Tools | None = None, **variables: Any
     ) -> tuple[ChatText, list[Span]]:
         """Render a conversation. Returns its text and the character offsets of assistant turns.
@@ -156,7 +156,7 @@ class ChatTemplate:
         Raises TokenizerError if the template rejects the messages, or if a turn cannot be found in
         the text.
         """
-        text, spans = self._protect(messages, tools, variables).find_responses()
+        text, spans = self._protect(messages, tools, variables).get_turns()
         restored = [
             (len(self._literals.restore(text[:start])), len(self._literals.restore(text[:stop])))
             for start, stop in spans
@@ -166,7 +166,7 @@ class ChatTemplate:
     def _protect(
         self, messages: Sequence[Message], tools: Tools | None, variables: Mapping[str, Any]
     ) -> _Conversation:
-        """Return a conversation with marks in place of special-token names in its texts.
+        """Return a conversation in which placeholders replace special-token names in messages.
 
         Raises TokenizerError if a variable has the name of a special token.
         """
@@ -175,7 +175,7 @@ class ChatTemplate:
                 raise TokenizerError(f"{name} cannot be set as a variable of the chat template.")
         return _Conversation(
             self.template,
-            self._protect_value([_name_reasoning(message) for message in messages]),
+            self._protect_value([_add_reasoning_keys(message) for message in messages]),
             {
                 **{"bos_token": "", "eos_token": "", "documents": None},
                 **self.tokens,
@@ -185,7 +185,7 @@ class ChatTemplate:
         )
 
     def _protect_value(self, value: Any) -> Any:
-        """Return a copy of a JSON value, with marks in place of special-token names in strings."""
+        """Return a copy of a JSON value, with special-token names replaced by placeholders."""
         if isinstance(value, str):
             return self._literals.protect(value)
         if isinstance(value, Mapping):
@@ -199,8 +199,8 @@ class ChatTemplate:
 class _Conversation:
     """Protected messages, with the template and its other variables.
 
-    In protected messages, marks replace special-token names. The rendered text contains the same
-    marks. Offsets are pairs (start, stop) in characters of this text.
+    In protected messages, placeholders replace special-token names. The rendered text contains the
+    same placeholders. Offsets are pairs (start, stop) in characters of this text.
     """
 
     def __init__(
@@ -212,15 +212,15 @@ class _Conversation:
         self._template, self._messages, self._variables = template, messages, variables
 
     def render_text(self, stop: int | None = None, *, add_generation_prompt: bool = False) -> str:
-        """Render the messages before index `stop`, without marks around {% generation %} blocks."""
+        """Render the messages before index `stop`. Returns the text."""
         return _GENERATION.sub("", self._render_marked(stop, add_generation_prompt))
 
     def _render_marked(self, stop: int | None = None, add_generation_prompt: bool = False) -> str:
-        """Render the messages before index `stop`.
+        """Render the messages before index `stop`, with delimiters around {% generation %} blocks.
 
-        {% generation %} blocks have marks around them. If the template rejects the messages, the
-        arguments of tool calls are passed to it as JSON texts, which some templates expect. Raises
-        TokenizerError if it rejects them, too.
+        If the template rejects the messages, they are rendered again with the arguments of tool
+        calls as JSON strings, which some templates expect. Raises TokenizerError if the template
+        rejects these messages, too.
         """
         messages = copy.deepcopy([*self._messages[:stop]])
         variables = {**self._variables, "add_generation_prompt": add_generation_prompt}
@@ -235,7 +235,7 @@ class _Conversation:
                 f"The chat template refuses these messages: {_summarize(error)}."
             ) from None
 
-    def find_responses(self) -> tuple[str, list[Span]]:
+    def get_turns(self) -> tuple[str, list[Span]]:
         """Render all messages. Returns the text, and the offsets of the assistant turns."""
         marked = self._render_marked()
         if _OPEN in marked:
@@ -247,7 +247,7 @@ class _Conversation:
                 spans.append(self._find_turn(marked, index, offset))
                 offset = spans[-1][1]
             else:
-                content = _stripped_content(message)
+                content = _strip_content(message)
                 if (start := marked.find(content, offset)) >= 0:
                     offset = start + len(content)
         return marked, spans
@@ -270,7 +270,7 @@ class _Conversation:
             return len(before), len(after)
         # The template writes a turn differently if more turns follow (it may drop the reasoning):
         # search for the content after the generation prompt.
-        content = _stripped_content(self._messages[index])
+        content = _strip_content(self._messages[index])
         header = header.partition("<think>")[0]
         prompt = text.find(header, offset)
         first = offset if prompt < 0 else prompt + len(header)
@@ -278,7 +278,7 @@ class _Conversation:
             same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
             turn = after[sum(1 for _ in same) :]
             name = str((calls[0].get("function") or calls[0]).get("name"))
-            if found := _find_end(text, turn, offset, name):
+            if found := _find_suffix(text, turn, offset, name):
                 return found
         start = text.find(content, first)
         if not content or calls or start < 0:
@@ -292,14 +292,14 @@ class _Conversation:
         return start, stop + len(list(same))
 
 
-def read_arguments(message: Message) -> dict[str, Any]:
-    """Return a message whose tool calls have their arguments as objects, as templates expect.
+def parse_arguments(message: Message) -> dict[str, Any]:
+    """Return a message with the arguments of its tool calls parsed to objects, as templates expect.
 
-    In OpenAI's API, arguments are JSON texts. A text that is not a JSON object stays as it is.
+    In OpenAI's API, arguments are JSON strings. A string that is not a JSON object is unchanged.
     """
 
     def parse(arguments: Any) -> Any:
-        """Return the object that a JSON text contains, or else the text."""
+        """Parse a JSON string. Returns the string itself if it does not contain an object."""
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(arguments, str) and isinstance(value := json.loads(arguments), dict):
                 return value
@@ -309,10 +309,10 @@ def read_arguments(message: Message) -> dict[str, Any]:
 
 
 def _write_arguments(message: Message) -> dict[str, Any]:
-    """Return a message whose tool calls have their arguments as JSON texts."""
+    """Return a message with the arguments of its tool calls as JSON strings."""
 
     def write(arguments: Any) -> Any:
-        """Return the JSON text of an object; a text stays as it is."""
+        """Return the JSON string of an object. A string is returned unchanged."""
         return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
     return _map_arguments(message, write)
@@ -331,10 +331,10 @@ def _map_arguments(message: Message, function: Callable[[Any], Any]) -> dict[str
     return {**message, "tool_calls": calls} if calls else dict(message)
 
 
-def _name_reasoning(message: Message) -> Message:
-    """Return a message whose reasoning has both names that templates use.
+def _add_reasoning_keys(message: Message) -> Message:
+    """Return a message with its reasoning under both keys that templates use.
 
-    These are `reasoning_content` and `thinking`. The given name may also be `reasoning`.
+    The keys are `reasoning_content` and `thinking`. The given key may also be `reasoning`.
     """
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
@@ -343,22 +343,22 @@ def _name_reasoning(message: Message) -> Message:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _stripped_content(message: Mapping[str, Any]) -> str:
-    """Return the content of a message without surrounding spaces; "" if it is not a text."""
+def _strip_content(message: Mapping[str, Any]) -> str:
+    """Return the content of a message without surrounding spaces, or "" if it is not a string."""
     content = message.get("content")
     return content.strip() if isinstance(content, str) else ""
 
 
-def _find_end(text: str, turn: str, offset: int, part: str) -> Span | None:
-    """Return the offsets of the longest end of a turn that occurs in a text, or None.
+def _find_suffix(text: str, turn: str, offset: int, part: str) -> Span | None:
+    """Return the offsets of the longest suffix of a turn that occurs in a text, or None.
 
-    An end starts at the beginning of a line, or after ">" or "]". It contains `part`.
+    A suffix starts at the beginning of a line, or after ">" or "]". It contains `part`.
 
     Args:
         text: the text.
         turn: the turn.
         offset: the offset from which the text is searched.
-        part: a text that the end must contain.
+        part: a string that the suffix must contain.
     """
     for match in re.finditer(r"^|(?<=[\n>\]])", turn):
         end = turn[match.start() :]
@@ -402,14 +402,14 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("_mark_block"), [], [], body).set_lineno(line)
 
     def _mark_block(self, caller: Callable[[], str]) -> str:
-        """Return the rendered text of the block between two marks."""
+        """Return the rendered text of the block between two delimiters."""
         return f"{_OPEN}{caller()}{_CLOSE}"
 
 
 def _extract_spans(marked: str) -> tuple[str, list[Span]]:
-    """Remove the marks of {% generation %} blocks from a text.
+    """Remove the delimiters of {% generation %} blocks from a text.
 
-    Returns the text without marks, and the character offsets (start, stop) of each block.
+    Returns the text without delimiters, and the character offsets (start, stop) of each block.
     """
     text, starts, spans = "", [], []
     for part in re.split(f"([{_OPEN}{_CLOSE}])", marked):

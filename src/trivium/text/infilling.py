@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the special tokens of published models, and the order of a text's parts.
+"""Fill-in-the-middle: the sentinel tokens of published models, and the order of the prompt.
 
 Source: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle".
 """
@@ -15,10 +15,10 @@ Order = Literal["psm", "spm"]
 """Prefix, suffix, middle; or suffix, prefix, middle."""
 
 GAP = "<FILL_ME>"
-"""How users write the gap in a text."""
+"""The placeholder with which users mark the gap in a text."""
 
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-"""The tokens that new tokenizers get: those of Qwen2.5-Coder and CodeGemma."""
+"""The sentinel tokens of new tokenizers, the same as in Qwen2.5-Coder and CodeGemma."""
 _PUBLISHED = (
     FIM_TOKENS,
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
@@ -33,7 +33,7 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """The ids of the tokens before the prefix, before the suffix and before the middle."""
+    """The ids of the sentinel tokens that precede the prefix, the suffix and the middle."""
 
     prefix: int
     suffix: int
@@ -41,9 +41,9 @@ class InfillTokens:
 
     @classmethod
     def find(cls, special_tokens: Mapping[str, int]) -> InfillTokens:
-        """Return the tokens of a vocabulary. `special_tokens` maps names to ids.
+        """Return the sentinel tokens of a vocabulary. `special_tokens` maps names to ids.
 
-        Raises SpecError if the vocabulary has none of the published triples.
+        Raises SpecError if the vocabulary has no published set of three sentinel tokens.
         """
         for names in _PUBLISHED:
             if all(name in special_tokens for name in names):
@@ -56,7 +56,7 @@ class InfillTokens:
         )
 
     def arrange(self, prefix: Sequence[int], suffix: Sequence[int], order: Order) -> list[int]:
-        """Return the ids that the middle follows.
+        """Return the ids of the prompt after which the model generates the middle.
 
             psm  <prefix> prefix <suffix> suffix <middle>
             spm  <prefix> <suffix> suffix <middle> prefix

@@ -26,7 +26,7 @@ class TextInput:
         type_ids: the token type ids. Some tokenizers use 0 for both texts of a pair.
         offsets: the character offsets (start, stop) of each token in its text; (0, 0) for special
             tokens.
-        texts: the index of each token's text, 0 or 1; None for special tokens.
+        texts: for each token, the index of its text, 0 or 1; None for special tokens.
         cut: the number of tokens that truncation removed.
     """
 
@@ -86,7 +86,7 @@ def encode_inputs(
         sizes = len(first.ids), 0 if second is None else len(second.ids)
         total = sum(sizes)
         if max_length is not None:
-            capacity = max(0, max_length - template.num_special(second is not None))
+            capacity = max(0, max_length - template.count_special(second is not None))
             sizes = _truncate_lengths(*sizes, capacity)
         kept = None if second is None else second.part(0, sizes[1])
         inputs.append(template.build_input(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
@@ -109,7 +109,7 @@ def encode_windows(
     windows = []
     for tokens in encode_plain(tokenizer, texts):
         total = max(1, len(tokens.ids))
-        most = total if max_length is None else max(1, max_length - template.num_special(False))
+        most = total if max_length is None else max(1, max_length - template.count_special(False))
         size = math.ceil(total / math.ceil(total / most))
         starts = range(0, total, size)
         windows.append([template.build_input(tokens.part(start, start + size)) for start in starts])
@@ -172,7 +172,7 @@ class SpecialTokenTemplate:
         self.before = [slot.special or 0 for slot in single[:place]]
         self.after = [slot.special or 0 for slot in single[place + 1 :]]
 
-    def num_special(self, paired: bool) -> int:
+    def count_special(self, paired: bool) -> int:
         """Return the number of special tokens added to a single text, or to a pair if `paired`."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
@@ -267,7 +267,7 @@ def encode_words(
     encoded = _encode_joined_words(tokenizer, joined)
     template = SpecialTokenTemplate(tokenizer)
     if max_length is not None:
-        max_length = max(1, max_length - template.num_special(paired=False))
+        max_length = max(1, max_length - template.count_special(paired=False))
     inputs = []
     for (_, starts), (tokens, stops) in zip(joined, encoded, strict=True):
         # The first token of each word: the first token that ends after the word's first character.
@@ -276,7 +276,7 @@ def encode_words(
         windows, following = [], [*first[1:], len(tokens)]
         for start, stop, begin, end in _split_into_windows(first, len(tokens), max_length):
             part = tokens[begin:end]
-            if not part and not template.num_special(paired=False):
+            if not part and not template.count_special(paired=False):
                 part = [tokenizer.unk_id or 0]
             whole = template.build_input(PlainTokens(part, [(0, 0)] * len(part)))
             before = len(template.before)

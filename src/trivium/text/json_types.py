@@ -11,9 +11,10 @@ _PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 
 
 def resolve_schema(schema: Any, root: Schema) -> Schema:
-    """Return the schema that a `$ref` of the form `#/$defs/name` names, or else the same schema.
+    """Replace a `$ref` of the form `#/$defs/name` with the schema to which it refers.
 
-    A single schema in `allOf` is resolved, too. `root` is the schema that contains the definitions.
+    A single schema in `allOf` is resolved, too. All other schemas are returned unchanged. `root` is
+    the schema that contains the definitions.
     """
     for _ in range(16):  # a reference may lead to another one
         if not isinstance(schema, Mapping):
@@ -40,7 +41,7 @@ def find_members(schema: Schema, root: Schema) -> list[Schema]:
 
 
 def find_types(schema: Schema, root: Schema) -> set[str]:
-    """Return the JSON types that a schema allows. If it names none, this is {"string"}."""
+    """Return the JSON types that a schema allows, or {"string"} if it specifies no types."""
     types = set[str]()
     for member in find_members(schema, root):
         named = member.get("type")
@@ -52,9 +53,9 @@ def find_types(schema: Schema, root: Schema) -> set[str]:
 
 
 def read_value(text: str, schema: Schema, root: Schema) -> Any:
-    """Return the value that a text without quotation marks has according to a schema.
+    """Parse a value without quotation marks according to its schema. Returns the value.
 
-    The text is a string, unless it is JSON of another type that the schema allows.
+    The value is a string, unless the text is JSON of another type that the schema allows.
 
     >>> read_value("7", {"type": "integer"}, {}), read_value("7", {"type": "string"}, {})
     (7, '7')

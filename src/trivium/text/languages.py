@@ -16,8 +16,8 @@ _LANGUAGE = re.compile(
 def list_languages(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of a tokenizer's language tokens, by language code.
 
-    The code is the token, such as `en_XX` or `eng_Latn`, without the signs around the code in
-    `__en__` and `>>fra<<`. The result is empty if the tokenizer has no language tokens.
+    The code is the token itself, such as `en_XX` or `eng_Latn`, without delimiters: `__en__` and
+    `>>fra<<` become `en` and `fra`. The result is empty if there are no language tokens.
     """
     languages: dict[str, int] = {}
     for token, index in tokenizer.special_tokens.items():
@@ -27,14 +27,14 @@ def list_languages(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def is_source_token(token: str) -> bool:
-    """Return whether the token of a target language belongs before the source text (Marian)."""
+    """Return whether the token of a target language is prepended to the source, as in Marian."""
     return token.startswith(">>")
 
 
-def find_language(tokenizer: Tokenizer, code: str) -> int:
-    """Return the id of the token of a language.
+def find_language_id(tokenizer: Tokenizer, code: str) -> int:
+    """Return the id of the language token for a language code.
 
-    Raises SpecError if the tokenizer has no token of this language.
+    Raises SpecError if the tokenizer has no token for this language.
     """
     languages = list_languages(tokenizer)
     if code in languages:

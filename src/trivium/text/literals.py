@@ -15,22 +15,22 @@ SpecialTokens = Literal["text", "special"]
 
 # Unicode reserves these code points for internal use by programs.
 _RESERVED = re.compile("[\ufdd0-\ufddf]")
-_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # a mark: the token id between these two characters
+_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # a placeholder: the token id between these two characters
 
 
 class ChatText(str):
     """The rendered text of a conversation, with the origin of its special-token names.
 
     A special-token name in a message is plain text. A name that the chat template wrote is a
-    special token. The attribute `protected` is the same text, in which a mark replaces each name
-    that comes from a message.
+    special token. The attribute `protected` is the same text, in which a placeholder replaces each
+    name that comes from a message.
     """
 
     protected: str
 
     @classmethod
     def from_protected(cls, protected: str, literals: Literals) -> ChatText:
-        """Create a `ChatText` from text with marks. `literals` converts the marks back to names."""
+        """Create a `ChatText` from protected text. `literals` restores the names in it."""
         text = cls(literals.restore(protected))
         text.protected = protected
         return text
@@ -45,8 +45,8 @@ class Literals:
     """Encodes text in which some special-token names are plain text, not special tokens.
 
     In a conversation, names that the chat template writes are special tokens, and names in messages
-    are plain text. Before the template is rendered, messages are protected: a mark replaces each
-    special-token name. Every name in the rendered text therefore comes from the template.
+    are plain text. Before the template is rendered, messages are protected: a placeholder replaces
+    each special-token name. Every name in the rendered text therefore comes from the template.
 
     Args:
         layout: the content of `tokenizer.json`.
@@ -98,12 +98,12 @@ class Literals:
         return backend
 
     def protect(self, text: str) -> str:
-        """Replace each special-token name in a text with a mark."""
+        """Replace each special-token name in a text with a placeholder."""
         text = _RESERVED.sub("\ufffd", text)
         return self._name.sub(lambda match: f"{_OPEN}{self._special[match[0]]}{_CLOSE}", text)
 
     def restore(self, text: str) -> str:
-        """Replace the marks in a protected text with the special-token names."""
+        """Replace the placeholders in a protected text with the special-token names."""
         return self._mark.sub(lambda match: self._names[match[1]], text)
 
     def encode(

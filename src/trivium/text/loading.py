@@ -18,9 +18,9 @@ from trivium.text.roles import (
     BERT_SPECIALS,
     NAMES,
     add_bert_template,
-    added_tokens,
     find_token_for_role,
     read_options,
+    to_added_tokens,
 )
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
@@ -209,7 +209,7 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     specials = {name for names in NAMES.values() for name in names if name in tokens} - learned
     mask = find_token_for_role("mask", specials)
     ordered = sorted(specials, key=lambda name: tokens[name])
-    backend.add_special_tokens(added_tokens(ordered, with_space=mask))
+    backend.add_special_tokens(to_added_tokens(ordered, with_space=mask))
     if mask == "<mask>" and {"<s>", "</s>"} <= specials:
         backend.post_processor = processors.RobertaProcessing(
             ("</s>", tokens["</s>"]), ("<s>", tokens["<s>"]), add_prefix_space=prefix_space

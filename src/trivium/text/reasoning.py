@@ -1,4 +1,4 @@
-"""Reasoning in a generated text: the part between `<think>` and `</think>` at its beginning."""
+"""Reasoning blocks: text between `<think>` and `</think>` at the beginning of a generation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _START = re.compile(rf"\s*{THINK}\s*")
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Return whether a rendered prompt ends inside of a reasoning that it begins."""
+    """Return whether a rendered prompt opens a reasoning block, so that it ends with `<think>`."""
     return prompt.rstrip().endswith(THINK)
 
 
 class ReasoningReader:
-    """Separates a text that arrives in pieces into its reasoning and the rest.
+    """Separates a generation that arrives in pieces into reasoning and content.
 
     The result does not depend on where the text is divided. Spaces and line breaks around the
-    reasoning are part of neither. A reasoning without an end contains the whole text.
+    reasoning are part of neither. If the reasoning block is not closed, all text is reasoning.
 
     Args:
-        is_open: whether the prompt has already begun the reasoning.
+        is_open: whether the prompt has already opened the reasoning block.
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
@@ -28,9 +28,9 @@ class ReasoningReader:
         self._state = "start" if is_open else "before"
 
     def push(self, piece: str, *, is_last: bool = False) -> tuple[str, str]:
-        """Add a piece of text. Returns the new reasoning and the new rest of the text.
+        """Add a piece of text. Returns the new reasoning and the new content.
 
-        `is_last` is whether the text ends with this piece.
+        `is_last` is True for the last piece of the text.
         """
         reasoning = ""
         self._held += piece
@@ -53,7 +53,7 @@ class ReasoningReader:
         return reasoning, rest
 
     def _read_reasoning(self, *, is_last: bool) -> str:
-        """Return the new reasoning in the held text. Spaces that may be at its end stay held."""
+        """Return the new reasoning in the held text. Trailing spaces are held back."""
         text, found, after = self._held.partition(END_THINK)
         if found:
             self._state, self._held = "after", after

@@ -26,7 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def sentinel(index: int) -> str:
+def sentinel_name(index: int) -> str:
     """Return the name of T5's sentinel token with the given index, from 0.
 
     A sentinel token replaces a masked span.
@@ -34,7 +34,7 @@ def sentinel(index: int) -> str:
     return f"<extra_id_{index}>"
 
 
-SENTINELS = tuple(map(sentinel, range(100)))
+SENTINELS = tuple(map(sentinel_name, range(100)))
 """The names of T5's sentinel tokens, in order."""
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -76,7 +76,7 @@ def find_token_for_role(role: str, tokens: Container[str]) -> str | None:
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
-def role_of(token: str) -> str | None:
+def get_role(token: str) -> str | None:
     """Return the usual role of a special-token name, such as "mask" for `[MASK]`.
 
     Returns None if the name has no usual role.
@@ -109,7 +109,7 @@ def read_options(file: Path) -> Mapping[str, Any]:
     return options
 
 
-def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:
+def to_added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:
     """Create an `AddedToken` for each special-token name.
 
     The token named `with_space`, if any, also matches the space before it (`lstrip`).

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from trivium.errors import TokenizerError
 from trivium.text.byte_level import derive_merges
-from trivium.text.roles import add_template, added_tokens
+from trivium.text.roles import add_template, to_added_tokens
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
 # Field numbers in sentencepiece_model.proto, for the fields that affect the encoding.
@@ -70,7 +70,7 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
     backend.decoder = decoders.Sequence(steps)
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
     special = [text for text, _, type in pieces if type in (UNKNOWN, CONTROL)]
-    backend.add_special_tokens(added_tokens(special))
+    backend.add_special_tokens(to_added_tokens(special))
     # The configuration in the same folder decides whether `<s>` and `</s>` are added to a text.
     before = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
     after = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []

@@ -48,14 +48,14 @@ def sentencepiece_problem(backend: tokenizers.Tokenizer) -> str:
 
 
 def write_sentencepiece(file: Path, backend: tokenizers.Tokenizer, *, outside: float) -> None:
-    """Write a Unigram tokenizer that `load_sentencepiece` has read as a sentencepiece file.
+    """Write a Unigram tokenizer to a sentencepiece file.
 
-    Special tokens other than `<unk>`, `<s>` and `</s>` are left out: programs that read the file
-    add their own.
+    Special tokens other than `<unk>`, `<s>` and `</s>` are left out, because programs that read the
+    file add their own special tokens.
 
     Args:
         file: the file to write.
-        backend: a tokenizer without a `sentencepiece_problem`.
+        backend: a tokenizer for which `sentencepiece_problem` returns "".
         outside: pieces whose score is at most this value are left out.
     """
     content = json.loads(backend.to_str())
@@ -65,20 +65,20 @@ def write_sentencepiece(file: Path, backend: tokenizers.Tokenizer, *, outside: f
     for text, score in content["model"]["vocab"]:
         if text not in special and text not in _FIRST and score > outside:
             pieces.append((text, score, USER_DEFINED if text in added else NORMAL))
-    data = b"".join(_field(PIECES, _message(_piece(*each))) for each in pieces)
+    data = b"".join(_field(PIECES, _message(_make_piece(*each))) for each in pieces)
     trainer = {MODEL_TYPE: UNIGRAM, _UNK_ID: 0, _BOS_ID: 1, _EOS_ID: 2, _PAD_ID: -1}
     data += _field(TRAINER, _message(trainer))
     data += _field(NORMALIZER, _message(_normalizer_fields(content["normalizer"]["normalizers"])))
     write_file(file, data)
 
 
-def _piece(text: str, score: float, kind: int) -> dict[int, Any]:
-    """Return the fields of a piece."""
+def _make_piece(text: str, score: float, kind: int) -> dict[int, Any]:
+    """Return the protobuf fields of a vocabulary piece: its text, score and type."""
     return {TEXT: text.encode(), SCORE: score, TYPE: kind}
 
 
 def _normalizer_fields(steps: list[dict[str, Any]]) -> dict[int, Any]:
-    """Return the fields of a NormalizerSpec message for the steps of `load_sentencepiece`."""
+    """Return the protobuf fields of a NormalizerSpec for the steps of the normalizer."""
     tables = [step["precompiled_charsmap"] for step in steps if step["type"] == "Precompiled"]
     replaced = [step for step in steps if step["type"] == "Replace"]
     return {
@@ -92,7 +92,7 @@ def _normalizer_fields(steps: list[dict[str, Any]]) -> dict[int, Any]:
 
 
 def _message(fields: dict[int, Any]) -> bytes:
-    """Encode fields as a protocol buffer message: field number -> bytes, float or int."""
+    """Encode a protocol buffer message. `fields` maps field numbers to values."""
     return b"".join(_field(number, value) for number, value in fields.items())
 
 
@@ -100,15 +100,15 @@ def _field(number: int, value: bytes | float | int) -> bytes:
     """Encode one field of a protocol buffer message."""
     match value:
         case bytes():
-            return _varint(number << 3 | 2) + _varint(len(value)) + value
+            return _encode_varint(number << 3 | 2) + _encode_varint(len(value)) + value
         case float():
-            return _varint(number << 3 | 5) + struct.pack("<f", value)
+            return _encode_varint(number << 3 | 5) + struct.pack("<f", value)
         case _:
-            return _varint(number << 3) + _varint(value % 2**64)
+            return _encode_varint(number << 3) + _encode_varint(value % 2**64)
 
 
-def _varint(value: int) -> bytes:
-    """Encode a non-negative integer with seven bits in each byte."""
+def _encode_varint(value: int) -> bytes:
+    """Encode a non-negative integer as a protobuf varint, with seven bits in each byte."""
     data = bytearray()
     while value > 0x7F:
         data.append(value & 0x7F | 0x80)

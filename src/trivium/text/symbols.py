@@ -97,12 +97,12 @@ def symbols_to_bytes(symbols: str) -> bytes | None:
     return bytes(SYMBOL_TO_BYTE[symbol] for symbol in symbols)
 
 
-def readable(data: bytes) -> str:
+def make_readable(data: bytes) -> str:
     r"""Return the bytes of a token as text for display.
 
     A space becomes U+2581, and unprintable characters become escapes.
 
-    >>> readable(b" caf\xc3\xa9\n"), readable(b"\xe5\x8c")
+    >>> make_readable(b" caf\xc3\xa9\n"), make_readable(b"\xe5\x8c")
     ('\u2581caf\xe9\\n', '\\xe5\\x8c')
     """
     text = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
@@ -131,12 +131,12 @@ def is_single_word(character: str) -> bool:
     return symbol or unicodedata.category(character).startswith("P") or is_cjk(character)
 
 
-def continues_text(data: bytes) -> bool:
+def continues_word(data: bytes) -> bool:
     """Return whether a token, given as bytes, continues the word before it.
 
-    A token continues a word if it begins with a letter, a digit, a combining mark or the inside of
-    a character. It does not if it begins with a space, punctuation, a symbol or a CJK character
-    (which is a word by itself).
+    A token continues a word if it begins with a letter, a digit, a combining mark or a UTF-8
+    continuation byte. It does not if it begins with a space, punctuation, a symbol or a CJK
+    character (which is a word by itself).
     """
     if not data:
         return False

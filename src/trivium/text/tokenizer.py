@@ -23,7 +23,7 @@ from trivium.text.literals import ChatText, Literals, SpecialTokens
 from trivium.text.loading import convert_library_errors, load_backend
 from trivium.text.reservoir import read_blocks
 from trivium.text.roles import RoleId, build_hf_files, infer_roles, read_options, read_roles
-from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
+from trivium.text.symbols import BYTE_PIECE, SPACE, continues_word, make_readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
 Progress = bool | Callable[[str], None]
@@ -212,15 +212,15 @@ class Tokenizer:
     ) -> Tokenizer:
         """Return a copy of the tokenizer with more tokens, which have the next ids.
 
-        New tokens are found in a text as they are written, before any normalization, also inside
-        of longer words. A longer token is found before a shorter one.
+        New tokens are matched exactly, before any normalization, even inside longer words. Longer
+        tokens are matched first.
 
         Args:
             tokens: words or symbols.
             special_tokens: control tokens, which decoding leaves out.
 
         Raises:
-            TokenizerError: there is no new token, or one is empty, given twice or known already.
+            TokenizerError: no token is given, or a token is empty, repeated or already known.
         """
         words, controls = list(tokens), list(special_tokens)
         names, known = [*words, *controls], self.backend.get_vocab(with_added_tokens=True)
@@ -246,11 +246,11 @@ class Tokenizer:
                 )
         return result
 
-    def pieces_of_new_tokens(self, extended: Tokenizer) -> dict[int, list[int]]:
-        """Return the ids of the pieces of each new token, by the id of the new token.
+    def split_new_tokens(self, extended: Tokenizer) -> dict[int, list[int]]:
+        """Tokenize the text of each new token of `extended`, a result of `extend`.
 
-        The pieces are the tokens into which this tokenizer splits the text of the new token,
-        without unknown tokens. `extended` is a result of `extend`.
+        Returns a dictionary from the ids of the new tokens to the ids of the tokens into which this
+        tokenizer splits them. Unknown tokens are left out.
         """
         added = range(self.vocab_size, extended.vocab_size)
         pieces = self.encode_ids_batch([extended.tokens[index] for index in added])
@@ -272,7 +272,7 @@ class Tokenizer:
         with convert_library_errors():
             if isinstance(text, ChatText) and text.is_protected:
                 return self._convert(
-                    *self.literal_encoders.encode(text, add_special_tokens=add_special_tokens)
+                    *self.literals.encode(text, add_special_tokens=add_special_tokens)
                 )
             encoder = self.backend if isinstance(text, ChatText) else self._encoder
             return self._convert(encoder.encode(text, pair, add_special_tokens=add_special_tokens))
@@ -374,7 +374,7 @@ class Tokenizer:
             return self.tokens
         special = set(self.special_ids)
         return [
-            token if index in special else readable(data)
+            token if index in special else make_readable(data)
             for index, (token, data) in enumerate(zip(self.tokens, self.token_bytes, strict=True))
         ]
 
@@ -468,7 +468,7 @@ class Tokenizer:
         return self._control is not None
 
     @functools.cached_property
-    def literal_encoders(self) -> Literals:
+    def literals(self) -> Literals:
         """The encoder that treats special-token names in the input as plain text."""
         return Literals(self._layout, self.special_tokens)
 
@@ -479,7 +479,7 @@ class Tokenizer:
         It encodes special-token names as plain text, unless they are in `control`. If `control` is
         None, it encodes all of them as special tokens.
         """
-        return self.backend if self._control is None else self.literal_encoders.build(self._control)
+        return self.backend if self._control is None else self.literals.build(self._control)
 
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
@@ -543,14 +543,14 @@ class Tokenizer:
 
         In a WordPiece vocabulary, these are the tokens that begin with ##. In a byte-level
         vocabulary, or one with the space symbol U+2581, a token continues a word if it begins with
-        a letter, a digit, a combining mark or the inside of a character. CJK characters, spaces,
+        a letter, a digit, a combining mark or a UTF-8 continuation byte. CJK characters, spaces,
         punctuation and special tokens never continue a word. In other vocabularies, no token does.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         if prefix:
             flags = [token.startswith(prefix) and token != prefix for token in self.tokens]
         elif self._is_byte_level or self._uses_space_symbol:
-            flags = [continues_text(data) for data in self.token_bytes]
+            flags = [continues_word(data) for data in self.token_bytes]
         else:
             flags = [False] * self.vocab_size
         for index in self.special_ids:

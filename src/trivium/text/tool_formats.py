@@ -1,10 +1,10 @@
-"""Formats in which models write tool calls: reading the calls out of a generated text.
+"""Formats of tool calls: parsing of the tool calls in a generation.
 
 A model writes tool calls as its chat template does. `find_tool_format` therefore recognizes the
 format by rendering a conversation with a call and reading the call back.
 
 Sources: the chat templates of NousResearch Hermes 2 Pro and Qwen, Llama 3.1, Mistral 7B v0.3,
-Mistral Small 3.2 and Qwen 3 Coder. As in vLLM, a malformed call stays text.
+Mistral Small 3.2 and Qwen 3 Coder. As in vLLM, a malformed call is part of the content.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def make_call_id() -> str:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool.
+    """A tool call.
 
     Args:
         name: the name of the function.
         arguments: the arguments by name.
-        id: the id of the call, which the message with the result of the tool repeats.
+        id: the id of the call. The message with the tool's result repeats the id.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ToolCall:
     id: str = field(default_factory=make_call_id)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in the format of OpenAI's API, with the arguments as a JSON text."""
+        """Return the call in the format of OpenAI's API, with the arguments as a JSON string."""
         arguments = json.dumps(self.arguments, ensure_ascii=False)
         function = {"name": self.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
@@ -59,11 +59,11 @@ class ToolFormatError(TokenizerError):
 
 
 class _MalformedError(Exception):
-    """Raised if a text does not contain calls, whatever follows."""
+    """Raised if a text cannot become a valid tool call, whatever text follows."""
 
 
 class _IncompleteError(Exception):
-    """Raised if a text may contain calls when more text follows."""
+    """Raised if a text is incomplete, but may become a valid tool call."""
 
 
 class ToolFormat(ABC):
@@ -75,11 +75,11 @@ class ToolFormat(ABC):
 
     name: ClassVar[str]
     marker: ClassVar[str]
-    """The text with which calls begin."""
+    """The string with which tool calls begin."""
     names: ClassVar[tuple[str, ...]]
-    """The texts of the format that are special tokens in some tokenizers."""
+    """The strings of the format that are special tokens in some tokenizers."""
     ends: ClassVar[str]
-    """The characters with which complete calls end."""
+    """The character with which complete tool calls end."""
     begins_with_json: ClassVar[bool] = False
     """Whether a message that begins with "{" may be a call, too."""
     has_json_arguments: ClassVar[bool] = True
@@ -93,13 +93,13 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name` up to its arguments."""
+        """Return the text of a tool call to `name` that precedes its arguments."""
 
     @abstractmethod
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Read the calls at the start of a text. Returns the calls and their number of characters.
+        """Parse the tool calls at the start of a text. Returns the calls and their total length.
 
         Args:
             text: the text.
@@ -107,8 +107,7 @@ class ToolFormat(ABC):
                 function, for formats that write strings without quotation marks.
             is_last: whether the text is complete.
 
-        Raises _MalformedError or _IncompleteError if
-        there are no calls.
+        Raises _MalformedError or _IncompleteError if there are no valid calls.
         """
 
 
@@ -121,13 +120,13 @@ class HermesFormat(ToolFormat):
     after_arguments = "}\n</tool_call>"
 
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name` up to its arguments."""
+        """Return the text of a tool call to `name` that precedes its arguments."""
         return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
 
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Read one call. At the end of a text, the closing tag may be missing."""
+        """Parse one tool call. At the end of a text, the closing tag may be missing."""
         value, stop = _read_json(text, len(self.marker), "{")
         after, closing = text[stop:].lstrip(), "</tool_call>"
         if after.startswith(closing):
@@ -153,13 +152,13 @@ class LlamaFormat(ToolFormat):
     _BEGINNING = re.compile(r"\s*;?\s*(?:<\|python_tag\|>)?")
 
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name` up to its arguments."""
+        """Return the text of a tool call to `name` that precedes its arguments."""
         return f'{{"name": {json.dumps(name)}, "parameters": '
 
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Read one call."""
+        """Parse one tool call."""
         beginning = self._BEGINNING.match(text)
         assert beginning is not None
         value, stop = _read_json(text, beginning.end(), "{")
@@ -175,13 +174,13 @@ class MistralFormat(ToolFormat):
     after_arguments = "}"
 
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name` up to its arguments."""
+        """Return the text of a tool call to `name` that precedes its arguments."""
         return f'{{"name": {json.dumps(name)}, "arguments": '
 
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Read a list of calls, which has at least one."""
+        """Parse a list of at least one tool call."""
         values, stop = _read_json(text, len(self.marker), "[")
         if not values:
             raise _MalformedError
@@ -201,13 +200,13 @@ class MistralArgsFormat(ToolFormat):
     _PART_OF_HEADER = re.compile(r"\s*[^\s\[\]{}]*\s*(\[[A-Z_]*(\][\s\w]*(\[[A-Z_]*)?)?)?")
 
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name` up to its arguments."""
+        """Return the text of a tool call to `name` that precedes its arguments."""
         return f"[TOOL_CALLS]{name}[ARGS]"
 
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Read one call."""
+        """Parse one tool call."""
         header = self._HEADER.match(text, len(self.marker))
         if header is None:
             is_part = self._PART_OF_HEADER.fullmatch(text, len(self.marker))
@@ -233,20 +232,20 @@ class QwenXMLFormat(ToolFormat):
     _NAME = re.compile(r"[^\s<>]+>")
 
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name` up to its arguments."""
+        """Return the text of a tool call to `name` that precedes its arguments."""
         return f"<tool_call>\n<function={name}>\n"
 
     def read(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Read one call. At the end of a text, the last closing tag may be missing."""
-        name, stop = self._read_name(text, _skip(text, len(self.marker), "<function="))
+        """Parse one tool call. At the end of a text, the last closing tag may be missing."""
+        name, stop = self._read_name(text, _skip_expected(text, len(self.marker), "<function="))
         root = functions.get(name, {})
         properties = root.get("properties")
         schemas = properties if isinstance(properties, Mapping) else {}
         arguments = dict[str, Any]()
         while True:
-            start = _skip(text, stop, "<parameter=", "</function>")
+            start = _skip_expected(text, stop, "<parameter=", "</function>")
             if text[start - 1] == ">":  # the end of the function
                 break
             key, start = self._read_name(text, start)
@@ -257,13 +256,13 @@ class QwenXMLFormat(ToolFormat):
             value = value.removeprefix("\n").removesuffix("\n")
             arguments[key] = read_value(value, schemas.get(key, {}), root)
         if not is_last or text[start:].strip():
-            start = _skip(text, start, "</tool_call>")
+            start = _skip_expected(text, start, "</tool_call>")
         else:
             start = len(text)
         return [_to_call({"name": name, "arguments": arguments}, "arguments")], start
 
     def _read_name(self, text: str, start: int) -> tuple[str, int]:
-        """Read a name up to ">". Returns the name and the offset after it."""
+        """Read a name that ends with ">". Returns the name and the offset after the ">"."""
         match = self._NAME.match(text, start)
         if match is None:
             raise _MalformedError if re.search(r"[\s<>]", text[start:]) else _IncompleteError
@@ -307,10 +306,10 @@ def _read_json(text: str, start: int, bracket: str) -> tuple[Any, int]:
     raise _IncompleteError
 
 
-def _skip(text: str, start: int, *expected: str) -> int:
-    """Return the offset after one of several texts, and after the spaces before it.
+def _skip_expected(text: str, start: int, *expected: str) -> int:
+    """Skip spaces and then one of the expected strings. Returns the offset after this string.
 
-    Raises _IncompleteError if the text ends before, and _MalformedError if other text follows.
+    Raises _IncompleteError if the text ends too early, and _MalformedError if other text follows.
     """
     after = text[start:].lstrip()
     for each in expected:
@@ -321,7 +320,7 @@ def _skip(text: str, start: int, *expected: str) -> int:
 
 
 def _to_call(value: Any, key: str) -> ToolCall:
-    """Return the call that a JSON value describes, whose arguments have the key `key`.
+    """Convert a JSON value to a tool call. The arguments are the value of `key`.
 
     Raises _MalformedError if the value is not a call, or if JSON in UTF-8 cannot express the call
     (NaN, lone surrogates).
@@ -341,7 +340,7 @@ def _to_call(value: Any, key: str) -> ToolCall:
 
 
 class ToolCallReader:
-    """Separates a text that arrives in pieces into content and tool calls.
+    """Separates a generation that arrives in pieces into content and tool calls.
 
     The result does not depend on where the text is divided. Spaces and line breaks around calls
     belong to the format and are not part of the content.
@@ -359,7 +358,7 @@ class ToolCallReader:
     def push(self, piece: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """Add a piece of text. Returns the new content, and the calls that are now complete.
 
-        `is_last` is whether the text ends with this piece.
+        `is_last` is True for the last piece of the text.
         """
         content, calls = "", list[ToolCall]()
         self._held += piece
@@ -390,7 +389,7 @@ class ToolCallReader:
     def _find_start(self, *, is_last: bool) -> tuple[int, bool]:
         """Return the number of held characters that are content, and whether a call may follow.
 
-        If no call follows, the characters after the content may be the beginning of a marker.
+        If no call follows, the remaining characters may be the beginning of a marker.
         """
         text, marker = self._held, self._format.marker
         if self._num_malformed >= _MAX_MALFORMED:
@@ -408,7 +407,7 @@ class ToolCallReader:
         return len(text) - next((n for n in sizes if text.endswith(marker[:n])), 0), False
 
     def _take_content(self, length: int) -> str:
-        """Remove characters from the start of the held text. Returns those that are content.
+        """Remove `length` characters from the start of the held text. Returns the content in them.
 
         Spaces are content only between other content, and around a text without calls.
         """
@@ -431,7 +430,7 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat:
     Raises ToolFormatError if the template does not render tools or tool calls, or writes calls in a
     format that is not known.
     """
-    if not template.reads_tools:
+    if not template.renders_tools:
         raise ToolFormatError(
             "the chat template of this model does not render tools, so that the model would not "
             "see them: leave tools out, or use a model whose template has them."
@@ -448,7 +447,7 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat:
     ]
     written, reason = "", "it leaves the call out."
     try:
-        text, spans = template.responses(turns, tools=[{"type": "function", "function": tool}])
+        text, spans = template.get_turns(turns, tools=[{"type": "function", "function": tool}])
         written = text[slice(*spans[-1])]
     except TokenizerError as error:
         reason = str(error)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import TokenizerError
-from trivium.text.roles import role_of, sentinel
+from trivium.text.roles import get_role, sentinel_name
 
 _CLOSING = "\"')]}\u201d\u2019\u00bb\u300d\u300f\uff09"
 _SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
@@ -39,8 +39,8 @@ class Vocabulary:
         word_continuations: a function that returns for each id whether the token continues the word
             before it.
         texts: a function that returns the decoded text of each id.
-        encode: a function that returns the ids of a part of a text; None if the ids of a part
-            differ from those inside of a text, as with a tokenizer that is not byte-level.
+        encode: a function that tokenizes a part of a text; None if parts cannot be tokenized
+            separately, because the tokenizer is not byte-level.
     """
 
     size: int
@@ -73,7 +73,7 @@ class Vocabulary:
             roles: the id of the special token of each role, by role.
             fields: the values of other fields.
         """
-        sentinels = takewhile(special_tokens.__contains__, map(sentinel, count()))
+        sentinels = takewhile(special_tokens.__contains__, map(sentinel_name, count()))
         return cls(
             special_tokens=special_tokens,
             special_ids=tuple(sorted(special_tokens.values())),
@@ -91,10 +91,10 @@ class Vocabulary:
         """
         if token in self.special_tokens:
             return self.special_tokens[token]
-        named = dict(zip(map(sentinel, count()), self.sentinel_ids, strict=False))
+        named = dict(zip(map(sentinel_name, count()), self.sentinel_ids, strict=False))
         if token in named:
             return named[token]
-        role = role_of(token)
+        role = get_role(token)
         usual = {"cls": "start", "bos": "start", "sep": "end", "eos": "end"}
         return None if role is None else getattr(self, f"{usual.get(role, role)}_id")
 
@@ -134,7 +134,7 @@ class Vocabulary:
     def continues_word(self) -> NDArray[np.bool_]:
         """Whether each token continues the word before it, bool [V].
 
-        `Tokenizer.continues_word` defines which tokens do.
+        The rules are those of `Tokenizer.continues_word`.
         """
         if self.word_continuations is None:
             return np.zeros(self.size, dtype=bool)
@@ -147,9 +147,9 @@ class Vocabulary:
 
     @cached_property
     def num_characters(self) -> NDArray[np.int64]:
-        """The number of parts into which `split_token` can split each token, int64 [V].
+        """The number of characters in the text of each token, int64 [V].
 
-        It is 1 for tokens that cannot be split, such as special tokens and parts of a character.
+        It is 1 for tokens that cannot be split, such as special tokens and incomplete characters.
         """
         texts = self.token_texts if self.encode is not None else [""] * self.size
         counts = [1 if "\ufffd" in text else max(1, len(text)) for text in texts]
@@ -158,8 +158,8 @@ class Vocabulary:
     def split_token(self, index: int, offset: int) -> tuple[list[int], list[int]]:
         """Split a token after `offset` characters of its text. Returns the ids of both parts.
 
-        The first part is empty if the parts do not have the text of the token, which happens if the
-        tokenizer adds a space to a text.
+        If the parts together do not have the text of the token, because the tokenizer adds a space,
+        the token is not split, and the first part is empty.
         """
         assert self.encode is not None
         text = self.token_texts[index]

@@ -267,7 +267,7 @@ class BatchStream:
         batch = self._prepare_batch(rows, keys)
         for part in micro_batches:
             ends = int(part.positions[0]), int(part.positions[-1]) + 1
-            yield rows.rows(*ends), batch.rows(*ends)
+            yield rows.slice_rows(*ends), batch.slice_rows(*ends)
 
     def _read_rows(self, indices: np.ndarray) -> RowBatch:
         """Read the rows or examples with these indices from the data."""

@@ -79,7 +79,7 @@ class RolloutLoader(Loader):
             counts[AUX_LOSS] = samples.num_tokens
         return dataclasses.replace(
             batch,
-            micro_batches=tuple(samples.rows(start, start + size) for _, start, _ in parts),
+            micro_batches=tuple(samples.slice_rows(start, start + size) for _, start, _ in parts),
             micro_batch_weights=tuple((number, weight) for number, _, weight in parts),
             loss_denominators=counts,
             num_tokens=samples.num_tokens,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.data.batch import Ints
-from trivium.data.documents import describe_text_columns, text_bytes
+from trivium.data.documents import describe_text_columns, estimate_text_bytes
 from trivium.data.encoded import has_target
 from trivium.data.prepare import PrepareProgress, have_texts_changed, prepare
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
@@ -171,7 +171,7 @@ class RawText:
 
     def num_bytes(self, side: str = "texts") -> int:
         """Return the approximate size in bytes of the text. `side` is ignored."""
-        return text_bytes(self.config.paths)
+        return estimate_text_bytes(self.config.paths)
 
 
 _Source = RawText | TextSource | ExampleSource
@@ -516,7 +516,7 @@ def _read_examples(
     objective.check_metric_libraries()
     _print_columns(recipe, config, report.lines, log)
     if bad is not None and bad.count:
-        warnings.warn("\n".join(bad.notes(len(train) + len(valid))), stacklevel=2)
+        warnings.warn("\n".join(bad.describe_skipped(len(train) + len(valid))), stacklevel=2)
     return ExampleSource(config, objective, train, valid)
 
 

@@ -18,7 +18,7 @@ from trivium.train import hardware
 
 EXTRAS = (
     *("metrics", "serve", "playground", "hub", "parquet", "clean", "sentencepiece"),
-    *("tensorboard", "wandb", "qlora", "structured", "optimizers", "lm-eval", "gguf"),
+    *("tensorboard", "wandb", "qlora", "structured", "optimizers", "lm-eval", "gguf", "onnx"),
 )
 """The extras for users, in the order in which they are listed."""
 

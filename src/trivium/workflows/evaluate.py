@@ -123,8 +123,8 @@ def evaluate(
     if not examples:
         problems = () if bad is None else bad.lines
         raise DataError("\n".join(problems) or f"{', '.join(names)}: no examples to evaluate.")
-    metrics = objective.metrics(lm, examples)
-    skipped = () if bad is None else bad.notes(len(examples))
+    metrics = objective.evaluate(lm, examples)
+    skipped = () if bad is None else bad.describe_skipped(len(examples))
     return dataclasses.replace(metrics, notes=(*report.lines, *skipped, *metrics.notes, *seen))
 
 

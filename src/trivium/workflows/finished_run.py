@@ -227,7 +227,7 @@ class FinishedRun:
             )
             for note in mixed.notes:
                 print_message("", "run.note", note=translate_english(note))
-            for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
+            for number, text in enumerate(mixed.calibration.render() if mixed.calibration else ()):
                 self.log.print_line(labelled("" if number else "certainty", text))
         write_report(run.path)
         summary = summarize(read_run(run.path))

@@ -314,7 +314,7 @@ def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
     """Return settings with which generation also stops at the chat template's end-of-turn token."""
     if settings.chat_template is None:
         return settings
-    end = ChatTemplate.of(settings.chat_template, tokenizer).end_of_turn(tokenizer)
+    end = ChatTemplate.of(settings.chat_template, tokenizer).find_end_of_turn(tokenizer)
     before = [i for i in (tokenizer.eos_id, *settings.ids("eos_token_id")) if i is not None]
     if end is None:
         warnings.warn(

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trivium.data.samples import sample, stories
+from trivium.data.samples import sample_path, story_paths
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
@@ -118,7 +118,7 @@ def quickstart(
     """
     console = console or Console(stderr=True)  # one console for the progress lines of both runs
     log = ProgressLine(console)
-    articles = sample(language)
+    articles = sample_path(language)
     folder = Path(out or ("runs/quickstart" + ("" if language == "en" else f"-{language}")))
     if not overwrite and any((folder / name).is_dir() for name in ("encoder", "decoder")):
         raise RecipeError(
@@ -144,7 +144,7 @@ def quickstart(
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         log.print_line(f"   {prompt}\n      {fills}")
     # No stories in Chinese are bundled.
-    text, validation = stories() if language == "en" else (articles, None)
+    text, validation = story_paths() if language == "en" else (articles, None)
     log.print_line(translated("quickstart.decoder", minutes=decoder_minutes))
     log.print_line(translated("quickstart.text", name=text.name))
     decoder = pretrain(

@@ -17,8 +17,8 @@ EXAMPLES = ("movies.jsonl.xz", "names.conll.xz", "english-french.tsv.xz")
 LICENCES = ("LICENSES.md", "CDLA-Sharing-1.0.txt")
 
 
-def sample(language: str) -> Path:
-    """Return the path of the bundled text in a language: "en" (5.6 MB) or "zh" (3.1 MB).
+def sample_path(language: str) -> Path:
+    """Return the path of the bundled sample text in a language: "en" (5.6 MB) or "zh" (3.1 MB).
 
     Both texts consist of Wikipedia articles (CC BY-SA). `LICENSES.md` in the same folder lists the
     sources and the changes.
@@ -34,8 +34,8 @@ def sample(language: str) -> Path:
     return _find_bundled_file(SAMPLES[language])
 
 
-def stories() -> tuple[Path, Path]:
-    """Return the paths of the bundled children's stories: for training (9.6 MB) and for validation.
+def story_paths() -> tuple[Path, Path]:
+    """Return the paths of the bundled children's stories for training (9.6 MB) and validation.
 
     The stories are a part of TinyStories, in English (CDLA-Sharing-1.0). A small model learns to
     write sentences from them in minutes. No story is in both files.

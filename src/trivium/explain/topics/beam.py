@@ -43,7 +43,7 @@ def explain(
 
     Args:
         prompt: The start of the text.
-        beams: Number of texts that are kept at every step.
+        beams: Number of hypotheses that are kept at every step.
         length_penalty: Exponent of the length: the score is the sum of log p divided by length **
             length_penalty.
         max_new_tokens: Maximum number of tokens.
@@ -123,7 +123,7 @@ class _BeamRecorder:
     def sum_log_p(self, hypothesis: Hypothesis) -> float:
         """Return the sum of log p over the tokens of a hypothesis.
 
-        It is recovered from the score.
+        The sum is recovered from the score of the hypothesis.
         """
         length = len(hypothesis.ids) + (hypothesis.finish_reason == "stop")
         return hypothesis.score * length**self.length_penalty

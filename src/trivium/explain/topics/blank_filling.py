@@ -16,7 +16,7 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Replace spans by masks; the model generates the spans after the text, in random order.
+    """Replace spans with masks; the model generates the spans after the text, in random order.
 
     Args:
         text: The texts; each text is a row.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.explain.merges import Ties, build_merging_page, build_training_page
 from trivium.explain.page import Page, get_text
-from trivium.explain.tokens import check_texts
+from trivium.explain.tokens import choose_texts
 from trivium.text.symbols import SPACE
 
 _RATS = ["the car", "the cat", "the rat"]
@@ -32,7 +32,7 @@ def explain(
         tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
             instead.
     """
-    texts_shown = check_texts(texts, _RATS)
+    texts_shown = choose_texts(texts, _RATS)
     if tokenizer is not None:
         return build_merging_page(tokenizer, texts_shown)
     words = (

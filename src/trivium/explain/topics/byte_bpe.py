@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 
 from trivium.explain.merges import Ties, build_merging_page, build_training_page
 from trivium.explain.page import Page, get_text
-from trivium.explain.tokens import check_texts
+from trivium.explain.tokens import choose_texts
 
 _NOTE = get_text("byte_bpe.words_note")
 
@@ -30,7 +30,7 @@ def explain(
         tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
             instead.
     """
-    texts = check_texts(texts, ["今天", "今天", "天气", "the cat"])
+    texts = choose_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
         return build_merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str

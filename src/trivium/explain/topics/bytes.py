@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium.explain.page import Page, Table, get_text
-from trivium.explain.tokens import check_texts
+from trivium.explain.tokens import choose_texts
 from trivium.text.symbols import bytes_to_symbols
 
 _COLUMNS = [get_text("bytes.character"), get_text("bytes.code_point"), "UTF-8", "UTF-16"]
@@ -20,7 +20,7 @@ def explain(text: str = "今天") -> Page:
     """
     rows = [
         [c, f"U+{ord(c):04X}", c.encode(), c.encode("utf-16-be"), bytes_to_symbols(c.encode())]
-        for c in check_texts([text], [])[0]
+        for c in choose_texts([text], [])[0]
     ]
     shown = [[one.hex(" ") if isinstance(one, bytes) else one for one in row] for row in rows]
     utf8, utf16 = (b"".join(row[column] for row in rows) for column in (2, 3))

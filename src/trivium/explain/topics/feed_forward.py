@@ -16,7 +16,7 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
 
     Args:
         vector: The numbers of the vector. Default: 1 -1 2.
-        width: The d_model of a model for which to count the parameters.
+        width: The model width (d_model) for which to count the parameters.
         seed: Random seed of the weights.
     """
     vector = vector or [1.0, -1.0, 2.0]
@@ -25,13 +25,16 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
     relu = _build_network(len(x), "relu", False, generator)
     swiglu = _build_network(len(x), "silu", True, generator)
     assert swiglu.gate is not None
+    for layer in (relu.up, relu.down):
+        nn.init.normal_(layer.bias, generator=generator)
+        layer.bias.data.round_(decimals=1)
     with torch.no_grad():
         up, gate, value = relu.up(x), swiglu.gate(x), swiglu.up(x)
         steps = {
             "ReLU": [
-                ("x W_1", up),
-                ("ReLU(x W_1)", relu.activation(up)),
-                ("FFN(x) = ReLU(x W_1) W_2", relu(x)[0]),
+                ("x W_1 + b_1", up),
+                ("ReLU(x W_1 + b_1)", relu.activation(up)),
+                ("FFN(x) = ReLU(x W_1 + b_1) W_2 + b_2", relu(x)[0]),
             ],
             "SwiGLU": [
                 ("x W", gate),
@@ -54,10 +57,14 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
         get_text("feed_forward.feed_forward_network_one"),
         [
             Formula(
-                "FFN_ReLU(x)   = max(0, x W_1) W_2\n"
+                "FFN_ReLU(x)   = max(0, x W_1 + b_1) W_2 + b_2\n"
                 "FFN_SwiGLU(x) = (Swish(x W) * x V) W_2    Swish(z) = z * sigmoid(z)"
             ),
-            Formula(f"x = {render(vector, 'en')}"),
+            Formula(
+                f"x   = {render(vector, 'en')}\n"
+                f"b_1 = {render(relu.up.bias.tolist(), 'en')}\n"
+                f"b_2 = {render(relu.down.bias.tolist(), 'en')}"
+            ),
             *(
                 Grid(matrix.weight.T.tolist(), caption=name)
                 for name, matrix in (
@@ -81,13 +88,16 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
 def _build_network(
     width: int, activation: str, gated: bool, generator: torch.Generator
 ) -> MLPModule:
-    """Build a feed-forward network without biases.
+    """Build a feed-forward network with random matrices, rounded to one decimal.
 
-    Its random weights are rounded to one decimal.
+    A network without a gate also has biases, which are 0.
     """
-    part = MLP(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
+    part = MLP(d_ff=_HIDDEN, activation=activation, gated=gated, bias=not gated)
     network = MLPModule(part, width).double()
     for weight in network.parameters():
+        if weight.ndim == 1:
+            nn.init.zeros_(weight)
+            continue
         nn.init.normal_(weight, generator=generator)
         weight.data.round_(decimals=1)
     return network

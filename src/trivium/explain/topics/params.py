@@ -39,7 +39,7 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
 
     Args:
         preset: The name of a preset (see `trivium presets`).
-        length: Number of tokens of a text. Default: as published, at most 2048.
+        length: Sequence length in tokens. Default: as published, at most 2048.
     """
     published = catalogue[preset]
     spec, length = published.spec, length or min(published.context or 2048, 2048)

@@ -19,11 +19,11 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Split texts into two segments; in half of the pairs, the second is replaced, or both swapped.
+    """Make pairs of segments; in half of the pairs, replace the second segment, or swap both.
 
     Args:
         text: Documents of at least two sentences. Negative examples come from the other documents.
-        pairs: nsp is the objective of BERT, order the objective of ALBERT.
+        pairs: The objective: nsp (BERT, replaces the second segment) or order (ALBERT, swaps both).
         tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
         seed: Random seed.
     """

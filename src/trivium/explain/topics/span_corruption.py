@@ -17,7 +17,7 @@ def explain(
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Page:
-    """Replace spans by sentinel tokens; the decoder generates each span after its sentinel.
+    """Replace spans with sentinel tokens; the decoder generates each span after its sentinel token.
 
     Args:
         text: The texts; each text is a row.

@@ -18,7 +18,7 @@ from typing import Any
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Formula, Heading, Page, Part, Table, get_text
-from trivium.explain.tokens import Word, build_encoding_page, check_texts, load_tokenizer
+from trivium.explain.tokens import Word, build_encoding_page, choose_texts, load_tokenizer
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
@@ -53,17 +53,17 @@ def explain(
             instead.
     """
     if tokenizer is not None:
-        return _build_tokenizer_page(tokenizer, check_texts(texts, _EXAMPLE))
+        return _build_tokenizer_page(tokenizer, choose_texts(texts, _EXAMPLE))
     parts, data = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab is not None or texts is None:
         data["texts"] = []
-        for text in check_texts(texts, ["ababc"]):
+        for text in choose_texts(texts, ["ababc"]):
             probabilities, fitting = fit_probabilities(text, (vocab or "ab c").split())
             paths, text_data = explain_lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
             data["texts"].append(text_data)
     if vocab is None:
-        rounds, data["training"] = train_unigram(check_texts(texts, _EXAMPLE), vocab_size, keep)
+        rounds, data["training"] = train_unigram(choose_texts(texts, _EXAMPLE), vocab_size, keep)
         parts += [Heading(get_text("unigram.training")), *rounds, _NOTE]
     return Page(get_text("unigram.unigram_model"), parts, data)
 
@@ -199,8 +199,8 @@ def compute_expected_counts(
     """Compute the expected count of each piece over all segmentations of a text (the E step).
 
     E[count(x)] is the sum of alpha[start] p(x) beta[end] / likelihood over all occurrences of piece
-    x. alpha[start] is the total probability of the text before the occurrence, and beta[end] that
-    of the text after it. Returns the counts and the likelihood of the text.
+    x. alpha[start] is the total probability of the text before the occurrence, and beta[end] is
+    that of the text after the occurrence. Returns the counts and the likelihood of the text.
     """
     alpha = _sum_segmentations(text, pieces)
     mirrored = {piece[::-1]: probability for piece, probability in pieces.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Page, Table, Token, TokenRow, get_text
-from trivium.explain.tokens import check_texts, load_tokenizer
+from trivium.explain.tokens import choose_texts, load_tokenizer
 from trivium.text import Tokenizer
 
 _COLUMNS = [get_text("whitespace.word"), get_text("shared.count"), get_text("whitespace.kept")]
@@ -26,7 +26,7 @@ def explain(
         tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
             instead.
     """
-    texts = check_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
+    texts = choose_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
     counts = Counter(" ".join(texts).split())
     if kept < 1:
         raise TokenizerError(f"A vocabulary must keep at least one word, not {kept}.")

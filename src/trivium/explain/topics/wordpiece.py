@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers.normalizers import BertNormalizer
 
 from trivium.explain.page import Formula, Page, Table, get_text
-from trivium.explain.tokens import Word, build_encoding_page, check_texts, load_tokenizer
+from trivium.explain.tokens import Word, build_encoding_page, choose_texts, load_tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 _BERT = {
@@ -33,7 +33,7 @@ def explain(
     vocab: str = "play ##ing ##ed un ##aff ##able",
     tokenizer: Path | None = None,
 ) -> Page:
-    """Split words by greedy longest-match-first against a vocabulary, step by step.
+    """Tokenize words with a vocabulary by greedy longest match first, step by step.
 
     Args:
         words: Words or texts. Default: "playing unaffable player".
@@ -41,7 +41,7 @@ def explain(
         tokenizer: A tokenizer file or run folder; show how this tokenizer encodes the texts
             instead.
     """
-    words = check_texts(words, ["playing", "unaffable", "player"])
+    words = choose_texts(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
         return build_encoding_page(

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trivium.data.samples import SAMPLES, sample
+from trivium.data.samples import SAMPLES, sample_path
 from trivium.explain.page import Page, Table, get_text
-from trivium.explain.tokens import check_texts
+from trivium.explain.tokens import choose_texts
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
@@ -28,7 +28,7 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         tokenizer: A tokenizer file or the folder of a run, used instead of the tokenizers that are
             trained on bundled text. Repeatable.
     """
-    texts = check_texts(texts, _TEXTS)
+    texts = choose_texts(texts, _TEXTS)
     ways: dict[str, Callable[[str], Iterable[str]]] = {"text.split()": str.split}
     notes = [] if tokenizer else [_TRAINED]
     try:
@@ -54,6 +54,6 @@ def _train_tokenizers() -> dict[str, Tokenizer]:
 
     Returns a dict of kind -> tokenizer.
     """
-    corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
+    corpus = [next(read_blocks([sample_path(language)])) for language in SAMPLES]
     options = {"vocab_size": _VOCAB_SIZE, "progress": False}
     return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}

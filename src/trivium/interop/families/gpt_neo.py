@@ -37,9 +37,8 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the attention of each layer, and the size of the window."""
     config["window_size"] = write_layer_types(spec, config) or 256
-    names = {kind: name for name, kind in _KINDS.items()}
-    config["attention_layers"] = kinds = [names[kind] for kind in config.pop("layer_types")]
-    config["attention_types"] = [[kinds, 1]]
+    kinds = ["local" if kind == SLIDING else "global" for kind in config.pop("layer_types")]
+    config |= {"attention_layers": kinds, "attention_types": [[kinds, 1]]}
 
 
 _LAYER: NameMap = {

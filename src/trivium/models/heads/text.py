@@ -156,7 +156,7 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooli
     if pooling == "last":
         columns = torch.arange(hidden.shape[1], device=hidden.device)
         last = (columns * is_token).argmax(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+        return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
     weights = is_token.to(hidden.dtype)[..., None]
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 

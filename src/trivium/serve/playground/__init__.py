@@ -188,9 +188,9 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
 
 def _describe_model(model: ServedModel, request: gr.Request) -> str:
-    """Return a text that describes a model: its architecture, size, task and tokenizers.
+    """Return a description of a model: its architecture, size, task and tokenizers.
 
-    The text is in the language of the browser that sent the request.
+    The description is in the language of the browser that sent the request.
     """
     lm = model.load_outline()
     if lm is None:
@@ -219,7 +219,7 @@ class GradioPage(gr.Blocks):
     """A Gradio page, adapted to run behind a proxy."""
 
     def get_config_file(self) -> Any:
-        """Return Gradio's configuration of the page, with the flag `is_colab` set.
+        """Override Gradio's method: return the page's configuration with the flag `is_colab` set.
 
         With this flag, the page sends its requests to the address shown in the browser. Without it,
         requests would go to the host named in the proxy's Host header.

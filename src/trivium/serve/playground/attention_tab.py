@@ -33,7 +33,7 @@ def build_attention_tab(registry: ModelRegistry, models: tabs.Models, opened: An
     def is_encoder_decoder(name: str) -> bool:
         """Return whether a model is an encoder-decoder.
 
-        Its attention also depends on a target text.
+        The attention of an encoder-decoder also depends on a target text.
         """
         return models[name].spec.family == "encoder-decoder"
 

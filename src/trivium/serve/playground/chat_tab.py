@@ -71,7 +71,7 @@ def build_chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) ->
 
 
 def _is_reasoning(turn: Json) -> bool:
-    """Return whether a message of the page is the reasoning before an answer, which has a title."""
+    """Return whether a message shown on the page is reasoning. Only such messages have a title."""
     return bool((turn.get("metadata") or {}).get("title"))
 
 

@@ -20,9 +20,9 @@ _SHOWN_WORDS, _PROMPT_WORDS = 12, 5
 class Examples:
     """Example texts for the input fields of a tab, chosen for the first model of the tab.
 
-    If the model is a training run, its examples are validation texts of the run. Otherwise they are
-    English or Chinese: the language for which the model's tokenizer has more bytes per token is
-    used. Unknown tokens count as zero bytes.
+    If the model is a training run, the examples are validation texts of the run. Otherwise, they
+    are English or Chinese: the language in which the model's tokenizer has more bytes per token.
+    Unknown tokens count as zero bytes.
     """
 
     def __init__(self, registry: ModelRegistry, models: Mapping[str, LanguageModel]) -> None:
@@ -59,7 +59,7 @@ def find_validation_texts(run: Path) -> dict[str, str]:
     example = read_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
     users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
-    excerpt = next(_find_excerpts(run), "")
+    excerpt = next(_iter_excerpts(run), "")
     masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
     texts = {
         "text": text or first_words(excerpt, _SHOWN_WORDS),
@@ -74,7 +74,7 @@ def find_validation_texts(run: Path) -> dict[str, str]:
     return {key: text for key, text in texts.items() if text}
 
 
-def _find_excerpts(run: Path) -> Iterator[str]:
+def _iter_excerpts(run: Path) -> Iterator[str]:
     """Yield one validation excerpt from each token shard folder of a run."""
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):

@@ -21,7 +21,7 @@ _LINE_TYPES = (list[str], list[str] | None)
 def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     """Build the tab with the topic pages. It has a menu of topics and a text field.
 
-    The text field is visible only if the topic takes a text.
+    The text field is visible only if the topic takes text input.
 
     Args:
         registry: the served models.
@@ -39,7 +39,7 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
 
         `words` is the user's text. If it is blank, the page explains an example.
         """
-        kind, text = _first_parameter_type(name), words.strip()
+        kind, text = _get_first_parameter_type(name), words.strip()
         try:
             if len(text) > _MAX_CHARACTERS:
                 raise TriviumError(
@@ -52,11 +52,11 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
             raise tabs.make_error(error, request) from error
 
     def choose_topic(name: str, request: gr.Request) -> tuple[Any, str, str]:
-        """Return the outputs for a newly chosen topic: text row, empty text, and page as HTML.
+        """Return the Gradio updates for a newly selected topic: input row, empty text, HTML page.
 
-        The row with the text field is visible only if the topic takes a text.
+        The input row with the text field is visible only if the topic takes text input.
         """
-        takes_text = _first_parameter_type(name) in (str, *_LINE_TYPES)
+        takes_text = _get_first_parameter_type(name) in (str, *_LINE_TYPES)
         return gr.Row(visible=takes_text), "", show_topic(name, "", request)
 
     def fill_menu(request: gr.Request) -> Any:
@@ -72,10 +72,10 @@ def build_learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -
     gr.on([run.click, words.submit], show_topic, [topic, words], shown, **tabs.EVENT)
 
 
-def _first_parameter_type(topic: str) -> Any:
+def _get_first_parameter_type(topic: str) -> Any:
     """Return the type of a topic's first parameter, or None if the topic has no parameters.
 
-    The type shows whether the topic takes a text.
+    The type determines whether the topic takes text input.
     """
     parameters = inspect.signature(load_topic(topic).explain, eval_str=True).parameters.values()
     return next((one.annotation for one in parameters), None)

@@ -27,7 +27,7 @@ from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.texts import make_label, translate
 from trivium.serve.replies import Json
 from trivium.text import Tokenizer
-from trivium.text.symbols import readable
+from trivium.text.symbols import make_readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """The Gradio options of every event.
@@ -94,7 +94,7 @@ def make_error(error: Exception, request: gr.Request) -> gr.Error:
 
 
 def make_empty_error(request: gr.Request) -> gr.Error:
-    """Create the Gradio error for a request with an empty text."""
+    """Create the Gradio error for empty input."""
     return _make_brief_error(translate("empty", request), request)
 
 
@@ -112,7 +112,7 @@ def make_model_menu(models: Models, tab: str) -> gr.Dropdown:
 
 
 def clear_on_model_change(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
-    """Clear the outputs and cancel a running event when the user chooses another model.
+    """Clear the outputs and cancel the running event when the user chooses another model.
 
     Args:
         model: the menu of models.
@@ -120,16 +120,16 @@ def clear_on_model_change(model: gr.Dropdown, outputs: Sequence[Any], running: A
         running: the event that fills the outputs.
     """
     model.input(
-        _make_clear_fn(outputs), None, list(outputs), cancels=[running], api_visibility="private"
+        _make_clearer(outputs), None, list(outputs), cancels=[running], api_visibility="private"
     )
 
 
 def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
-    """Clear the outputs if the event `running` fails. They would still show an earlier result."""
-    running.failure(_make_clear_fn(outputs), None, list(outputs), api_visibility="private")
+    """Clear the outputs if the event `running` fails, so that no earlier result is shown."""
+    running.failure(_make_clearer(outputs), None, list(outputs), api_visibility="private")
 
 
-def _make_clear_fn(outputs: Sequence[Any]) -> Callable[[], Any]:
+def _make_clearer(outputs: Sequence[Any]) -> Callable[[], Any]:
     """Create an event handler that clears the outputs."""
     return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
@@ -190,7 +190,7 @@ def escape_token(token: str) -> str:
     >>> escape_token(" it\n")
     '\u2581it\\n'
     """
-    return readable(token.encode())
+    return make_readable(token.encode())
 
 
 def make_result_table(
@@ -350,7 +350,7 @@ class EndpointTab:
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
     def build(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
-        """Build the tab.
+        """Build the Gradio components of this endpoint's tab.
 
         Args:
             registry: the served models.

@@ -26,7 +26,7 @@ from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
 from trivium.progress import format_duration
 from trivium.text.reservoir import reservoir_sample, split_text
-from trivium.text.roles import add_bert_template, added_tokens, find_token_for_role, infer_roles
+from trivium.text.roles import add_bert_template, find_token_for_role, infer_roles, to_added_tokens
 from trivium.text.symbols import list_base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary
@@ -184,7 +184,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         characters = [*extra_tokens, *options.get("initial_alphabet", ())]
         self.check_size(len(self.special_tokens) + len(characters))
         mask = find_token_for_role("mask", self.special_tokens) if space_before_words else None
-        special_tokens = added_tokens(self.special_tokens, with_space=mask)
+        special_tokens = to_added_tokens(self.special_tokens, with_space=mask)
         trainer = trainer_class(
             vocab_size=self.size,
             special_tokens=[*special_tokens, *extra_tokens],
@@ -209,7 +209,7 @@ class TokenizerConfig(TokenizerSource, ABC):
     def estimate_seconds(self, texts: Sequence[str]) -> float:
         """Return the estimated training time on these texts on this machine, in seconds.
 
-        The time is extrapolated from training on parts of the texts of increasing size. Returns 0
+        The time is extrapolated from training on increasingly large parts of the texts. Returns 0
         if training probably takes less than ten seconds.
         """
         pieces = [piece for text in texts for piece in split_text(text, _PIECE_LENGTH)]
@@ -223,7 +223,7 @@ class TokenizerConfig(TokenizerSource, ABC):
     def _extrapolate_seconds(self, pieces: Sequence[str]) -> float:
         """Return the estimated training time on pieces of text, in seconds.
 
-        The time is extrapolated from training on parts of increasing size. `pieces` are shuffled.
+        The time is extrapolated from training on increasing numbers of shuffled `pieces`.
         """
         size, seconds, ratio, power = sum(map(len, pieces)), 0.0, 1, 1.0
         for ratio in (2**k for k in range(20, 2, -1) if size >> k >= _FIRST_PROBE):
