@@ -157,11 +157,9 @@ def test_what_is_understood_of_the_data(call, folder, tmp_path):
     command = call("_show_command", *choices(reviews, "classify"), "mine")
     assert command.startswith("trivium finetune classification --model modernbert-tiny --data ")
     assert command.endswith(" --set train.minutes=1 --set train.samples=true")
-    with pytest.raises(gr.Error, match="no such file"):
-        call("_describe_data", ENGLISH, *choices(tmp_path / "absent.txt"))
+    assert "no such file" in call("_describe_data", ENGLISH, *choices(tmp_path / "absent.txt"))
     (tmp_path / "damaged.txt").write_bytes(b"PK\x03\x04" + bytes(range(256)))
-    with pytest.raises(gr.Error, match="not text"):
-        call("_describe_data", ENGLISH, *choices(tmp_path / "damaged.txt"))
+    assert "not text" in call("_describe_data", ENGLISH, *choices(tmp_path / "damaged.txt"))
     with pytest.raises(gr.Error, match="more than 0"):
         call("_start", ENGLISH, *choices(reviews, minutes=None), "mine")
     assert folder.list_runs() == []
@@ -252,7 +250,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
             command = page.locator("#studio-command textarea")
             sync_api.expect(command).to_have_value(re.compile("damaged"))
             page.locator("#studio-look").click()
-            page.get_by_test_id("toast-body").get_by_text("not text").wait_for()
+            see(page, "facts", "not text")
             page.locator("#studio-upload").get_by_label("Clear").or_(
                 page.locator("#studio-upload button[aria-label='Remove this file']")
             ).first.click()

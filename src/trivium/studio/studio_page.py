@@ -71,6 +71,23 @@ def show_errors(handler: Callable[..., Any]) -> Callable[..., Any]:
     return handle
 
 
+def write_errors(handler: Callable[..., str]) -> Callable[..., str]:
+    """Wrap an event handler that returns Markdown, so that it returns the text of a TriviumError.
+
+    The checks of data and the forecast take a while. Unlike a message, a text stays on the page.
+    """
+
+    @functools.wraps(handler)
+    def handle(*values: Any) -> str:
+        """Call the handler. Returns its text, or the text of a TriviumError."""
+        try:
+            return handler(*values)
+        except TriviumError as error:
+            return f"\u26a0 {_escape_markdown(str(error))}"
+
+    return handle
+
+
 def build_studio_page(folder: StudioFolder) -> gr.Blocks:
     """Build the page of a studio. All state is in the folder: any number of pages show the same."""
     with GradioPage(title="Trivium Studio", analytics_enabled=False) as page:
@@ -187,8 +204,8 @@ class _NewRunForm:
         gr.on(changed, self._show_command, [*self._choices, self.name], self.command, **_HIDDEN)
         data_changed = [one.change for one in self._choices[:5]]
         gr.on(data_changed, lambda: ("", ""), None, clear, **_HIDDEN)
-        self.look.click(show_errors(self._describe_data), self._choices, self.facts, **EVENT)
-        self.ask_forecast.click(show_errors(self._forecast), self._choices, self.forecast, **EVENT)
+        self.look.click(write_errors(self._describe_data), self._choices, self.facts, **EVENT)
+        self.ask_forecast.click(write_errors(self._forecast), self._choices, self.forecast, **EVENT)
         return self.start.click(
             show_errors(self._start),
             [*self._choices, self.name],
