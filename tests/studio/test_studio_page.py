@@ -306,6 +306,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
                 page.get_by_role("link", name="Try the model").click()
             tried = opened.value
             tried.locator("#completions-run").wait_for()
-            tried.locator("#completions-table").get_by_text("%").first.wait_for()
+            shown = tried.locator("#completions-table").get_by_text("%")
+            shown.locator("visible=true").first.wait_for()
         browser.close()
     assert not wrong
