@@ -157,11 +157,9 @@ def test_what_is_understood_of_the_data(call, folder, tmp_path):
     command = call("_show_command", *choices(reviews, "classify"), "mine")
     assert command.startswith("trivium finetune classification --model modernbert-tiny --data ")
     assert command.endswith(" --set train.minutes=1 --set train.samples=true")
-    with pytest.raises(gr.Error, match="no such file"):
-        call("_describe_data", ENGLISH, *choices(tmp_path / "absent.txt"))
+    assert "no such file" in call("_describe_data", ENGLISH, *choices(tmp_path / "absent.txt"))
     (tmp_path / "damaged.txt").write_bytes(b"PK\x03\x04" + bytes(range(256)))
-    with pytest.raises(gr.Error, match="not text"):
-        call("_describe_data", ENGLISH, *choices(tmp_path / "damaged.txt"))
+    assert "not text" in call("_describe_data", ENGLISH, *choices(tmp_path / "damaged.txt"))
     with pytest.raises(gr.Error, match="more than 0"):
         call("_start", ENGLISH, *choices(reviews, minutes=None), "mine")
     assert folder.list_runs() == []
@@ -198,7 +196,7 @@ def studio(path):
     command = [sys.executable, "-m", "trivium", "studio", str(path), "--port", "0", "--no-open"]
     environment = {**os.environ, "TRIVIUM_LANGUAGE": "en", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        watchdog = threading.Timer(600, process.kill)
+        watchdog = threading.Timer(1800, process.kill)
         watchdog.start()
         try:
             yield process.stdout.readline().strip()  # type: ignore[union-attr]
@@ -216,7 +214,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
     (tmp_path / "cats.txt").write_text(TEXT)
     (tmp_path / "damaged.txt").write_bytes(b"PK\x03\x04" + bytes(range(256)))
     wrong = []
-    sync_api.expect.set_options(timeout=120_000)
+    sync_api.expect.set_options(timeout=300_000)
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(sync_api.sync_playwright())
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -224,7 +222,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
         def visit(address, locale="en-US", width=1280):
             viewport = {"width": width, "height": 900}
             page = browser.new_context(viewport=viewport, locale=locale).new_page()
-            page.set_default_timeout(120_000)
+            page.set_default_timeout(300_000)
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on(
                 "request",
@@ -252,7 +250,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
             command = page.locator("#studio-command textarea")
             sync_api.expect(command).to_have_value(re.compile("damaged"))
             page.locator("#studio-look").click()
-            page.get_by_test_id("toast-body").get_by_text("not text").wait_for()
+            see(page, "facts", "not text")
             page.locator("#studio-upload").get_by_label("Clear").or_(
                 page.locator("#studio-upload button[aria-label='Remove this file']")
             ).first.click()
@@ -308,6 +306,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
                 page.get_by_role("link", name="Try the model").click()
             tried = opened.value
             tried.locator("#completions-run").wait_for()
-            tried.locator("#completions-table").get_by_text("%").first.wait_for()
+            shown = tried.locator("#completions-table").get_by_text("%")
+            shown.locator("visible=true").first.wait_for()
         browser.close()
     assert not wrong

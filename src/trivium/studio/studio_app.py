@@ -76,11 +76,12 @@ class StudioApp:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        started = False
+        started = ended = False
 
         async def send_with_headers(message: Message) -> None:
             """Send a message of the response. Adds security headers."""
-            nonlocal started
+            nonlocal started, ended
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
             if message["type"] == "http.response.start":
                 started = True
                 message.setdefault("headers", [])
@@ -99,6 +100,8 @@ class StudioApp:
         await answer(scope, receive, send_with_headers)
         if not started:  # the studio stops while the page waits for an answer
             await PlainTextResponse("stopped\n", 503)(scope, receive, send_with_headers)
+        elif not ended:
+            await send({"type": "http.response.body"})
 
     async def _find_answer(self, path: str, scope: Scope) -> ASGIApp:
         """Return the app that answers a request. `path` is its path after the token."""

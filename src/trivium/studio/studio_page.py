@@ -33,9 +33,11 @@ MAX_UPLOAD = 512 * 2**20
 """The size limit of an uploaded file in bytes. Larger texts are given as a path."""
 
 STYLE = """
+#tabs button.selected { color: #1d4ed8; }
+.dark #tabs button.selected { color: #93c5fd; }
 #studio-links a { margin-right: 1.5em; }
 #studio-samples ul { padding-left: 1.5em; list-style: disc; }
-#studio-samples :is(h3, h4) { margin-top: 1em; font-weight: 600; }
+#studio-samples :is(h2, h3) { margin-top: 1em; font-weight: 600; }
 #studio-samples mark { background: color-mix(in srgb, #4c78a8 25%, transparent); color: inherit; }
 :is(#studio-links, #studio-status, #studio-facts, #studio-samples) { overflow-wrap: anywhere; }
 """
@@ -65,6 +67,23 @@ def show_errors(handler: Callable[..., Any]) -> Callable[..., Any]:
         except TriviumError as error:
             request = next(value for value in values if isinstance(value, gr.Request))
             raise make_error(error, request) from error
+
+    return handle
+
+
+def write_errors(handler: Callable[..., str]) -> Callable[..., str]:
+    """Wrap an event handler that returns Markdown, so that it returns the text of a TriviumError.
+
+    The checks of data and the forecast take a while. Unlike a message, a text stays on the page.
+    """
+
+    @functools.wraps(handler)
+    def handle(*values: Any) -> str:
+        """Call the handler. Returns its text, or the text of a TriviumError."""
+        try:
+            return handler(*values)
+        except TriviumError as error:
+            return f"\u26a0 {_escape_markdown(str(error))}"
 
     return handle
 
@@ -185,8 +204,8 @@ class _NewRunForm:
         gr.on(changed, self._show_command, [*self._choices, self.name], self.command, **_HIDDEN)
         data_changed = [one.change for one in self._choices[:5]]
         gr.on(data_changed, lambda: ("", ""), None, clear, **_HIDDEN)
-        self.look.click(show_errors(self._describe_data), self._choices, self.facts, **EVENT)
-        self.ask_forecast.click(show_errors(self._forecast), self._choices, self.forecast, **EVENT)
+        self.look.click(write_errors(self._describe_data), self._choices, self.facts, **EVENT)
+        self.ask_forecast.click(write_errors(self._forecast), self._choices, self.forecast, **EVENT)
         return self.start.click(
             show_errors(self._start),
             [*self._choices, self.name],
@@ -531,9 +550,9 @@ def _list_samples(state: RunState, request: gr.Request) -> str:
     A continuation of a text is shown as one text with the output marked. The fields of other
     samples, such as examples with predictions, are shown with their names.
     """
-    parts = [f"<h3>{escape(translate('samples', request))}</h3>"]
+    parts = [f"<h2>{escape(translate('samples', request))}</h2>"]
     for record in state.samples[::-1][:_SHOWN_EVALUATIONS]:
-        parts.append(f"<h4>{escape(translate('step', request, step=record['step']))}</h4><ul>")
+        parts.append(f"<h3>{escape(translate('step', request, step=record['step']))}</h3><ul>")
         for one in record.get("samples", ()):
             values = {key: escape(str(value)) for key, value in one.items()}
             if values.keys() == {"prompt", "output"}:
