@@ -70,6 +70,7 @@ def choices(data, goal="continue", minutes=1.0, changes=""):
 
 def test_texts_have_the_same_fields_in_both_languages_and_are_used():
     code = "".join(file.read_text("utf-8") for file in SOURCE.glob("*.py"))
+    code = code.replace("'", '"')  # quotes inside f-strings
     statuses = ("new", "preparing", "training", "finished", "stopped", "failed", "killed")
     derived = {f"goal.{name}" for name in GOALS} | {f"about.{name}" for name in GOALS}
     derived |= {f"status.{name}" for name in statuses}
