@@ -196,7 +196,6 @@ ENCODER_DECODERS = [
     Case("MBartForConditionalGeneration", {}),
     Case("M2M100ForConditionalGeneration", {}),
     Case("PegasusForConditionalGeneration", {}),
-    Case("UMT5ForConditionalGeneration", {}),
 ]
 
 

@@ -164,6 +164,7 @@ def test_labels_are_equal(words: Tokenizer, library: Path, chromium: Any, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:a text ends because the model's 31 positions do")
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_greedy_texts_are_equal(
     name: str, pieces: Tokenizer, library: Path, chromium: Any, tmp_path: Path

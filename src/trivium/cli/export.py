@@ -49,9 +49,8 @@ def export(
     type: Annotated[
         Literal["f32", "f16", "bf16", "q8_0", "int8"] | None,
         typer.Option(
-            help="The data type of the weights. gguf: f16, f32, bf16 or q8_0; onnx and web: f32, "
-            "f16 or int8.",
-            show_default="the first of the format",
+            help="The data type of the weights. gguf: f16 (default), f32, bf16 or q8_0; onnx and "
+            "web: f32 (default), f16 or int8."
         ),
     ] = None,
     library: Annotated[
