@@ -18,7 +18,7 @@ from trivium.report.run_files import extract_curve, to_float
 from trivium.serve.playground import GradioPage
 from trivium.serve.playground.runs import build_runs_tab
 from trivium.serve.playground.tabs import EVENT, make_error
-from trivium.serve.playground.texts import make_label, request_language
+from trivium.serve.playground.texts import make_label, get_request_language
 from trivium.studio.data_facts import (
     describe_problems,
     find_count,
@@ -279,7 +279,7 @@ class _NewRunForm:
     def _describe_data(self, request: gr.Request, *chosen: Any) -> str:
         """Return what `trivium check` and the files say about the chosen data, in Markdown."""
         choices = self._read_choices(*chosen)
-        language = request_language(request)
+        language = get_request_language(request)
         say = functools.partial(translate, request=request)
         files = list_local_files(choices.data, self._folder.path)
         checked = self._folder.run_json(choices.build_check())
@@ -338,7 +338,7 @@ class _NewRunForm:
         *chosen, name = values
         name, choices = check_run_name(name), self._read_choices(*chosen)
         arguments = choices.build_command(f"runs/{name}")
-        self._folder.start(name, arguments, request_language(request))
+        self._folder.start(name, arguments, get_request_language(request))
         gr.Info(translate("started", request, name=escape(name)), duration=4)
         return name, choose_run_name(choices.goal.name, self._folder.list_runs())
 
@@ -463,7 +463,7 @@ class _RunTab:
 
     def _resume(self, name: str, minutes: float | None, request: gr.Request) -> None:
         """Resume the run, with another budget if `minutes` is more than 0."""
-        self._folder.resume(name, minutes or None, request_language(request))
+        self._folder.resume(name, minutes or None, get_request_language(request))
 
     def _export(self, name: str, kind: Any, request: gr.Request) -> str:
         """Export the model of the run. Returns a line that says where it is."""
@@ -512,7 +512,7 @@ def _describe_status(state: RunState, request: gr.Request) -> str:
 
 def _describe_warnings(state: RunState, request: gr.Request) -> str:
     """Return the warnings of a run as a Markdown list; "" if there are none."""
-    warnings = state.list_warnings(request_language(request))
+    warnings = state.list_warnings(get_request_language(request))
     if not warnings:
         return ""
     lines = [f"- {_escape_markdown(line)}" for line in warnings]

@@ -10,7 +10,7 @@ from trivium.serve.playground.texts import (
     TEXTS_FILE,
     load_texts,
     make_translations,
-    request_language,
+    get_request_language,
 )
 
 LANGUAGES = load_texts(TEXTS_FILE, Path(__file__).with_name("texts.toml"))
@@ -22,4 +22,4 @@ TRANSLATIONS = make_translations(LANGUAGES)
 
 def translate(key: str, request: gr.Request, **values: object) -> str:
     """Return the text `studio.KEY` in the browser's language, with its placeholders filled in."""
-    return LANGUAGES[request_language(request) == "zh"][f"studio.{key}"].format(**values)
+    return LANGUAGES[get_request_language(request) == "zh"][f"studio.{key}"].format(**values)
