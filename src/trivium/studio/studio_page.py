@@ -18,7 +18,7 @@ from trivium.report.run_files import extract_curve, to_float
 from trivium.serve.playground import GradioPage
 from trivium.serve.playground.runs import build_runs_tab
 from trivium.serve.playground.tabs import EVENT, make_error
-from trivium.serve.playground.texts import make_label, get_request_language
+from trivium.serve.playground.texts import get_request_language, make_label
 from trivium.studio.data_facts import (
     describe_problems,
     find_count,

@@ -8,9 +8,9 @@ import gradio as gr
 
 from trivium.serve.playground.texts import (
     TEXTS_FILE,
+    get_request_language,
     load_texts,
     make_translations,
-    get_request_language,
 )
 
 LANGUAGES = load_texts(TEXTS_FILE, Path(__file__).with_name("texts.toml"))
