@@ -116,7 +116,7 @@ class SentencePairs(TokenMasking):
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weights of the terms, by name. The accuracy has weight 0: it is only logged."""
+        """Return the weights of the terms, by name: 0 for the accuracy, which is only logged."""
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
