@@ -45,7 +45,7 @@ from trivium.objectives.reward_model import Reward
 from trivium.objectives.seq2seq import Translation
 from trivium.objectives.tagging import Tagging
 from trivium.serve.security import PUBLIC
-from trivium.serve.server import find_allowed_hosts
+from trivium.serve.server import get_allowed_hosts
 from trivium.train.recipe_loading import build_recipe
 from trivium.workflows import corpus
 
@@ -271,7 +271,7 @@ def test_the_image_is_made_of_what_there_is() -> None:
     (key,) = service["environment"]
     assert key == next(one.envvar for one in load_command("serve").params if one.envvar)
     with pytest.raises(TriviumError, match="API key"):
-        find_allowed_hosts(command[command.index("--host") + 1], None)
+        get_allowed_hosts(command[command.index("--host") + 1], None)
     for line in (DOCS / "deployment.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("    serve "):
             check_command(shlex.split(line))

@@ -64,7 +64,7 @@ def test_predicted_rates_are_near_the_published_ones(name):
     preset, (gpus, batch_tokens, published) = catalogue[name], PUBLISHED[name]
     length = min(preset.context or 0, 8192)
     work = Workload(preset.spec, length, batch_tokens, GPUS["a100-80g"], gpus)
-    rate = plan_training(name, work, 1e12).tokens_per_second
+    rate = plan_training(name, work, 1e12).tokens_per_second_per_gpu
     assert rate == pytest.approx(published, rel=0.25)
 
 

@@ -27,7 +27,7 @@ from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ServedModel, parse_model_arguments
 from trivium.serve.schemas import CompletionRequest, StreamOptions
-from trivium.serve.server import find_allowed_hosts, listen
+from trivium.serve.server import get_allowed_hosts, listen
 
 NONSENSE: list[Any] = [
     None,
@@ -214,7 +214,7 @@ def test_the_chunks_of_a_body_are_summed(paths):
 
 def test_other_hosts_and_other_sites_are_refused(paths):
     """Without a key, pages that a browser shows must not reach the server."""
-    hosts = find_allowed_hosts("127.0.0.1", None)
+    hosts = get_allowed_hosts("127.0.0.1", None)
     body = {"model": "plain", "prompt": "a", "max_tokens": 1}
     with running({"plain": paths["plain"]}, hosts=hosts, proxies="127.0.0.1") as server:
         for header in ("evil.example", "", "[", "127.0.0.1.evil.example"):
@@ -249,16 +249,16 @@ def test_other_hosts_and_other_sites_are_refused(paths):
             assert check_error(answer, 403)["code"] == "cross_site"
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
         assert server.get("/", headers=link).status_code == 200
-    assert find_allowed_hosts("0.0.0.0", "key") is None
+    assert get_allowed_hosts("0.0.0.0", "key") is None
     with pytest.raises(TriviumError, match="needs an API key"):
-        find_allowed_hosts("0.0.0.0", None)
+        get_allowed_hosts("0.0.0.0", None)
 
 
 def test_named_origins_may_call_and_similar_ones_may_not(paths):
     """Also without a key, and with the Host that a proxy passes on."""
     origins = ["https://example.org", "https://other.example:8443"]
     body = {"model": "plain", "prompt": "a", "max_tokens": 1}
-    options = {"hosts": find_allowed_hosts("127.0.0.1", None), "origins": origins, "key": "k"}
+    options = {"hosts": get_allowed_hosts("127.0.0.1", None), "origins": origins, "key": "k"}
     with running({"plain": paths["plain"]}, **options) as server:
         key = {"Authorization": "Bearer k"}
         for origin in origins:

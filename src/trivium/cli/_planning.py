@@ -304,7 +304,7 @@ def _format_time(plan: TrainingPlan) -> str:
 
     If the number of training tokens is unknown, the line contains only the throughput.
     """
-    time, rate = "", plan.tokens_per_second
+    time, rate = "", plan.tokens_per_second_per_gpu
     if plan.tokens:
         days = format_duration(plan.days * 86_400)
         if plan.days >= 1:
@@ -337,8 +337,8 @@ def _build_layout_table(plan: TrainingPlan) -> TextTable:
         if step.problem is None:
             products, memory, tensor, data = step.seconds.values()
             cells[2:] = [
-                f"{step.tokens_per_second:,.0f}",
-                f"{step.utilization(step.tokens_per_second):.1%}",
+                f"{step.tokens_per_second_per_gpu:,.0f}",
+                f"{step.utilization(step.tokens_per_second_per_gpu):.1%}",
                 *(f"{seconds:.2f}" for seconds in (products + memory, tensor, data)),
                 f"{sum(step.communication.values()) / 1e9:,.1f}",
             ]

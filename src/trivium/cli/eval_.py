@@ -93,7 +93,7 @@ def eval_(
     def evaluate_files(
         quantize: Literal["int8", "nf4"] | None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each file or harness task with its metrics, optionally after quantization."""
+        """Evaluate the model, optionally quantized. Yields each file or task with its metrics."""
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
             part = translated("eval.long_file") if is_long and not limit else ""

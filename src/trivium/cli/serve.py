@@ -81,13 +81,13 @@ def serve(
     with exit_on_interrupt():
         from trivium.serve import create_app
         from trivium.serve.models import parse_adapter_arguments, parse_model_arguments
-        from trivium.serve.server import find_allowed_hosts, format_address, listen, run_server
+        from trivium.serve.server import format_address, get_allowed_hosts, listen, run_server
 
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: give a key, or leave it out.")
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
         raise TriviumError(f"--root-path is {root_path!r}, but it must be a path such as /lm.")
-    hosts = find_allowed_hosts(host, api_key)
+    hosts = get_allowed_hosts(host, api_key)
     if port:
         listen(host, port).close()  # fail before loading the models if the port is in use
     _configure_logging(log_config, quiet=quiet)

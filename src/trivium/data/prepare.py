@@ -197,13 +197,13 @@ def find_unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOpti
     Returns None if no call with the same texts and options was interrupted.
     """
     folder = partial_folder(out)
-    inputs = _read_unfinished_inputs(folder)
+    inputs = _read_recorded_inputs(folder)
     if inputs is None or inputs != inputs | _describe_inputs(paths, options):
         return None
     return folder / TOKENIZER
 
 
-def _read_unfinished_inputs(folder: Path) -> dict[str, Any] | None:
+def _read_recorded_inputs(folder: Path) -> dict[str, Any] | None:
     """Read the inputs that an interrupted `prepare` call recorded: its sources and settings.
 
     `folder` is the work folder. Returns None if there was no such call.
@@ -357,7 +357,7 @@ class _Preparation:
 
         Raises DataError if the work folder belongs to `prepare_part` calls with other arguments.
         """
-        known, parts = _read_unfinished_inputs(self.work), self.work / _PARTS
+        known, parts = _read_recorded_inputs(self.work), self.work / _PARTS
         if known == self.inputs and _can_reread(self.plan):
             self.shards.load(tasks)
         lost = len(list(self.work.glob(_MARKERS))) - len(self.shards.finished)

@@ -32,8 +32,8 @@ class PathList(tuple[str, ...]):
 def resolve_data(data: Data | None, name: str) -> tuple[PathList, Any]:
     """Decide whether `data` is a list of paths or the data itself.
 
-    Returns (paths, None) for paths. Otherwise, returns (file name, `data`): the name, derived from
-    `name`, of the file in which the data will be stored, and the data.
+    Returns (paths, None) if `data` is a list of paths. Otherwise, returns (file name, data). The
+    data will be stored in a file of this name, which is derived from `name`.
 
     A single string is a path. A list of strings is a list of paths if every string is an existing
     path or looks like a path: it has no spaces, and has a slash, a suffix or a wildcard. All other

@@ -1,4 +1,4 @@
-"""Writing, loading and merging of the shards that the encoding tasks of a preparation write.
+"""Writes, loads and merges the shards that encoding tasks produce while data is prepared.
 
 A task (`encode_tasks.Task`) writes a shard for about every 64 MB of text. A finished shard is a
 folder with the token and offset files of every split, a table of its documents and a completion

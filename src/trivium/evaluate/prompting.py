@@ -102,10 +102,11 @@ def build_prompts(
 def _make_questions(
     records: Iterable[Record], template: str | None, label_words: Sequence[str]
 ) -> list[PromptQuestion]:
-    """Convert records to questions.
+    """Convert each record to a question with its prompt text, answer and answer options.
 
-    If an answer is given as an index, a label or a letter, it is replaced with the text of the
-    option. `label_words` are the possible answers, in the order of the labels 0, 1, ...
+    The prompt text follows `template` or, by default, lists the other columns. If an answer is
+    given as an index, a label or a letter, it is replaced with the text of the option.
+    `label_words` are the possible answers, in the order of the labels 0, 1, ...
     """
     rows, questions = list(records), []
     answers = [_SCHEMA.resolve(record)["answer"] for record in rows]

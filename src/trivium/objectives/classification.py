@@ -212,7 +212,7 @@ class TextClassification(SingleStackTask):
         return "prediction", "score", "runner_up", "runner_up_score"
 
     def to_columns(self, prediction: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of the columns in `predicted_columns` for one prediction.
+        """Return the values of the output columns (`predicted_columns`) for one prediction.
 
         The values are the predicted label or labels, their probability, the most probable other
         label and its probability. For regression, the only value is the predicted number. If

@@ -86,8 +86,8 @@ class KTO(ReferenceObjective):
     depend on the micro-batch size.
 
     Three metrics are logged in addition to the loss. `desirable` and `undesirable` are the mean r
-    of the desirable and of the undesirable responses, in nats. `divergence` is z before it is
-    clamped at 0.
+    of the desirable and of the undesirable responses, in nats. `divergence` is the estimate
+    of E[log(p / q)], which may be negative, unlike z.
 
     The default learning rate is between 5e-7 and 5e-6, as recommended in the documentation of trl.
 
@@ -183,7 +183,7 @@ class KTO(ReferenceObjective):
         return {**both, "desirable": is_desirable, "undesirable": batch.num_rows - is_desirable}
 
     def term_weights(self) -> Mapping[str, float]:
-        """Return the weights of the loss terms, by name: 0 for terms that are only logged."""
+        """Return the weights of the terms, by name. Terms that are only logged have weight 0."""
         return dict.fromkeys(("divergence", "desirable", "undesirable"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
@@ -211,8 +211,10 @@ class KTO(ReferenceObjective):
         """Return the KTO loss of each response, [B].
 
         Args:
-            log_ratio: r = log(p / q) for each prompt's own response, [B].
-            mismatched: log(p / q) for each mismatched response, [B]. Its mean, clamped at 0, is z.
+            log_ratio: the log-probability ratio r = log(p / q) of the model and the reference model
+                for each prompt's own response, [B].
+            mismatched: the same for each mismatched response, [B]. The reference point z is its
+                mean, or 0 if the mean is negative.
             is_desirable: whether each prompt's own response is desirable, bool [B].
         """
         reward = self.beta * (log_ratio - mismatched.mean().clamp(min=0))

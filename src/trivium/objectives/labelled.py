@@ -81,7 +81,7 @@ class LabelledObjective(Objective):
         return "prediction", "score"
 
     def to_columns(self, prediction: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of the columns in `predicted_columns` for one prediction.
+        """Return the values of the output columns (`predicted_columns`) for one prediction.
 
         If `in_cell`, several labels are joined into one string for a table cell.
         """

@@ -148,7 +148,7 @@ class TokenMasking(MaskSelection):
         0.1, ge=0, le=1, description="fraction of selected tokens replaced by a random token"
     )
 
-    def mask_tokens(
+    def corrupt_tokens(
         self, input_ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
         """Corrupt random tokens. Returns the corrupted input_ids and the labels, int64 [B, T] each.
@@ -178,7 +178,7 @@ class TokenMasking(MaskSelection):
 
         Only the selected tokens have labels.
         """
-        input_ids, labels = self.mask_tokens(rows.input_ids, token_mask(rows), rng, vocabulary)
+        input_ids, labels = self.corrupt_tokens(rows.input_ids, token_mask(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **attention_inputs(rows))
 
 

@@ -173,9 +173,9 @@ class Objective(Choice, Config, ABC):
         return {}
 
     def model_specs(self, spec: Spec) -> tuple[Spec, ...]:
-        """Return the specs of all models that are trained together with the model `spec`.
+        """Return the specs of all models to train: `spec` and any auxiliary models.
 
-        They include `spec` itself, and are used to estimate memory and FLOPs.
+        They are used to estimate memory and FLOPs.
         """
         return (spec,)
 

@@ -166,10 +166,9 @@ class QuestionAnswering(LabelledObjective):
         return prediction.text, prediction.score
 
     def add_settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
-        """Return the model settings for question answering, including the overlap of windows.
+        """Return the model settings with the options of the task, such as the overlap of windows.
 
-        If some questions have no answer, the settings also include the threshold for predicting "no
-        answer", which is 0.
+        If some examples have no answer, the threshold for predicting "no answer" is set to 0.
         """
         options: dict[str, Any] = {"stride": self.stride}
         if not all(one.answers for one in examples):

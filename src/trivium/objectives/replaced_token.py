@@ -148,7 +148,7 @@ class ReplacedToken(TokenMasking):
         The `sequence_labels`, float32 [B, T], are uniform random numbers in [0, 1). They are used
         to sample tokens from the generator.
         """
-        input_ids, labels = self.mask_tokens(rows.input_ids, token_mask(rows), rng, vocabulary)
+        input_ids, labels = self.corrupt_tokens(rows.input_ids, token_mask(rows), rng, vocabulary)
         uniform = rng.uniform(input_ids.shape[1], _SAMPLE).astype(np.float32)
         # Rounding up to 1 would sample beyond the last token.
         uniform = np.minimum(uniform, np.float32(1.0 - 2.0**-24))

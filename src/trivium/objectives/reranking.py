@@ -151,7 +151,7 @@ class Reranking(SingleStackTask):
         return ("score",)
 
     def to_columns(self, prediction: float, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the value of the column in `predicted_columns`: the predicted relevance."""
+        """Return the value of the only output column: the predicted relevance."""
         return (prediction,)
 
     def input_text(self, example: QueryDocument) -> str:
@@ -159,7 +159,7 @@ class Reranking(SingleStackTask):
         return f"{example.query} {example.document}"
 
     def add_settings(self, settings: Settings, examples: Sequence[QueryDocument]) -> Settings:
-        """Return the model settings with the single label "relevant", for pairs of texts.
+        """Return the model settings for pairs of texts with the single label "relevant".
 
         Raises DataError if all examples have the same label.
         """

@@ -128,7 +128,7 @@ def _collect_response_ids(request: GenerationRequest) -> list[int]:
 
 
 def _build_reward_sample(prompt: Prompt, request: GenerationRequest) -> Sample:
-    """Build the input of the reward functions from a prompt and its finished request."""
+    """Build the input of the reward functions from a prompt and its completed generation."""
     response, messages = request.text.strip(), ()
     text = prompt.group_key + request.text.rstrip()
     if not isinstance(prompt.prompt, str):

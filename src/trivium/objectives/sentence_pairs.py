@@ -116,7 +116,7 @@ class SentencePairs(TokenMasking):
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
     def term_weights(self) -> dict[str, float]:
-        """Return the weights of the loss terms, by name: 0 for the accuracy (only logged)."""
+        """Return the weights of the terms, by name: 0 for the accuracy, which is only logged."""
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
@@ -170,7 +170,7 @@ class SentencePairs(TokenMasking):
         types, _ = left_pack(np.broadcast_to(types, ids.shape), keep, 0)
         ids, sizes = left_pack(ids, keep, vocabulary.pad_id or 0)
         is_token = np.arange(ids.shape[1]) < sizes[:, None]
-        ids, labels = self.mask_tokens(ids, is_token, rng, vocabulary)
+        ids, labels = self.corrupt_tokens(ids, is_token, rng, vocabulary)
         return Batch(
             input_ids=ids,
             attention_mask=None if is_token.all() else is_token.astype(np.int64),

@@ -216,7 +216,7 @@ class SourceToTarget(LabelledObjective):
         return token_losses(model, batch, smoothing=smoothing)
 
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Yield every source with the prefix, which is the text that the encoder reads."""
+        """Yield every source text with the task prefix prepended: the input of the encoder."""
         return (self.prefix + one.source for one in examples)
 
     def target_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
@@ -271,7 +271,7 @@ class SourceToTarget(LabelledObjective):
         return Metrics({}), [0.0] * len(predicted)
 
     def suggest_command(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Return a `translate` command with a validation source, including the prefix."""
+        """Return a `translate` command for a validation source text with the task prefix."""
         source = read_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(lm.settings.task_prefixes[0] + source)}"
 

@@ -57,15 +57,14 @@ class SimilarWords(TokenMasking):
         )
         return fitted
 
-    def mask_tokens(
+    def corrupt_tokens(
         self, input_ids: Ints, is_token: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
-        """Corrupt random tokens. Returns the corrupted input_ids and the labels, int64 [B, T] each.
+        """Replace random tokens with similar tokens, where `TokenMasking` inserts [MASK].
 
-        Unlike in `TokenMasking.mask_tokens`, tokens are replaced with similar tokens instead of
-        [MASK].
+        Returns the corrupted input_ids and the labels, int64 [B, T] each.
         """
-        corrupted, labels = super().mask_tokens(input_ids, is_token, rng, vocabulary)
+        corrupted, labels = super().corrupt_tokens(input_ids, is_token, rng, vocabulary)
         length, regular = input_ids.shape[1], vocabulary.regular_ids
         other = regular[rng.integers(len(regular), length, _SIMILAR)]
         if self._similar is not None:

@@ -371,7 +371,7 @@ class Tagging(SingleStackTask):
         return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
-        """Yield each sentence as running text, which the encoder reads."""
+        """Yield the input texts of the encoder: the words of each sentence joined into a text."""
         return (join_words(one.words)[0] for one in examples)
 
     def predict(
@@ -484,8 +484,8 @@ def are_chunk_tags(tags: Iterable[str]) -> bool:
 def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
     """Repair the chunk tags of a sentence so that every chunk starts with B (or S, U, W).
 
-    An I or M becomes B if it follows O or a tag of another type. In the same position, an E becomes
-    `single`, and an L becomes U.
+    An I or M that follows O or a tag of another type becomes B. In the same situation, an E becomes
+    `single`, the scheme's tag for a chunk of one word (S or W), and an L becomes U.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "B-LOC", "I-PER"])
     ('B-PER', 'I-PER', 'O', 'B-LOC', 'B-PER')

@@ -84,9 +84,9 @@ def _choose_head(spec: Spec, candidates: Sequence[Head]) -> Head:
 
 
 def _candidate_dense_layers(spec: Spec) -> list[Dense]:
-    """Return candidates for the dense layer of a head, which comes before the output layer.
+    """Return the dense layers to try in front of the output layer of a head.
 
-    They are the dense layers that published heads use.
+    They are the variants found in published models.
     """
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [

@@ -413,7 +413,7 @@ def _measure_step_seconds(trainer: Trainer, batch: GlobalBatch) -> float:
     extrapolated to the whole training step. The optimizer step is timed separately.
     """
     part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
-    parallel, num_groups = trainer.parallel, trainer.parallel.data_size
+    parallel, num_groups = trainer.parallel, trainer.parallel.data_parallel_size
     # Start with few rows, unless each number of rows would be compiled separately.
     grows = trainer.device.type == "cpu" and not (trainer.recipe.train.compile or together)
     rows, repeated = 1 if grows else part.num_rows, together  # a whole step is run only once

@@ -197,7 +197,7 @@ class Step:
             values["micro_batch_tokens"] = self.micro_batch_rows * self.work.length
             values["micro_batches"] = self.micro_batches
         if self.problem is None:
-            values["tokens_per_second_per_gpu"] = self.tokens_per_second
+            values["tokens_per_second_per_gpu"] = self.tokens_per_second_per_gpu
             values["seconds_per_step"] = self.seconds
             values["bytes_sent_per_step"] = self.communication
         return values
@@ -237,17 +237,17 @@ class Step:
         return {"tensor": self._tensor_parallel_traffic, "data": self._data_parallel_traffic}
 
     @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_second_per_gpu(self) -> float:
         """The throughput in tokens per second per GPU."""
         *own, data = self.seconds.values()
         return self.rows * self.work.length / self.layout.tensor / max(sum(own), data)
 
-    def utilization(self, tokens_per_second: float) -> float:
+    def utilization(self, tokens_per_second_per_gpu: float) -> float:
         """Return the model FLOPs utilization (MFU) at a throughput in tokens per second per GPU.
 
         MFU is defined in Chowdhery et al. 2022, appendix B.
         """
-        return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
+        return tokens_per_second_per_gpu * self.work.flops_per_token / self.work.gpu.peak_flops
 
     def _compute_memory(self, micro_batch_rows: int) -> dict[str, float]:
         """Return a breakdown of the memory per GPU in bytes for a given micro-batch size."""

@@ -43,14 +43,14 @@ class TrainingPlan:
         return self.tokens * self.step.work.flops_per_token
 
     @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_second_per_gpu(self) -> float:
         """The throughput in tokens per second per GPU, measured or predicted."""
-        return self.measured or self.step.tokens_per_second
+        return self.measured or self.step.tokens_per_second_per_gpu
 
     @property
     def gpu_hours(self) -> float:
         """The GPU-hours of the run: its duration in hours multiplied by the number of GPUs."""
-        return self.tokens / self.tokens_per_second / _HOUR
+        return self.tokens / self.tokens_per_second_per_gpu / _HOUR
 
     @property
     def days(self) -> float:
@@ -61,13 +61,13 @@ class TrainingPlan:
     def reasons(self) -> list[str]:
         """The reasons for choosing this layout, one phrase per reason."""
         fitting = [step for step in self.steps if step.problem is None]
-        simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
+        simplest, best = self.steps[0], max(step.tokens_per_second_per_gpu for step in fitting)
         parts = [english("reason.fitting_layouts", some=len(fitting), all=len(self.steps))]
         if simplest.problem:
             parts.append(simplest.explanation)
         if self.step is simplest:
             parts.append(english("reason.simplest"))
-        slower = 1 - self.step.tokens_per_second / best
+        slower = 1 - self.step.tokens_per_second_per_gpu / best
         speed = "reason.behind_fastest" if slower else "reason.fastest"
         parts.append(english(speed, share=slower))
         return parts
@@ -85,8 +85,8 @@ class TrainingPlan:
             "gpus": work.gpus,
             "days": self.days or None,
             "gpu_hours": self.gpu_hours or None,
-            "tokens_per_second_per_gpu": self.tokens_per_second,
-            "utilization": step.utilization(self.tokens_per_second),
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "utilization": step.utilization(self.tokens_per_second_per_gpu),
             "memory_per_gpu_bytes": step.memory_bytes,
             "reason": "; ".join(self.reasons),
             "layout": step.to_dict(),
@@ -157,5 +157,7 @@ def _choose_step(steps: Sequence[Step]) -> Step | None:
     if no layout is possible.
     """
     fitting = [step for step in steps if step.problem is None]
-    best = max((step.tokens_per_second for step in fitting), default=0.0)
-    return next((step for step in fitting if step.tokens_per_second >= _SIMPLER * best), None)
+    best = max((step.tokens_per_second_per_gpu for step in fitting), default=0.0)
+    return next(
+        (step for step in fitting if step.tokens_per_second_per_gpu >= _SIMPLER * best), None
+    )

@@ -74,7 +74,7 @@ class Ranking:
     @property
     def title(self) -> str:
         """The title: the objective, and the point in training at which the runs are compared."""
-        after = self.format_point(self.limit)
+        after = self.format_axis_value(self.limit)
         return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
@@ -84,15 +84,16 @@ class Ranking:
             return ""
         budgets = translated("join.comma").join(self.budgets)
         return translated(
-            "comparison.different_budgets", budgets=budgets, time=self.format_point(self.limit)
+            "comparison.different_budgets", budgets=budgets, time=self.format_axis_value(self.limit)
         )
 
-    def format_point(self, at: float) -> str:
+    def format_axis_value(self, value: float) -> str:
         """Format a value of `axis` as text: a step, a number of tokens or a time."""
         if self.axis == "seconds":
-            return format_duration(at)
+            return format_duration(value)
         return translated(
-            "comparison.at_one_step" if self.axis == "step" else "comparison.after_tokens", step=at
+            "comparison.at_one_step" if self.axis == "step" else "comparison.after_tokens",
+            step=value,
         )
 
 

@@ -50,7 +50,7 @@ class Summary:
         best: the best evaluation; None if there are no evaluations.
         loss: the validation loss of the best evaluation, or the last training loss if there are no
             evaluations.
-        verdict: a text with the results, warnings and advice.
+        verdict: the assessment of the run in sentences: results, warnings and advice.
         stuck: whether the model is hardly better than a trivial baseline.
     """
 
@@ -82,7 +82,7 @@ def summarize(run: RunFiles) -> Summary:
 
 
 def format_summary(run: RunFiles) -> str:
-    """Return the summary of a run as plain text: a table of evaluations and the verdict."""
+    """Return a run's summary as plain text: a table of evaluations, the results and the verdict."""
     summary, metric, unit = summarize(run), run.metric, run.unit
     best, unigram = summary.best, run.get_metadata("unigram_loss")
     columns = ("step", "training_loss", "validation_loss")

@@ -118,9 +118,9 @@ class ModelThread:
     (such as classification or embedding) for one item each. If a decode step fails, all generations
     fail, including those that wait for a slot. The next generation starts a new engine.
 
-    Long requests do not block short ones. Before every forward pass of a batch of calls, the engine
-    decodes one token for each active generation. Calls of requests with at most half as many tokens
-    as the batch's requests also run first.
+    Long requests do not block short ones. Before every forward pass of a batch of calls, the thread
+    decodes one token for each active generation, and runs calls from much shorter requests (at most
+    half as many tokens).
 
     Args:
         name: the id of the model, for metrics and messages.

@@ -55,17 +55,17 @@ def parse_model_arguments(arguments: Iterable[str]) -> dict[str, str]:
 def parse_adapter_arguments(
     arguments: Iterable[str], models: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """Parse command-line arguments `id=folder` or `folder` of adapters.
+    """Parse the values of `--adapter`, each of the form `id=folder` or `folder`.
 
-    Returns a dict of adapter id -> (id of the base, folder). If several models are served, the base
-    is found by the path stored in the adapter's configuration.
+    Returns a dict of adapter id -> (base model id, folder). If several models are served, the path
+    in the adapter's configuration identifies the base model.
 
     Args:
         arguments: the values of `--adapter`.
         models: the served models, id -> path.
 
     Raises:
-        TriviumError: a folder is not an adapter, an id is taken, or the base is not served.
+        TriviumError: a folder is not an adapter, an id is taken, or the base model is not served.
     """
     adapters: dict[str, tuple[str, str]] = {}
     for name, argument in parse_model_arguments(arguments).items():

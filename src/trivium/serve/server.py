@@ -79,14 +79,14 @@ def run_server(app: Security, sock: socket.socket, *, ready: Callable[[], None])
         raise TriviumError(error.detail) from None
 
 
-def find_allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
+def get_allowed_hosts(host: str, api_key: str | None) -> tuple[str, ...] | None:
     """Return the allowed values of the Host header for a server that listens on the address `host`.
 
-    Returns None (any value) if clients must send an API key.
+    If clients must send an API key, any value is allowed, and None is returned.
 
     Raises TriviumError if there is no API key and other machines could reach the server.
     """
-    if key is not None:
+    if api_key is not None:
         return None
     if host.strip("[]").lower() not in _LOOPBACK:
         raise TriviumError(

@@ -1,4 +1,4 @@
-"""The constraint on generated text in `response_format` or `structured_outputs` of a request."""
+"""Constraints on generated text: the fields `response_format` and `structured_outputs`."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ def opens_reasoning(prompt: str) -> bool:
 
 
 class ReasoningReader:
-    """Separates a generation that arrives in pieces into reasoning and content.
+    """Splits a streamed generation into reasoning and content.
 
-    The result does not depend on where the text is divided. Spaces and line breaks around the
+    The result does not depend on how the text is chunked. Spaces and line breaks around the
     reasoning are part of neither. If the reasoning block is not closed, all text is reasoning.
 
     Args:
@@ -27,13 +27,13 @@ class ReasoningReader:
         self._held = ""
         self._state = "start" if is_open else "before"
 
-    def push(self, piece: str, *, is_last: bool = False) -> tuple[str, str]:
-        """Add a piece of text. Returns the new reasoning and the new content.
+    def push(self, chunk: str, *, is_last: bool = False) -> tuple[str, str]:
+        """Add a chunk of text. Returns the new reasoning and the new content.
 
-        `is_last` is True for the last piece of the text.
+        `is_last` is True for the last chunk of the text.
         """
         reasoning = ""
-        self._held += piece
+        self._held += chunk
         if self._state == "before":
             if match := _START.match(self._held):
                 self._state, self._held = "start", self._held[match.end() :]

@@ -96,7 +96,7 @@ class ToolFormat(ABC):
         """Return the text of a tool call to `name` that precedes its arguments."""
 
     @abstractmethod
-    def read(
+    def parse_calls(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
         """Parse the tool calls at the start of a text. Returns the calls and their total length.
@@ -123,7 +123,7 @@ class HermesFormat(ToolFormat):
         """Return the text of a tool call to `name` that precedes its arguments."""
         return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
 
-    def read(
+    def parse_calls(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
         """Parse one tool call. At the end of a text, the closing tag may be missing."""
@@ -155,7 +155,7 @@ class LlamaFormat(ToolFormat):
         """Return the text of a tool call to `name` that precedes its arguments."""
         return f'{{"name": {json.dumps(name)}, "parameters": '
 
-    def read(
+    def parse_calls(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
         """Parse one tool call at the start of a text."""
@@ -177,10 +177,10 @@ class MistralFormat(ToolFormat):
         """Return the text of a tool call to `name` that precedes its arguments."""
         return f'{{"name": {json.dumps(name)}, "arguments": '
 
-    def read(
+    def parse_calls(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
-        """Parse a list of at least one tool call."""
+        """Parse a list of tool calls, which must not be empty."""
         values, stop = _read_json(text, len(self.marker), "[")
         if not values:
             raise _MalformedError
@@ -203,7 +203,7 @@ class MistralArgsFormat(ToolFormat):
         """Return the text of a tool call to `name` that precedes its arguments."""
         return f"[TOOL_CALLS]{name}[ARGS]"
 
-    def read(
+    def parse_calls(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
         """Parse one tool call at the start of a text."""
@@ -235,7 +235,7 @@ class QwenXMLFormat(ToolFormat):
         """Return the text of a tool call to `name` that precedes its arguments."""
         return f"<tool_call>\n<function={name}>\n"
 
-    def read(
+    def parse_calls(
         self, text: str, functions: Mapping[str, Schema], *, is_last: bool
     ) -> tuple[list[ToolCall], int]:
         """Parse one tool call. At the end of a text, the last closing tag may be missing."""
@@ -340,9 +340,9 @@ def _to_call(value: Any, key: str) -> ToolCall:
 
 
 class ToolCallReader:
-    """Separates a generation that arrives in pieces into content and tool calls.
+    """Splits a streamed generation into content and tool calls.
 
-    The result does not depend on where the text is divided. Spaces and line breaks around calls
+    The result does not depend on how the text is chunked. Spaces and line breaks around calls
     belong to the format and are not part of the content.
 
     Args:
@@ -355,21 +355,21 @@ class ToolCallReader:
         self._held, self._space, self._num_malformed = "", "", 0
         self._has_content, self._after_call = False, False
 
-    def push(self, piece: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
-        """Add a piece of text. Returns the new content, and the calls that are now complete.
+    def push(self, chunk: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
+        """Add a chunk of text. Returns the new content, and the calls that are now complete.
 
-        `is_last` is True for the last piece of the text.
+        `is_last` is True for the last chunk of the text.
         """
         content, calls = "", list[ToolCall]()
-        self._held += piece
-        may_end = is_last or any(end in piece for end in self._format.ends)
+        self._held += chunk
+        may_end = is_last or any(end in chunk for end in self._format.ends)
         while self._held:
             length, is_start = self._find_start(is_last=is_last)
             content += self._take_content(length)
             if not is_start or not may_end:
                 break
             try:
-                new, length = self._format.read(self._held, self._functions, is_last=is_last)
+                new, length = self._format.parse_calls(self._held, self._functions, is_last=is_last)
             except (_MalformedError, _IncompleteError) as error:
                 if isinstance(error, _IncompleteError) and not is_last:
                     break

@@ -83,7 +83,7 @@ class CarriedState:
         """Load the state tensors returned by `gather_tensors`, for any number of processes."""
         for name, tensor in self._get_named_tensors().items():
             tensor.copy_(tensors[name])
-        self._own.fill_(parallel.data_rank == 0)
+        self._own.fill_(parallel.data_parallel_rank == 0)
 
     def _get_named_tensors(self) -> dict[str, Tensor]:
         """Return the state tensors of all text streams by name, each [text streams, ...]."""
@@ -96,7 +96,7 @@ class CarriedState:
 
 
 def create_carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
-    """Create the `CarriedState` of a data source. Returns None if its objective has no state."""
+    """Create the state of a batch stream. Returns None if its objective carries no state."""
     if not stream.objective.carries_state:
         return None
     assert isinstance(model, LanguageModule)

@@ -71,7 +71,7 @@ class Parallel:
         return self.rank == 0
 
     @property
-    def data_size(self) -> int:
+    def data_parallel_size(self) -> int:
         """The number of data-parallel ranks, which train on different micro-batches.
 
         With tensor parallelism, a data-parallel rank is a group of processes.
@@ -79,19 +79,19 @@ class Parallel:
         return 1 if self.data is None else self.data.size()
 
     @property
-    def data_rank(self) -> int:
+    def data_parallel_rank(self) -> int:
         """The data-parallel rank of this process, or of its tensor-parallel group."""
         return 0 if self.data is None else self.data.get_local_rank()
 
     def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
         """Yield the items of this process as tuples (index, item, weight).
 
-        A process gets every `data_size`-th item. All processes get the same number of items, since
-        they participate in the same collectives. If there are too few items, a process gets an item
-        of another process with weight 0. All other weights are 1.
+        A process gets every `data_parallel_size`-th item. All processes get the same number of
+        items, since they participate in the same collectives. If there are too few items, a process
+        gets an item of another process with weight 0. All other weights are 1.
         """
-        for start in range(0, len(items), self.data_size):
-            number = start + self.data_rank
+        for start in range(0, len(items), self.data_parallel_size):
+            number = start + self.data_parallel_rank
             if number < len(items):
                 yield number, items[number], 1.0
             else:
@@ -99,7 +99,7 @@ class Parallel:
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sum tensors of equal shape over the data-parallel processes. Returns the sums by name."""
-        if self.data is None or self.data_size == 1 or not terms:
+        if self.data is None or self.data_parallel_size == 1 or not terms:
             return terms
         stacked = torch.stack(list(terms.values()))
         dist.all_reduce(stacked, group=self.data.get_group())
@@ -110,7 +110,7 @@ class Parallel:
         if self.size == 1:
             return list(counts)
         sums = self._all_reduce_on_host(counts, torch.int64, dist.ReduceOp.SUM)
-        return [total // (self.size // self.data_size) for total in sums]
+        return [total // (self.size // self.data_parallel_size) for total in sums]
 
     def all_reduce_max(self, *values: float) -> list[float]:
         """Return the maximum of each value over all processes, computed on the host.

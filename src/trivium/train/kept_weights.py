@@ -87,7 +87,7 @@ class KeptWeights(Callback):
             tensor_files.write_safetensors(path, self.model.whole.state_dict())
             # A resumed run may need the weights that were best at its checkpoint.
             self.saved.wait()
-            self.run.delete_other_best_weights(state.step, self._saved_best_step)
+            self.run.delete_best_weights_except(state.step, self._saved_best_step)
         else:
             state.evals_since_best += 1
 
@@ -126,7 +126,7 @@ def delete_stale_best_weights(
         state.best, state.best_step, state.evals_since_best = None, 0, 0
     parallel.barrier()  # all processes have checked the file
     if parallel.is_main:
-        run.delete_other_best_weights(state.best_step)
+        run.delete_best_weights_except(state.best_step)
 
 
 def average_weights(folder: Path, count: int) -> dict[str, Tensor]:

@@ -214,7 +214,7 @@ class BatchStream:
         """
         if not self.objective.needs_whole_step:
             return [_MicroBatchIndex(*part) for part in parallel.shard(positions)]
-        size, rank = parallel.data_size, parallel.data_rank
+        size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
         return [
             _MicroBatchIndex(n, rows, float(n % size == rank)) for n, rows in enumerate(positions)
         ]

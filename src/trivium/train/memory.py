@@ -279,7 +279,7 @@ def fit_memory(
     if micro_batch_tokens is None:
         micro_batch_tokens = _choose_micro_batch_tokens(recipe, estimate, data, streams, parallel)
     most, idle = _max_balanced_micro_batch_tokens(streams, parallel, 1 << 62), ""
-    if parallel.data_size > 1 and micro_batch_tokens > most:
+    if parallel.data_parallel_size > 1 and micro_batch_tokens > most:
         idle = (
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
             f"processes without work: leave it out, or set at most {most:,}."
@@ -408,7 +408,7 @@ def _choose_micro_batch_tokens(
         key=lambda rows: estimate.total_bytes_with_reserve(rows, data),
     )
     fitting = -int(parallel.all_reduce_max(-rows * estimate.length)[0])
-    if parallel.data_size > 1 or not recipe.labelled:
+    if parallel.data_parallel_size > 1 or not recipe.labelled:
         return _max_balanced_micro_batch_tokens(streams, parallel, fitting)
     return fitting
 
@@ -421,7 +421,8 @@ def _max_balanced_micro_batch_tokens(
     The result is in tokens, and at most `max_tokens`.
     """
     return min(
-        stream.max_balanced_micro_batch_tokens(parallel.data_size, max_tokens) for stream in streams
+        stream.max_balanced_micro_batch_tokens(parallel.data_parallel_size, max_tokens)
+        for stream in streams
     )
 
 

@@ -72,7 +72,7 @@ class RolloutLoader(Loader):
             self._drawn = step, samples
         _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
-        size = equal_part_size(-(-samples.num_rows // self.parallel.data_size), most)
+        size = equal_part_size(-(-samples.num_rows // self.parallel.data_parallel_size), most)
         parts = [*self.parallel.shard(range(0, samples.num_rows, size))]
         counts = objective.loss_denominators(samples)
         if batch.stream.has_aux_loss:

@@ -181,7 +181,7 @@ class RunFolder:
         """Return the path of the best weights that were saved after a step."""
         return self.checkpoints / f"best-{step:08}.safetensors"
 
-    def delete_other_best_weights(self, *steps: int) -> None:
+    def delete_best_weights_except(self, *steps: int) -> None:
         """Delete all saved best weights except those of the given steps."""
         kept = {self.best_weights_path(step) for step in steps}
         for file in self.checkpoints.glob("best*.safetensors"):

@@ -98,18 +98,18 @@ class RunHistory:
 
 
 Values = dict[str, Any] | None
-"""The values to insert into a warning message. None if the warning does not apply."""
+"""The values to insert into a warning message, or None if the warning does not apply."""
 
 
 def _check_divergence(run: RunHistory) -> Values:
-    """Return the values for a warning if the last losses are all far above the lowest loss."""
+    """Return the message values if the last losses are all far above the lowest loss."""
     if run.unigram_loss is None or run.lines_above < _LINES:
         return None
     return {"now": run.last["train_loss"], "lowest": run.lowest_loss}
 
 
 def _check_stuck_loss(run: RunHistory) -> Values:
-    """Return the values for a warning if the loss stays near the unigram baseline after warm-up."""
+    """Return the message values if the loss stays near the unigram baseline after warm-up."""
     loss, unigram = run.last["train_loss"], run.unigram_loss
     if unigram is None or "diverges" in run.given or run.steps_after_warmup < run.patience:
         return None
@@ -156,7 +156,7 @@ def _get_preference_metrics(run: RunHistory) -> _PreferenceRun | None:
 
 
 def _check_reference_mismatch(run: RunHistory) -> Values:
-    """Return the values for a warning if the first loss is not that of the reference model."""
+    """Return the message values if the first loss is not that of the reference model."""
     pairs = _get_preference_metrics(run)
     if pairs is None or run.last is not run.first or pairs.loss <= pairs.start + _ABOVE:
         return None
@@ -164,7 +164,7 @@ def _check_reference_mismatch(run: RunHistory) -> Values:
 
 
 def _check_stuck_preference_loss(run: RunHistory) -> Values:
-    """Return the values for a warning if the loss still has its initial value after many steps."""
+    """Return the message values if the loss still has its initial value after many steps."""
     pairs, step = _get_preference_metrics(run), run.last["step"]
     if pairs is None or step < _UNMOVED_STEPS or abs(pairs.loss - pairs.start) >= _UNMOVED:
         return None
@@ -172,7 +172,7 @@ def _check_stuck_preference_loss(run: RunHistory) -> Values:
 
 
 def _check_preferred_probability(run: RunHistory) -> Values:
-    """Return the values for a warning if the preferred responses become less probable.
+    """Return the message values if the preferred responses become less probable, otherwise None.
 
     DPO's loss can fall even if both responses become less probable.
     """
@@ -194,7 +194,7 @@ def _get_first_and_last(run: RunHistory, name: str, default: float = 0.0) -> tup
 
 
 def _check_equal_rewards(run: RunHistory) -> Values:
-    """Return the values for a warning if the responses in most groups have equal rewards.
+    """Return the message values if the responses in most groups have equal rewards, otherwise None.
 
     The model learns nothing from such groups.
     """
@@ -204,19 +204,19 @@ def _check_equal_rewards(run: RunHistory) -> Values:
 
 
 def _check_kl_divergence(run: RunHistory) -> Values:
-    """Return the values for a warning if the KL divergence from the reference model is large."""
+    """Return the message values if the KL divergence from the reference model is large."""
     _, distance = _get_first_and_last(run, "kl")
     return {"distance": distance} if distance > _FAR else None
 
 
 def _check_repetition(run: RunHistory) -> Values:
-    """Return the values for a warning if the fraction of distinct bigrams has halved."""
+    """Return the message values if the fraction of distinct bigrams has halved, otherwise None."""
     first, last = _get_first_and_last(run, "distinct_2")
     return {"share": last} if last < first / 2 and not _check_kl_divergence(run) else None
 
 
 def _check_growing_responses(run: RunHistory) -> Values:
-    """Return the values for a warning if responses approach the maximum length."""
+    """Return the message values if responses approach the maximum length, otherwise None."""
     first, last = _get_first_and_last(run, "length")
     reward_before, reward = _get_first_and_last(run, "reward")
     longest = getattr(run.objective, "max_new_tokens", math.inf)
@@ -225,7 +225,7 @@ def _check_growing_responses(run: RunHistory) -> Values:
 
 
 def _check_truncated_responses(run: RunHistory) -> Values:
-    """Return the values for a warning if most responses have the maximum length from the start."""
+    """Return the message values if most responses have the maximum length from the start."""
     first, last = _get_first_and_last(run, "terminated", 1.0)
     if first >= _TERMINATED or not isinstance(run.objective, PolicyGradient):
         return None
@@ -233,7 +233,7 @@ def _check_truncated_responses(run: RunHistory) -> Values:
 
 
 def _check_falling_reward(run: RunHistory) -> Values:
-    """Return the values for a warning if the mean reward has fallen significantly."""
+    """Return the message values if the mean reward has fallen significantly, otherwise None."""
     before, after = run.rewards[:_REWARDS], run.rewards[_REWARDS:]
     if len(after) < _REWARDS:
         return None

@@ -326,11 +326,11 @@ class Corpus:
 
 
 def remove_outdated_data(run: RunFolder, recipe: Recipe) -> bool:
-    """Delete the prepared data of an earlier start if the recipe or the data has changed since.
+    """Delete data prepared by an earlier attempt if the recipe or the data has changed since.
 
-    In the earlier start, the run stopped before its first step. Labelled examples and standard
-    input cannot be compared, so they always count as changed. Returns True if the prepared data was
-    deleted.
+    An earlier attempt is a start of this run that ended before the first training step. Labelled
+    examples and standard input cannot be compared, so they always count as changed. Returns True if
+    the prepared data was deleted.
     """
     if not run.recipe.is_file():
         return False
@@ -549,7 +549,7 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressL
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:
     """Return the recipe with the vocabulary size of a new tokenizer filled in.
 
-    Unless the recipe sets the size, it is chosen by the amount of text.
+    If the recipe does not set the size, it depends on the amount of text.
     """
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)

@@ -78,7 +78,7 @@ def describe_installation() -> dict[str, Any]:
 
 
 class _Model(nn.Module):
-    """A model of linear layers, used to choose the precision as in a training run."""
+    """A stand-in model of linear layers, to choose the precision as a training run does."""
 
     def __init__(self, blocks: nn.ModuleList) -> None:
         super().__init__()

@@ -173,7 +173,7 @@ def quickstart(
 
 
 def _suggest_commands(encoder: Path, decoder: Path, language: str) -> list[str]:
-    """Return commands that try out the two runs, train on, and train a model on another text."""
+    """Return commands to try out the two models, continue training, and train on other text."""
     masked, opening = _MASKED[language][0], _OPENINGS[language][0]
     encoder_name, decoder_name = shlex.quote(str(encoder)), shlex.quote(str(decoder))
     text = {"en": "english.txt", "zh": "chinese.txt"}[language]

@@ -82,7 +82,7 @@ def train_run(
     module, lm, before = setup.module, setup.lm, run.read_metadata()
     num_examples = sum(one.num_train for one in corpus.example_sources)
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
-    arithmetic = _choose_precision(context, recipe, module, before)
+    arithmetic = _choose_precision_and_threads(context, recipe, module, before)
     precision = arithmetic.precision
     batches = _build_batches(context, recipe, corpus, setup, precision)
     memory = fit_memory(
@@ -212,16 +212,16 @@ class _Batches:
     probabilities: Mapping[str, float]
 
 
-def _choose_precision(
-    context: RunContext, recipe: Recipe, module: nn.Module, stored: Mapping[str, Any]
+def _choose_precision_and_threads(
+    context: RunContext, recipe: Recipe, module: nn.Module, metadata: Mapping[str, Any]
 ) -> hardware.Arithmetic:
-    """Choose the precision of a run, and choose and set the number of threads of PyTorch.
+    """Choose the precision of a run, and choose and set the number of PyTorch threads.
 
-    All processes must call this function. They all get the same precision. `stored` is the metadata
-    of the resumed run, or empty for a new run.
+    All processes must call this function. They all get the same precision. `metadata` is that of
+    the resumed run, or empty for a new run.
     """
     device = context.device
-    arithmetic = hardware.choose_precision(recipe.train.precision, device, module, stored)
+    arithmetic = hardware.choose_precision(recipe.train.precision, device, module, metadata)
     known = list(hardware.PRECISIONS.values())  # if GPUs differ, use one that all support
     [index] = context.parallel.all_reduce_max(known.index(arithmetic.precision))
     # Norm weights intentionally stay in float32 when activations are bfloat16 (Gemma 2, Qwen3).

@@ -40,7 +40,7 @@ def explain(
     layer: int | None = None,
     head: int | None = None,
 ) -> Page:
-    """Compute the self-attention of four vectors, or show the attention weights of a model.
+    """Compute the self-attention of four vectors or, given a model, show its attention weights.
 
     Args:
         text: The text that the model reads; for an encoder-decoder, the source.

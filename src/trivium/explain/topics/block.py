@@ -41,7 +41,10 @@ def explain(depth: int = 48, *, seed: int = 0) -> Page:
     """
     if not 2 <= depth <= 200:
         raise TriviumError(f"depth is {depth}: give a number of blocks from 2 to 200.")
-    steps = {"post": _compute_steps("post", seed), "pre": _compute_steps("pre", seed)}
+    steps = {
+        "post": _compute_intermediates("post", seed),
+        "pre": _compute_intermediates("pre", seed),
+    }
     titles = {"post": get_text("block.post_norm"), "pre": get_text("block.pre_norm")}
     tables = [
         Table([titles[placement], "x_3"], [[name, row] for name, row in rows])
@@ -87,12 +90,14 @@ def explain(depth: int = 48, *, seed: int = 0) -> Page:
     )
 
 
-def _compute_steps(placement: NormPlacement, seed: int) -> list[tuple[str, list[float]]]:
-    """Return the intermediate vectors of one token in a causal block, with their names.
+def _compute_intermediates(
+    norm_placement: NormPlacement, seed: int
+) -> list[tuple[str, list[float]]]:
+    """Return the named intermediate vectors of one token in a causal Transformer block.
 
     The last vector is the output of the block itself.
     """
-    block = _build_blocks(placement, 1, 4, 2, torch.Generator().manual_seed(seed))[0]
+    block = _build_blocks(norm_placement, 1, 4, 2, torch.Generator().manual_seed(seed))[0]
     info = SequenceInfo.of_length(len(_X), causal=True)
     assert block.feed_forward is not None
     with torch.no_grad():
@@ -104,7 +109,7 @@ def _compute_steps(placement: NormPlacement, seed: int) -> list[tuple[str, list[
         fed = block.feed_forward(of_ffn(a), info)[0]
         y, _ = block(x, info)
         named = {"x": x}
-        if placement == "pre":
+        if norm_placement == "pre":
             named |= {"LN(x)": norm(x), "f = SelfAttention(LN(x))": attended, "a = x + f": a}
             named |= {"LN(a)": of_ffn(a), "g = FFN(LN(a))": fed, "y = a + g": y}
         else:

@@ -25,7 +25,7 @@ def explain(
     seed: int = 0,
     draws: int = 2000,
 ) -> Page:
-    """Mask a text twice, as in training, and count the replacements in many random draws.
+    """Mask texts with two random draws, as in training, and count replacements over many draws.
 
     Args:
         text: The texts; each text is a row.
@@ -34,7 +34,7 @@ def explain(
         max_span: Maximum number of adjacent tokens selected together.
         tokenizer: A tokenizer file, or the folder of a model. Default: each word is a token.
         seed: Random seed.
-        draws: Number of times that all texts are masked, for the counts.
+        draws: Total number of random draws for the counts, each for one text.
     """
     keys = {"probability": probability, "whole_words": whole_words, "max_span": max_span}
     objective = Masked.from_tree(keys)
@@ -63,7 +63,7 @@ _NOTE = get_text("masked.note")
 def count_replacements(
     objective: Masked, rows: RowBatch, vocabulary: Vocabulary, *, seed: int, draws: int
 ) -> dict[str, float]:
-    """Mask the rows `draws` times, and measure how many tokens are selected and replaced.
+    """Measure how many tokens are selected and replaced in `draws` random draws over the rows.
 
     Returns:
         A dict of fractions. "chosen" is the fraction of tokens that are selected for prediction.

@@ -88,7 +88,7 @@ def _build_untrained_models(vocabulary: Vocabulary, rows: RowBatch) -> Generator
 def _load_trained_models(run: str) -> GeneratorAndDiscriminator:
     """Load the generator and the discriminator of a finished run.
 
-    The two models do not share their token embeddings.
+    Each model has its own copy of the token embeddings, even if they were shared in training.
     """
     if not Path(run, "generator").is_dir():
         raise TriviumError(

@@ -120,16 +120,20 @@ def clear_on_model_change(model: gr.Dropdown, outputs: Sequence[Any], running: A
         running: the event that fills the outputs.
     """
     model.input(
-        _make_clearer(outputs), None, list(outputs), cancels=[running], api_visibility="private"
+        _make_clear_handler(outputs),
+        None,
+        list(outputs),
+        cancels=[running],
+        api_visibility="private",
     )
 
 
 def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
     """Clear the outputs if the event `running` fails, so that no earlier result is shown."""
-    running.failure(_make_clearer(outputs), None, list(outputs), api_visibility="private")
+    running.failure(_make_clear_handler(outputs), None, list(outputs), api_visibility="private")
 
 
-def _make_clearer(outputs: Sequence[Any]) -> Callable[[], Any]:
+def _make_clear_handler(outputs: Sequence[Any]) -> Callable[[], Any]:
     """Create an event handler that clears the outputs."""
     return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
@@ -553,13 +557,13 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
         for number, name in enumerate(tokenizers)
     ]
 
-    async def compare(source: str, request: gr.Request) -> list[Any]:
-        """Tokenize a text with every tokenizer. Returns a table of statistics, and the tokens."""
-        if not source:
+    async def compare_tokenizers(text: str, request: gr.Request) -> list[Any]:
+        """Tokenize a text with all tokenizers. Returns a comparison table, and the tokens."""
+        if not text:
             raise make_empty_error(request)
         highlighted, cells = [], []
         for name, tokenizer in tokenizers.items():
-            encoding = await asyncio.to_thread(tokenizer.encode, source, add_special_tokens=False)
+            encoding = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=False)
             highlighted.append([(token, str(n % 4)) for n, token in enumerate(encoding.tokens)])
             count = len(encoding.ids)
             cells.append(
@@ -567,8 +571,8 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
                     name,
                     f"{tokenizer.kind} {tokenizer.vocab_size:,}",
                     count,
-                    f"{len(source.encode()) / max(1, count):.2f}",
-                    f"{len(source) / max(1, count):.2f}",
+                    f"{len(text.encode()) / max(1, count):.2f}",
+                    f"{len(text) / max(1, count):.2f}",
                     sum(index == tokenizer.unk_id for index in encoding.ids),
                 )
             )
@@ -576,7 +580,9 @@ def build_tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> 
         columns = ("model", *(f"tokenize.{part}" for part in parts))
         return [make_result_table(request, columns, cells), *highlighted]
 
-    gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
+    gr.on(
+        [opened, run.click, source.submit], compare_tokenizers, source, [figures, *shown], **EVENT
+    )
 
 
 def _find_tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
