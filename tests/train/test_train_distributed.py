@@ -240,7 +240,9 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
     held_out: Any = SimpleNamespace(sources=[], limit=None)
     kept: Any = SimpleNamespace(model=model)
     evaluation = RunEvaluation(ProgressLine(), device, held_out, [], kept, callbacks_read=True)
-    assert evaluation(cast(Any, None), TrainState()) == {}
+    without_samples = SimpleNamespace(train=SimpleNamespace(samples=False))
+    trainer: Any = SimpleNamespace(recipe=without_samples)
+    assert evaluation(trainer, TrainState()) == {}
     for name, weight in model.module.state_dict().items():
         assert torch.equal(model.whole.state_dict()[name], weight)
     whole = model_of(is_sharded=False)
