@@ -28,6 +28,7 @@ PROGRAMS = (
     "finetune",
     "generate",
     "serve_load",
+    "onnx_files",
     "forecast",
     "scaling",
     "large_corpus",
