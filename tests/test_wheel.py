@@ -79,7 +79,7 @@ def test_an_installed_wheel_works(installer: str, wheel: Path, tmp_path: Path) -
         install = [sys.executable, "-m", "pip", "--python", str(python), "install", *options]
     else:
         install = ["uv", "pip", "install", "--python", str(python), *options]
-    subprocess.run(install, check=True)
+    subprocess.run(install, check=True, env={**os.environ, "PYTHONPATH": ""})
     # The dependencies are those of this environment; the package is the installed one.
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     command = [str(python.parent / "trivium"), "generate", "stories", "Once", "--temperature", "0"]
