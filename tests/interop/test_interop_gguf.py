@@ -166,6 +166,11 @@ class LlamaCpp:
         params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.server = llama_cpp.Server(params)
+        # Ending a server before its loop has run once would wait for this loop forever.
+        if embedding:
+            self.post("/embedding", content="a")
+        else:
+            self.post("/completion", prompt=[1], n_predict=1)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         request = urllib.request.Request(

@@ -184,6 +184,9 @@ rich.console._is_jupyter = lambda: False
 del os.environ["FORCE_COLOR"]
 shell, runner = get_ipython(), SmallRunner(Path.cwd())
 shell.system = lambda line: print(runner.run(shell.var_expand(line)), end="")
+shell.input_transformers_cleanup.append(
+    lambda lines: [line.replace({run_examples.SERVER!r}, runner.address) for line in lines]
+)
 """
 
 
