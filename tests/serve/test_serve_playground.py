@@ -194,7 +194,7 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
     assert [text for text, mark in marked if mark] == ([best.text] if best.text else [])
     assert len(answers) == 3
 
-    figures, *shown = functions("compare", SENTENCE, ENGLISH)
+    figures, *shown = functions("compare_tokenizers", SENTENCE, ENGLISH)
     equal = [name for names in figures["Model"] for name in names.split(", ")]
     assert len(equal) == 10 > len(figures) == len(shown)
     assert {"translator (source)", "translator (target)"} < {*equal}
