@@ -43,7 +43,7 @@ class Goal:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The sizes of which there is a preset."""
+        """The sizes that have a preset."""
         return SIZES[: len(self.presets)]
 
     def get_preset(self, size: str) -> str:

@@ -38,7 +38,7 @@ _ACTIVE = ("preparing", "training")
 
 @dataclass(frozen=True)
 class RunState:
-    """What the files of a run say about it at one moment.
+    """The state of a run at one moment, as read from its files.
 
     Args:
         name: the name of the run folder.
@@ -250,7 +250,7 @@ class StudioFolder:
         return found
 
     def find_data(self, text: str) -> str:
-        """Return a path that the user typed, as an absolute path. `hf:NAME` stays as it is.
+        """Return a path that the user typed, as an absolute path. `hf:NAME` is returned unchanged.
 
         Raises TriviumError if there is no such file or folder.
         """
