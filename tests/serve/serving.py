@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,8 +232,19 @@ def running(paths: dict[str, str], **options: Any) -> Iterator[RunningServer]:
             yield RunningServer(format_address(listening), app, server, app.registry)
         finally:
             server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+            # A connection that a client has left open may use up the time of `Limits.grace`.
+            thread.join(3 * app.registry.limits.grace)
+            assert not thread.is_alive(), _describe_hanging(server, thread)
+
+
+def _describe_hanging(server: ApiServer, thread: threading.Thread) -> str:
+    """The connections, tasks and stack of a server that does not end."""
+    state, frame = server.server_state, sys._current_frames().get(thread.ident or 0)
+    open_ones = [
+        (getattr(one, "client", None), getattr(one, "scope", None)) for one in state.connections
+    ]
+    stack = "".join(traceback.format_stack(frame))
+    return f"the server does not end: {open_ones}, {state.tasks}\n{stack}"
 
 
 def check_error(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
