@@ -38,7 +38,7 @@ from trivium.messages import load_chinese_help
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
-from trivium.presets import catalogue, is_own_size
+from trivium.presets import auto_presets, catalogue, is_own_size, presets
 from trivium.presets.facts import preset_summary
 from trivium.presets.published import published_recipes
 from trivium.spec import TransformerSpec
@@ -205,8 +205,17 @@ def completion() -> str:
 
 def preset_rows() -> str:
     """src/trivium/cli/presets.json: the facts of every preset, one preset per line."""
-    rows = [json.dumps(preset_summary(name, preset)) for name, preset in catalogue.items()]
-    return "[\n" + ",\n".join(rows) + "\n]\n"
+    rows = [preset_summary(name, preset) for name, preset in catalogue.items()]
+    rows += [
+        {
+            "name": name,
+            "family": presets[base].family,
+            "resizes": base,
+            "paper": f"{base} in the size that learns most in train.minutes on this machine",
+        }
+        for name, base in auto_presets.items()
+    ]
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
 
 
 def keys() -> str:

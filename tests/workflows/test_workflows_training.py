@@ -501,7 +501,7 @@ def test_labelled_examples_are_read_from_standard_input(place, tmp_path, monkeyp
 
 
 def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch):
-    presets = {"modernbert-mini": "modernbert-tiny", "llama-mini": "llama-tiny"}
+    presets = {"modernbert-auto": "modernbert-tiny", "llama-auto": "llama-tiny"}
 
     trained = {}
 
@@ -517,8 +517,8 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     console = quiet()
     quickstart(minutes=3.0, out="quick quick", console=console)
-    assert trained["modernbert-mini"] == ("english.txt.xz", 1.0, None)
-    assert trained["llama-mini"] == ("stories.txt.xz", 2.0, story_paths()[1])
+    assert trained["modernbert-auto"] == ("english.txt.xz", 1.0, None)
+    assert trained["llama-auto"] == ("stories.txt.xz", 2.0, story_paths()[1])
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "unigram baseline" in printed
     # A text of the untrained model, one halfway, one at the end, and the end again after loading.
@@ -532,7 +532,7 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
     assert {command[0] for command in commands} == {"trivium"}
     for command in commands:
         short = ["--max-new-tokens", "9"] if "generate" in command else []
-        if "gpt2-mini" not in command and command[1:] != ["generate", "quick quick/decoder"]:
+        if "gpt2-auto" not in command and command[1:] != ["generate", "quick quick/decoder"]:
             assert main([*command[1:], *short]) == 0
     assert (tmp_path / "samples" / "english.txt").is_file()
     with pytest.raises(RecipeError, match="has the runs of an earlier quickstart: replace them"):

@@ -22,6 +22,7 @@ from trivium.models import active_parameters, build
 from trivium.models.base_model import Spec
 from trivium.plan.forecast import build_trainer_without_data, forecast_run, resolve_model_spec
 from trivium.plan.layouts import Workload
+from trivium.plan.model_size import build_sized_recipe
 from trivium.plan.training_plan import TrainingPlan, find_fewest_gpus, plan_training
 from trivium.presets import catalogue, is_own_size
 from trivium.presets.facts import shape_summary
@@ -29,7 +30,7 @@ from trivium.presets.published import PublishedRecipe, published_recipes
 from trivium.progress import format_duration, labelled
 from trivium.train import defaults
 from trivium.train.memory import training_memory_options
-from trivium.train.recipe_loading import load_recipe
+from trivium.train.recipe_loading import load_recipe, load_recipe_tree, recipe_name
 
 _LONGEST = 8192  # max tokens per row; longer rows are for the end of training
 _BATCH = 2.0**19  # tokens per step if the paper does not give the batch model
@@ -196,7 +197,7 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
 
 def print_forecast(name: str, overrides: Sequence[str], *, as_json: bool) -> None:
     """Measure a few training steps on this machine, and print a forecast for the whole run."""
-    recipe = load_recipe(name, overrides)
+    recipe = build_sized_recipe(load_recipe_tree(name), overrides, where=recipe_name(name))
     trainer, memory = build_trainer_without_data(recipe)
     forecast = forecast_run(trainer, memory)
     if as_json:

@@ -29,7 +29,7 @@ from trivium.errors import SpecError, did_you_mean_model
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
-_SMALL = ("-tiny", "-mini")
+_SMALL = ("-auto", "-tiny", "-mini")
 
 
 def presets(
@@ -40,8 +40,9 @@ def presets(
 ) -> None:
     """List the presets for `trivium pretrain` with their sizes, context, training tokens and paper.
 
-    The presets named -tiny and -mini, which can be trained on a laptop in minutes, are listed
-    first.
+    The presets named -auto, -tiny and -mini, which can be trained on a laptop in minutes, are
+    listed first. `trivium pretrain` chooses the size of an -auto preset for the budget, the text
+    and the speed of the machine.
 
     The number of parameters includes the published vocabulary. A run trains its own tokenizer,
     usually with a smaller vocabulary, and so has fewer parameters.
@@ -53,13 +54,19 @@ def presets(
         recipe: Print the published training settings of the preset PART, with the source of every
             value.
     """
+    rows, words = load_json("presets"), part.lower()
+    base = next((row.get("resizes") for row in rows if row["name"] == part), None)
+    if base is not None and (spec or recipe):
+        raise SpecError(
+            f"{part} has no sizes of its own: `trivium pretrain` chooses them for the budget. "
+            f"Show {base}, which it resizes."
+        )
     if recipe:
         _print_published_recipe(part, as_json=as_json)
         return
     if spec:
         _print_spec(part)
         return
-    rows, words = load_json("presets"), part.lower()
     selected = [
         row for row in rows if words in f"{row['name']} {row['family']} {row['paper']}".lower()
     ]
@@ -143,6 +150,9 @@ def _print_presets(rows: Sequence[Mapping[str, Any]]) -> None:
     )  # fmt: skip
     add_text_column(table, "paper")
     for row in rows:
+        if "resizes" in row:
+            table.add_row(row["name"], *["-"] * 8, row["paper"])
+            continue
         d_model, heads, layers, d_ff = format_model_size(row)
         table.add_row(
             row["name"],

@@ -21,7 +21,7 @@ from trivium.errors import SpecError, did_you_mean_model
 from trivium.models.base_model import Spec
 from trivium.presets.preset import Preset
 
-__all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
+__all__ = ["Preset", "auto_presets", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
 
 # Turc et al. 2019; Microsoft's names.
 _PUBLISHED = ("bert-tiny", "bert-mini", "phi-3-mini", "phi-4-mini")
@@ -46,6 +46,18 @@ for _module in import_submodules(__name__, __path__):
 
 presets: dict[str, Spec] = _PresetDict({name: preset.spec for name, preset in catalogue.items()})
 """The specs of all presets by name."""
+
+auto_presets = {
+    "llama-auto": "llama-mini",
+    "gpt2-auto": "gpt2-mini",
+    "bert-auto": "bert-mini",
+    "modernbert-auto": "modernbert-mini",
+    "t5-auto": "t5-mini",
+}
+"""The presets whose size is chosen for a budget (`plan/model_size.py`), and the preset they resize.
+
+They are in no other dict of presets, because their size depends on the machine and the budget.
+"""
 
 
 def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:

@@ -4,9 +4,10 @@ From the highest to the lowest priority, the layers are:
 
 1. `--set`
 2. the user's file
-3. the published recipe of the preset, or else the fast settings
-4. the defaults of the task
-5. the defaults of the library
+3. the size chosen for a budget, if the preset is an auto preset (`plan/model_size.py`)
+4. the published recipe of the preset, or else the fast settings
+5. the defaults of the task
+6. the defaults of the library
 
 The origin of each value is recorded. Numbers that depend on the data are set later, in
 `train/defaults.py`.
@@ -60,7 +61,7 @@ def fill_in_defaults(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
         _make_library_layer,
     )
     for make in layers:
-        _apply_layer(tree, make(tree, spec), origins)
+        apply_layer(tree, make(tree, spec), origins)
 
 
 def get_published_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
@@ -123,7 +124,7 @@ def _find_preset_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
     return recipe if len(labelled) == 1 else None
 
 
-def _apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
+def apply_layer(tree: Tree, layer: RecipeLayer, origins: dict[str, str]) -> None:
     """Set the values of a layer that are still missing from a recipe, in place.
 
     `tree` is the recipe as a nested dict. The origin of each new value is added to `origins`. Keys

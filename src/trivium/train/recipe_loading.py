@@ -26,12 +26,12 @@ from trivium.errors import RecipeError, SpecError, TokenizerError
 from trivium.files import STDIN, version_entry
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
-from trivium.presets import did_you_mean_preset, presets
+from trivium.presets import auto_presets, did_you_mean_preset, presets
 from trivium.remote import is_remote
 from trivium.train.data_config import ExtendedTokenizer, as_list
 from trivium.train.model_config import ORIGINS, ModelConfig
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_layers import fill_in_defaults
+from trivium.train.recipe_layers import RecipeLayer, apply_layer, fill_in_defaults
 from trivium.train.train_config import BUDGETS
 
 # Keys whose values are paths or names.
@@ -193,13 +193,13 @@ def load_recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     if isinstance(recipe, Mapping):
         return copy.deepcopy(dict(recipe))
     name = os.fspath(recipe)
-    if name in presets:
+    if name in presets or name in auto_presets:
         return {"model": {"preset": name}}
     if name in builtin_recipes() or name.endswith(".toml"):
         return read_recipe(name)
     if Path(name).is_dir():
         return {"model": {"init_from": name}}
-    near = did_you_mean_preset(name, builtin_recipes())
+    near = did_you_mean_preset(name, [*builtin_recipes(), *auto_presets])
     raise RecipeError(
         f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
         "`trivium presets` lists all presets."
@@ -327,10 +327,23 @@ def read_origins(text: str) -> dict[str, str]:
     return {key: comment[1] for key, comment in found if comment}
 
 
-def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
+def build_recipe(
+    tree: dict[str, Any],
+    changes: Changes = (),
+    *,
+    where: str = "recipe",
+    size: RecipeLayer | None = None,
+) -> Recipe:
     """Build a recipe from a nested dict: apply overrides, then fill in defaults.
 
-    `where` names the recipe in error messages. Raises RecipeError if the recipe is not valid.
+    Args:
+        tree: the recipe as a nested dict.
+        changes: overrides as for `--set`, or a nested dict.
+        where: names the recipe in error messages.
+        size: the values that `plan.model_size` has chosen for an auto preset such as "llama-auto".
+
+    Raises:
+        RecipeError: the recipe is not valid, or has an auto preset without a chosen size.
     """
     tree = copy.deepcopy(tree)
     check_sections(tree, where)
@@ -341,6 +354,14 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     for number, source in enumerate(tree.get("mix") or ()):
         origins |= dict.fromkeys(flatten_keys(source, f"mix[{number}]."), of_mix)
     _name_unnamed_sources(tree.get("mix") or ())
+    if (preset := (tree.get("model") or {}).get("preset")) in auto_presets:
+        if size is None:
+            raise RecipeError(
+                f"{preset} chooses the size of the model for a training run on text: use it with "
+                f"`trivium pretrain`, or choose a size, such as {auto_presets[preset]}."
+            )
+        del tree["model"]["preset"], origins["model.preset"]
+        apply_layer(tree, size, origins)
     try:
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:

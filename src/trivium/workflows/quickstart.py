@@ -41,9 +41,6 @@ _OPENINGS = {
 }
 # The encoder takes this fraction of the time. The decoder, which writes sentences, needs more.
 _ENCODER_FRACTION = 1 / 3
-# Narrow models take many steps in a minute. Of seven sizes of the decoder, this one had the lowest
-# validation loss per byte after two minutes on two slow CPU cores.
-_SIZE = {"model": {"d_model": 128}, "tokenizer": {"vocab_size": 8192}}
 
 
 class PrintContinuations(Callback):
@@ -132,10 +129,10 @@ def quickstart(
     log.print_line(translated("quickstart.encoder", minutes=encoder_minutes))
     log.print_line(translated("quickstart.text", name=articles.name))
     encoder = pretrain(
-        "modernbert-mini",
+        "modernbert-auto",
         data=articles,
         out=folder / "encoder",
-        changes={"train": {"minutes": encoder_minutes}, **_SIZE},
+        changes={"train": {"minutes": encoder_minutes}},
         **options,
     )
     log.print_line(translated("quickstart.predictions"))
@@ -148,11 +145,11 @@ def quickstart(
     log.print_line(translated("quickstart.decoder", minutes=decoder_minutes))
     log.print_line(translated("quickstart.text", name=text.name))
     decoder = pretrain(
-        "llama-mini",
+        "llama-auto",
         data=text,
         validation=validation,
         out=folder / "decoder",
-        changes={"train": {"minutes": decoder_minutes}, **_SIZE},
+        changes={"train": {"minutes": decoder_minutes}},
         callbacks=[PrintContinuations(_OPENINGS[language][0], log)],
         **options,
     )
@@ -183,7 +180,7 @@ def _suggest_commands(encoder: Path, decoder: Path, language: str) -> list[str]:
         f'trivium fill-mask {encoder_name} "{masked}"',
         f"trivium pretrain --resume --out {decoder_name} --set train.minutes=20",
         "trivium samples samples",
-        f"trivium pretrain gpt2-mini --data samples/{text} --out runs/mine --set train.minutes=5",
+        f"trivium pretrain gpt2-auto --data samples/{text} --out runs/mine --set train.minutes=5",
         "trivium presets",
     ]
     if shutil.which("trivium") is None:  # trivium was started by its path

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from trivium.errors import RecipeError
 from trivium.model_loading import load
+from trivium.plan.model_size import build_sized_recipe
 from trivium.train import defaults
 from trivium.train.recipe_loading import (
     AnyRecipe,
     Changes,
     apply_changes,
-    build_recipe,
     format_recipe_with_origins,
     load_recipe_tree,
     recipe_name,
@@ -37,7 +37,7 @@ def show_recipe(recipe: AnyRecipe, data: Sequence[str] = (), changes: Changes = 
     tree = load_recipe_tree(recipe)
     if data:
         apply_changes(tree, {"data": {"paths": list(data)}})
-    chosen = build_recipe(tree, changes, where=recipe_name(recipe))
+    chosen = build_sized_recipe(tree, changes, where=recipe_name(recipe))
     if chosen.labelled:
         return format_recipe_with_origins(chosen)
     spec = chosen.model.build_spec() or load(str(chosen.model.init_from), device="meta").spec

@@ -28,7 +28,8 @@ from trivium.model_folder import checkpoints
 from trivium.models import num_parameters
 from trivium.models.base_model import Spec
 from trivium.objectives import task_kinds
-from trivium.presets import presets
+from trivium.plan.model_size import build_sized_recipe
+from trivium.presets import auto_presets, presets
 from trivium.progress import ProgressLine, handle_signals
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
@@ -227,7 +228,8 @@ def finetune(
         tree = {"objective": {"kind": task}}
     if model:
         name = os.fspath(model)
-        apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
+        is_preset = name in presets or name in auto_presets
+        apply_changes(tree, {"model": {"preset" if is_preset else "init_from": name}})
     if not (tree.get("model") or Run(out).should_resume(resume)):
         raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
     return pretrain(
@@ -288,7 +290,7 @@ def _load_run_recipe(
             apply_changes(tree, {"data": {"validation": validation}})
         if resume:
             return _load_resumed_recipe(run, tree, overrides, log)
-        chosen = build_recipe(tree, overrides, where=recipe_name(recipe))
+        chosen = build_sized_recipe(tree, overrides, where=recipe_name(recipe), log=log)
     except TriviumError as error:
         problems = [] if resume else _find_missing_paths(data, validation)
         if not problems:
