@@ -36,10 +36,11 @@ _SIZES = (
 # Above the width of a -mini preset, a head has this many features, and a large text gets a larger
 # vocabulary than this.
 _HEAD_DIM, _SMALL_VOCABULARY = 64, 8192
-_BYTES_PER_TOKEN = 4.0  # of English text and a vocabulary of 8,192 tokens
-# Nats per byte of children's stories after S steps of a model with N weights:
-# FLOOR + (N0 / N)^SIZE_EXPONENT + (S0 / S)^STEPS_EXPONENT (benchmarks/model_size.py).
-_FLOOR, _SIZE_SCALE, _SIZE_EXPONENT, _STEPS_SCALE, _STEPS_EXPONENT = 0.3, 1e4, 0.3, 10.0, 0.4
+_BYTES_PER_TOKEN = 4.0  # in English, with a vocabulary of 8,192 tokens
+# Nats per byte of children's stories after S steps of a decoder with N weights in its blocks:
+# _FLOOR + (_N0 / N)^_N_EXPONENT + (_S0 / S)^_S_EXPONENT, fitted to the runs of 2 to 25 minutes in
+# benchmarks/RESULTS.md. It also gives the order of the sizes of encoders.
+_FLOOR, _N0, _N_EXPONENT, _S0, _S_EXPONENT = 0.2, 2519.0, 0.271, 10.57, 0.280
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SizedModel:
     Args:
         num_layers: the number of layers of every stack.
         d_model: the width.
-        num_weights: the number of weights.
+        num_weights: the number of weights without token embeddings.
         steps: the number of training steps that fit into the budget.
         loss: the predicted loss after these steps in nats per byte of children's stories.
         values: the values that this size sets in a recipe, by dotted key.
@@ -101,16 +102,15 @@ def build_sized_recipe(
 def predict_loss(num_weights: int, steps: float) -> float:
     """Return the predicted loss of a decoder in nats per byte of children's stories.
 
-    The formula was fitted to runs of `llama-auto` on a CPU (benchmarks/RESULTS.md). On other text
-    the loss differs, but the order of the sizes is similar. The steps have 8 tokens per unit of
-    width.
+    On other text the loss differs, but the order of the sizes is similar. The formula holds for the
+    default number of tokens per step, 8 times the width.
 
     Args:
-        num_weights: the number of weights.
+        num_weights: the number of weights without token embeddings.
         steps: the number of training steps.
     """
-    size_term = (_SIZE_SCALE / num_weights) ** _SIZE_EXPONENT
-    return _FLOOR + size_term + (_STEPS_SCALE / max(1.0, steps)) ** _STEPS_EXPONENT
+    steps_term = (_S0 / max(1.0, steps)) ** _S_EXPONENT
+    return _FLOOR + (_N0 / num_weights) ** _N_EXPONENT + steps_term
 
 
 def _get_minutes(tree: Mapping[str, Any], preset: str) -> float:
