@@ -211,6 +211,13 @@ def random_texts(count: int) -> list[str]:
     return ["".join(rng.choices(PIECES, k=rng.randint(1, 12))) for _ in range(count)]
 
 
+def log_probabilities(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
+    """Our log-probabilities [vocab_size] of the token after `ids`."""
+    with torch.no_grad():
+        logits = lm.module.logits(lm.module(input_ids=torch.tensor([ids])))[0, -1]
+    return logits.log_softmax(-1)
+
+
 def ggml_gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU from a table of float16 values, as GGML computes it on a CPU for |x| < 10."""
     rounded = gelu(x.half().float(), approximate="tanh").half().float()
@@ -232,13 +239,11 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
     compared = 0
     for length in (1, 3, 7, 13, 20, 29, 41):
         ids = torch.randint(3, tokenizer.vocab_size, (length,), generator=generator).tolist()
-        with torch.no_grad():
-            logits = lm.module.logits(lm.module(input_ids=torch.tensor([ids])))[0, -1]
         # The server leaves out the probabilities if the first token is not valid UTF-8.
         answer = server.generate(ids, 1, n_probs=lm.spec.vocab_size)
         for each in answer.get("completion_probabilities", ())[:1]:
             theirs = {one["id"]: one["logprob"] for one in each["top_logprobs"]}
-            ours = logits.log_softmax(-1)
+            ours = log_probabilities(lm, ids)
             assert len(theirs) == lm.spec.vocab_size
             assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < tolerance
             compared += 1
@@ -246,8 +251,7 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
     ids = tokenizer.encode_ids_batch(TEXTS[:1])[0][:20]
     text = list(ids)
     for _ in range(12):
-        with torch.no_grad():
-            scores = lm.module.logits(lm.module(input_ids=torch.tensor([text])))[0, -1]
+        scores = log_probabilities(lm, text)
         scores[0] = -torch.inf  # the end token
         text.append(int(scores.argmax()))
     assert server.generate(ids, 12)["tokens"] == text[len(ids) :]
@@ -265,7 +269,15 @@ def test_llama_cpp_computes_the_same_token_ids(
         assert server.encode(text) == ids, text
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
+# The largest error of a weight, relative to the largest weight. With 4 and 5 bits, the error is at
+# most a step: 1/8 and 1/16 of the largest weight, or 1/15 and 1/31 of the range of 32 weights.
+STEPS = {
+    **{"f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 127},
+    **{"q5_0": 1 / 16, "q5_1": 2 / 31, "q4_0": 1 / 8, "q4_1": 2 / 15},
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
 def test_weights_are_those_of_the_model_within_the_precision_of_their_type(
     kind: Any, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -278,23 +290,54 @@ def test_weights_are_those_of_the_model_within_the_precision_of_their_type(
     assert stored.tensor_type.name == kind.upper()
     assert tensors["blk.1.ffn_norm.weight"].tensor_type.name == "F32"
     values = gguf.dequantize(stored.data, stored.tensor_type).reshape(weight.shape)
-    steps = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 127}
     error = abs(values - weight).max()
-    assert 0 < error <= steps[kind] * abs(weight).max()
+    assert 0 < error <= STEPS[kind] * abs(weight).max()
+    few_bits = kind[:2] in ("q4", "q5")
+    assert tensors["output.weight"].tensor_type.name == ("Q8_0" if few_bits else kind.upper())
     assert len(server.generate([5, 6], 3)["tokens"]) == 3
 
 
-def test_rows_that_q8_0_cannot_store_are_written_as_f16(
-    tokenizer: Tokenizer, tmp_path: Path
+@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_llama_cpp_computes_with_the_quantized_weights(
+    kind: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """llama.cpp's log-probabilities are those of a model whose weights were rounded to the type.
+
+    They differ a little, because llama.cpp also rounds activations to 8 bits.
+    """
+    lm = make_model("llama", tokenizer)
+    server = export(lm, tmp_path / "out", weight_type=kind)
+    ids = [7, 31, 11, 5, 23]
+    original = log_probabilities(lm, ids)
+    with torch.no_grad():
+        for name, weight in lm.module.named_parameters():
+            if weight.ndim == 2:
+                own = "q8_0" if name.startswith(("tokens.", "heads.")) else kind
+                step = gguf.GGMLQuantizationType[own.upper()]
+                values = gguf.dequantize(gguf.quantize(weight.numpy(), step), step)
+                weight.copy_(torch.from_numpy(values))
+    rounded = log_probabilities(lm, ids)
+    [answer] = server.generate(ids, 1, n_probs=lm.spec.vocab_size)["completion_probabilities"]
+    theirs = torch.empty_like(rounded)
+    for each in answer["top_logprobs"]:
+        theirs[each["id"]] = each["logprob"]
+    assert (theirs - rounded).std() < 0.1
+    if kind != "q8_0":
+        assert (theirs - rounded).std() < (theirs - original).std() / 2
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_rows_that_are_no_multiple_of_32_are_written_as_f16(
+    kind: Any, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     CASES["narrow"] = ("Llama", {**LLAMA, "intermediate_size": 90})
     lm = make_model("narrow", tokenizer)
-    with pytest.warns(UserWarning, match="2 weights have rows .* written as f16, not q8_0"):
-        lm.save_gguf(tmp_path / "out", weight_type="q8_0")
+    with pytest.warns(UserWarning, match=f"2 weights have rows .* written as f16, not {kind}"):
+        lm.save_gguf(tmp_path / "out", weight_type=kind)
     tensors = gguf.GGUFReader(tmp_path / "out" / GGUF_FILE).tensors
     types = {each.name: each.tensor_type.name for each in tensors}
     assert types["blk.0.ffn_down.weight"] == "F16"
-    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+    assert types["blk.0.ffn_up.weight"] == kind.upper()
 
 
 def test_values_beyond_f16_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from trivium.messages import translated
 
 # The data types of each format; the first is the default.
 _ONNX_TYPES = ("f32", "f16", "int8")
-_TYPES = {"hf": (), "gguf": ("f16", "f32", "bf16", "q8_0"), "onnx": _ONNX_TYPES, "web": _ONNX_TYPES}
+_GGUF_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+_TYPES = {"hf": (), "gguf": _GGUF_TYPES, "onnx": _ONNX_TYPES, "web": _ONNX_TYPES}
 
 
 def export(
@@ -47,10 +48,10 @@ def export(
         ),
     ] = "hf",
     type: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0", "int8"] | None,
+        Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "int8"] | None,
         typer.Option(
-            help="The data type of the weights. gguf: f16 (default), f32, bf16 or q8_0; onnx and "
-            "web: f32 (default), f16 or int8."
+            help="The data type of the weights. gguf: f16 (default), f32, bf16, q8_0 (8 bits), "
+            "q5_1, q5_0 (5 bits), q4_1 or q4_0 (4 bits); onnx and web: f32 (default), f16 or int8."
         ),
     ] = None,
     library: Annotated[

@@ -27,11 +27,12 @@ from trivium.models import LanguageModule, Transformer
 from trivium.text import Tokenizer
 
 GGUF_FILE = "model.gguf"
-WeightType = Literal["f32", "f16", "bf16", "q8_0"]
+WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 _DEFAULT_CONTEXT = 2048  # of a model with RoPE that was never trained; as in transformers
 _MAX_F16 = 65504.0
 _F32_TENSORS = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight")
+_VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 
 
@@ -156,8 +157,9 @@ def write_gguf(
 ) -> tuple[GGUFTokenizer, int]:
     """Write a decoder, or an encoder for embeddings, with its tokenizer to a GGUF file.
 
-    Vectors, routers, position and type embeddings are written as f32, as llama.cpp requires. With
-    "q8_0", weights whose rows are not a multiple of 32 are written as f16, with a warning.
+    Vectors, routers, position and type embeddings are written as f32, as llama.cpp requires. With 4
+    or 5 bits, token embeddings and output matrix are written as q8_0: they lose the most. Weights
+    whose rows are not a multiple of 32 cannot be quantized and are written as f16, with a warning.
 
     Args:
         file: the file to write.
@@ -424,9 +426,11 @@ def _write_tensors(
         kind = kinds[weight_type.upper()]
         if tensor.ndim == 1 or name.endswith(_F32_TENSORS):
             kind = kinds.F32
-        elif kind == kinds.Q8_0 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        elif tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:  # blocks of a quantized row
             kind = kinds.F16
             smaller.append(name)
+        elif weight_type.startswith(("q4", "q5")) and name in _VOCABULARY_TENSORS:
+            kind = kinds.Q8_0
         if kind == kinds.F16 and tensor.abs().max() > _MAX_F16:
             raise SpecError(
                 f"{name} has values above {_MAX_F16:.0f}, the largest of f16: use --type bf16 or "
@@ -438,7 +442,7 @@ def _write_tensors(
     if smaller:
         warnings.warn(
             f"{len(smaller)} weights have rows that are not a multiple of 32 and are written as "
-            f"f16, not q8_0: {', '.join(smaller[:3])}.",
+            f"f16, not {weight_type}: {', '.join(smaller[:3])}.",
             stacklevel=3,
         )
     writer.write_header_to_file()

@@ -93,7 +93,8 @@ class SavingMixin(TextModel):
 
         Args:
             folder: a new or empty folder.
-            weight_type: the data type of the weights: "f32", "f16", "bf16" or "q8_0" (8 bits).
+            weight_type: the data type of the weights: "f32", "f16", "bf16", "q8_0" (8 bits),
+                "q5_1", "q5_0" (5 bits), "q4_1" or "q4_0" (4 bits).
             overwrite: replace a model in the folder. A run or other files are never replaced.
 
         Raises:
