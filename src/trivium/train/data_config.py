@@ -109,8 +109,8 @@ class DataConfig(Config):
 class MixConfig(Config):
     """One of several data sources: its data, its objective and its sampling weight.
 
-    Every step draws its whole batch from one random source. The probability of a source is
-    proportional to its weight. For example, a BART that trains on text in three quarters of the
+    Every step draws its whole batch from one source, chosen at random. The probability of a source
+    is proportional to its weight. For example, a BART that trains on text in three quarters of the
     steps, and on labelled pairs in the others:
 
     ```toml

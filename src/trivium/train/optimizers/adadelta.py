@@ -15,7 +15,7 @@ from trivium.train.optimizers import Optimizer, Optimizers, trained_parameters
 class Adadelta(Optimizer):
     """Adadelta (Zeiler 2012, algorithm 1), using PyTorch's `torch.optim.Adadelta`.
 
-    The update of a weight with gradient g is lr RMS(earlier updates) / RMS(gradients) g, where RMS
+    The update of a weight with gradient g is lr * g * RMS(earlier updates) / RMS(gradients). RMS
     is the root of a moving average of squares. The default learning rate is that of the paper, 1.
     """
 

@@ -1,0 +1,85 @@
+"""The loss of several sizes of a model after equal time, beside the size that `-auto` chooses.
+
+First the speed of every size is measured, then every size trains for the number of steps that fit
+into the minutes. Other work on the machine therefore slows the runs down, but does not change their
+losses. Decoders train on the bundled stories, encoders on the bundled articles.
+
+    python benchmarks/model_size.py --presets llama-auto modernbert-auto --minutes 2
+    python benchmarks/model_size.py --presets llama-auto --minutes 20 --widths 192 256 384
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from side_by_side import machine
+
+from trivium import pretrain
+from trivium.data.samples import sample_path, story_paths
+from trivium.plan import model_size
+from trivium.plan.model_size import SizedModel
+from trivium.presets import auto_presets, presets
+
+
+def measure_sizes(preset: str, minutes: float, widths: list[int]) -> list[SizedModel]:
+    """The speed and the predicted loss of every width."""
+    tree = {"model": {"preset": preset}, "train": {"minutes": minutes}}
+    return [
+        model_size._measure_size(tree, preset, layers, width, num_bytes=1e7)
+        for layers, width in model_size._SIZES
+        if width in widths
+    ]
+
+
+def train(preset: str, size: SizedModel, steps: int, out: Path) -> tuple[float, float]:
+    """Train a size. Returns the validation loss in nats per token and in nats per byte."""
+    decoder = presets[auto_presets[preset]].family == "decoder-only"
+    text, validation = story_paths() if decoder else (sample_path("en"), 0.03)
+    changes = {
+        **size.values,
+        "train.steps": steps,
+        "train.eval_tokens": 76_000,
+        "train.eval_every": steps,
+    }
+    run = pretrain(
+        changes.pop("model.preset"),
+        data=text,
+        validation=validation,
+        out=out,
+        changes=changes,
+        console=Console(quiet=True),
+    )
+    loss = [row["valid_loss"] for row in run.read_metrics() if "valid_loss" in row][-1]
+    return loss, loss / run.read_metadata()["bytes_per_token"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--presets", nargs="+", choices=auto_presets, default=["llama-auto"])
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--widths", nargs="+", type=int, default=[64, 96, 128, 192, 256])
+    parser.add_argument(
+        "--steps", nargs="+", type=int, help="of each width, in place of those that fit"
+    )
+    options = parser.parse_args()
+    print(
+        f"{machine()}\n\n| preset | layers x width | steps | nats/token | nats/byte | predicted |"
+    )
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for preset in options.presets:
+            sizes = measure_sizes(preset, options.minutes, options.widths)
+            steps = options.steps or [round(size.steps) for size in sizes]
+            for size, count in zip(sizes, steps, strict=True):
+                name = f"{size.num_layers} x {size.d_model}"
+                out = Path(folder) / f"{preset}-{size.d_model}"
+                token, byte = train(preset, size, max(1, count), out)
+                loss = model_size.predict_loss(size.num_weights, count)
+                print(f"| {preset} | {name} | {count} | {token:.3f} | {byte:.4f} | {loss:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
