@@ -14,12 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import string
 import tempfile
 import time
 import urllib.request
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from generate import endless
 from side_by_side import Figures, compare, is_child, machine, parser
 
 MODELS = {"gpt2 124M": ("gpt2", 50_257), "llama 7M": ("llama-mini", 8_192)}
@@ -34,8 +38,9 @@ def make_models(preset: str, vocab_size: int, folder: Path) -> None:
     from trivium.presets import presets
     from trivium.text import Tokenizer
 
-    words = [f"{number:x}" for number in range(3 * vocab_size)]  # enough different merges
-    tokenizer = Tokenizer.train("byte-bpe", words, vocab_size=vocab_size, min_frequency=1)
+    rng = random.Random(0)  # words with enough different merges
+    words = ["".join(rng.choices(string.ascii_letters, k=8)) for _ in range(vocab_size)]
+    tokenizer = Tokenizer.train("byte-bpe", texts=words, vocab_size=vocab_size, min_frequency=1)
     spec = presets[preset].replace(vocab_size=tokenizer.vocab_size)
     lm = LanguageModel(spec, build(spec, seed=0), tokenizer)
     lm.save(folder / "trivium")
@@ -46,16 +51,17 @@ def make_models(preset: str, vocab_size: int, folder: Path) -> None:
         )  # fmt: skip
 
 
-def run_trivium(job: argparse.Namespace, *, quantize: str | None = None) -> Figures:
+def run_trivium(job: argparse.Namespace, *, quantize: Any = None) -> Figures:
     """The engine with one slot."""
     from trivium.inference.engine import Engine
     from trivium.inference.request import GenerationRequest
     from trivium.inference.sampling_params import SamplingParams
     from trivium.model_loading import load
 
-    lm = load(Path(job.folder, "trivium"), device="cpu", dtype="float32", quantize=quantize)
-    params = SamplingParams(temperature=0.0, max_new_tokens=job.new_tokens, ignore_eos=True)
-    engine = Engine(lm, slots=1, slot_length=512)
+    folder = Path(job.folder, "trivium")
+    module = load(folder, device="cpu", dtype="float32", quantize=quantize).module
+    params = SamplingParams(temperature=0.0, max_new_tokens=job.new_tokens)
+    engine = Engine(endless(module, translates=False), slots=1, slot_length=512)
     rates = []
     for _ in range(3):
         engine.add(GenerationRequest(list(range(10, 26)), params))
