@@ -18,7 +18,7 @@ from rich.console import Console
 from side_by_side import machine
 
 from trivium import pretrain
-from trivium.data.samples import sample_path, story_paths
+from trivium.data.samples import easy_text_paths, sample_path
 from trivium.plan import model_size
 from trivium.plan.model_size import SizedModel
 from trivium.presets import auto_presets, presets
@@ -37,7 +37,7 @@ def measure_sizes(preset: str, minutes: float, widths: list[int]) -> list[SizedM
 def train(preset: str, size: SizedModel, steps: int, out: Path) -> tuple[float, float]:
     """Train a size. Returns the validation loss in nats per token and in nats per byte."""
     decoder = presets[auto_presets[preset]].family == "decoder-only"
-    text, validation = story_paths() if decoder else (sample_path("en"), 0.03)
+    text, validation = easy_text_paths("en") if decoder else (sample_path("en"), 0.03)
     changes = {
         **size.values,
         "train.steps": steps,

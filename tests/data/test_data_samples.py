@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import lzma
 
 import pytest
@@ -9,13 +10,13 @@ import pytest
 from trivium.data import read_documents, read_records
 from trivium.data.records import RecordOptions
 from trivium.data.samples import (
+    EASY_TEXTS,
     EXAMPLES,
     LICENCES,
     SAMPLES,
-    STORIES,
     copy_samples,
+    easy_text_paths,
     sample_path,
-    story_paths,
 )
 from trivium.errors import DataError
 
@@ -30,22 +31,25 @@ def test_documents():
         sample_path("fr")
 
 
-def test_stories():
-    parts = [[document.text for document in read_documents([path])] for path in story_paths()]
-    assert [len(texts) for texts in parts] == [11344, 366]
-    assert len({text for texts in parts for text in texts}) == 11344 + 366
-    assert sum(text.startswith("Once upon a time") for text in parts[0]) > 3000
+@pytest.mark.parametrize(("language", "counts"), [("en", (11344, 366)), ("zh", (12968, 758))])
+def test_no_easy_text_is_in_both_files(language, counts):
+    paths = easy_text_paths(language)
+    parts = [[document.text for document in read_documents([path])] for path in paths]
+    assert tuple(map(len, parts)) == counts
+    assert len({text for texts in parts for text in texts}) == sum(counts)
+    with pytest.raises(DataError, match="en, zh"):
+        easy_text_paths("fr")
 
 
 def test_what_is_bundled_is_small():
     size = sum(path.stat().st_size for path in sample_path("en").parent.iterdir() if path.is_file())
-    assert size < 10_000_000
+    assert size < 12_000_000
 
 
 def test_all_is_unpacked_with_licences(tmp_path):
     out = tmp_path / "new" / "samples"
     copied = copy_samples(out)
-    packed = (*SAMPLES.values(), *STORIES, *EXAMPLES)
+    packed = (*SAMPLES.values(), *itertools.chain(*EASY_TEXTS.values()), *EXAMPLES)
     names = [name.removesuffix(".xz") for name in packed]
     assert [path.name for path in copied] == [*LICENCES, *names]
     assert sorted(out.iterdir()) == sorted(copied)

@@ -23,7 +23,7 @@ from small_models import SPECS
 import trivium
 from trivium import load, spec
 from trivium.cli import main
-from trivium.data.samples import story_paths
+from trivium.data.samples import easy_text_paths
 from trivium.data.shards import TRAIN
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.interop.settings import Settings
@@ -518,7 +518,7 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
     console = quiet()
     quickstart(minutes=3.0, out="quick quick", console=console)
     assert trained["modernbert-auto"] == ("english.txt.xz", 1.0, None)
-    assert trained["llama-auto"] == ("stories.txt.xz", 2.0, story_paths()[1])
+    assert trained["llama-auto"] == ("stories.txt.xz", 2.0, easy_text_paths("en")[1])
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "unigram baseline" in printed
     # A text of the untrained model, one halfway, one at the end, and the end again after loading.

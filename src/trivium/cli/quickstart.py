@@ -29,8 +29,8 @@ def quickstart(
     """Train an encoder and a decoder on bundled text, then fill masks and generate text with them.
 
     The encoder trains on articles of Wikipedia, the decoder on children's stories (in Chinese, on
-    Wikipedia). Continuations by the decoder are printed at the start, in the middle and at the end
-    of its training.
+    poems). Continuations by the decoder are printed at the start, in the middle and at the end of
+    its training.
 
     Args:
         language: Language of the bundled text.

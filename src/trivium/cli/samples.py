@@ -23,8 +23,9 @@ from trivium.messages import translated
 def samples(folder: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path("samples")) -> None:
     """Unpack the bundled texts and labelled examples, for experiments.
 
-    They contain articles in English and Chinese, children's stories in English, sentences from film
-    reviews, social media posts with labelled names, and English sentences with French translations.
+    They contain articles in English and Chinese, children's stories in English, classical poems in
+    Chinese, sentences from film reviews, social media posts with labelled names, and English
+    sentences with French translations.
     LICENSES.md in the same folder gives the origin and licence of each file.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trivium.data.samples import sample_path, story_paths
+from trivium.data.samples import easy_text_paths, sample_path
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
@@ -37,7 +37,7 @@ _MASKED = {
 }
 _OPENINGS = {
     "en": ("Once upon a time", "One day, Tom and his dog"),
-    "zh": ("\u4ed6\u51fa\u751f\u4e8e", "\u8fd9\u662f\u4e00\u90e8"),
+    "zh": ("\u660e\u6708", "\u6625\u98ce"),
 }
 # The encoder takes this fraction of the time. The decoder, which writes sentences, needs more.
 _ENCODER_FRACTION = 1 / 3
@@ -95,10 +95,10 @@ def quickstart(
 ) -> tuple[RunFolder, RunFolder]:
     """Train a small encoder and a small decoder, and show what each of them can do.
 
-    The encoder learns to fill masks from articles of Wikipedia. The decoder learns to continue text
-    from children's stories; in Chinese, it learns from Wikipedia, too. Continuations are printed at
-    the start, in the middle and at the end of the decoder's training. Returns the run folders of
-    the encoder and the decoder.
+    The encoder learns to fill masks from articles of Wikipedia. The decoder learns to continue
+    children's stories, or poems in Chinese. Continuations are printed at the start, in the middle
+    and at the end of the decoder's training. Returns the run folders of the encoder and the
+    decoder.
 
     Args:
         language: the language of the bundled text, "en" or "zh".
@@ -140,8 +140,7 @@ def quickstart(
     for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         log.print_line(f"   {prompt}\n      {fills}")
-    # No stories in Chinese are bundled.
-    text, validation = story_paths() if language == "en" else (articles, None)
+    text, validation = easy_text_paths(language)
     log.print_line(translated("quickstart.decoder", minutes=decoder_minutes))
     log.print_line(translated("quickstart.text", name=text.name))
     decoder = pretrain(
