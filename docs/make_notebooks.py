@@ -1,9 +1,10 @@
 """Write the tutorials and the chapters of the book as Jupyter notebooks: `make notebooks`.
 
-The first cell installs the wheel of Trivium, which is built beside the notebooks. Commands become
-cells that run them, files become cells that write them. What a page says that they print is left
-out, since running the cell prints it. A server runs in the background until the last cell. A
-notebook runs from top to bottom; the models go into the folder of the notebook.
+The first cell installs the wheel of Trivium, which is built beside the notebooks, and the packages
+for which the page names `pip install`. Commands become cells that run them, files become cells that
+write them. What a page says that they print is left out, since running the cell prints it. A server
+runs in the background until the last cell. A notebook runs from top to bottom; the models go into
+the folder of the notebook.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from run_examples import BLOCK
 DOCS = Path(__file__).parent
 FOLDERS = ("tutorials", "tutorials/zh", "book/en", "book/zh")
 EXTRAS = "metrics,playground"
+# Commands of the kernel's environment are found although nobody has activated the environment, and
+# draw no progress bars, which a notebook shows as thousands of lines.
+INSTALL = """\
+%pip install --quiet {packages}
+import os, sys
+os.environ["TERM"] = "dumb"
+os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]"""
 # What a page takes from an earlier page.
 EARLIER = {
     "finetuning": (
@@ -58,7 +66,8 @@ def notebook(page: str, wheel: str, earlier: Iterable[str] = ()) -> nbformat.Not
     `wheel`: the path or address that the first cell installs. `earlier`: commands of other pages
     that the second cell runs.
     """
-    cells = [new_code_cell(f'%pip install --quiet "{wheel}[{EXTRAS}]"')]
+    packages = [f'"{wheel}[{EXTRAS}]"', *re.findall(r"`pip install ([\w-]+)`", page)]
+    cells = [new_code_cell(INSTALL.format(packages=" ".join(packages)))]
     if earlier:
         cells.append(new_code_cell(code_of("\n".join(earlier))))
     end, after_commands = 0, False
