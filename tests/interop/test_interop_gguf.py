@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ import torch
 from hugging_face import ours_of, randomize
 from torch.nn.functional import gelu
 
+from trivium.adapt.adapter import Adapter, LowRankUpdate, with_adapter
+from trivium.adapt.lora import LoRA, find_target_layers
 from trivium.cli import main
 from trivium.errors import CheckpointError, SpecError, TokenizerError
-from trivium.interop.gguf_file import ARCHITECTURES, GGUF_FILE
+from trivium.interop.gguf_adapter import ADAPTER_FILE
+from trivium.interop.gguf_families import ARCHITECTURES
+from trivium.interop.gguf_file import GGUF_FILE
 from trivium.interop.ollama import MODELFILE, to_go_template
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -157,7 +163,7 @@ def make_model(case: str, tokenizer: Tokenizer, **settings: Any) -> LanguageMode
 class LlamaCpp:
     """A server of llama.cpp in this process, with caches in float32."""
 
-    def __init__(self, file: Path, *, embedding: bool = False) -> None:
+    def __init__(self, file: Path, *, embedding: bool = False, adapter: Path | None = None) -> None:
         params = llama_cpp.CommonParams()
         params.model.path = str(file)
         params.n_ctx, params.n_parallel, params.port = 90, 1, 0
@@ -165,6 +171,10 @@ class LlamaCpp:
         params.warmup, params.cpuparams.n_threads, params.verbosity = False, 1, 0
         params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if adapter is not None:
+            info = llama_cpp.CommonAdapterLoraInfo()
+            info.path, info.scale = str(adapter), 1.0
+            params.lora_adapters = [info]
         self.server = llama_cpp.Server(params)
         # Ending a server before its loop has run once would wait for this loop forever.
         if embedding:
@@ -187,6 +197,15 @@ class LlamaCpp:
     def generate(self, ids: list[int], count: int, **options: Any) -> dict[str, Any]:
         fixed = {"temperature": 0, "cache_prompt": False, "return_tokens": True, "ignore_eos": True}
         return self.post("/completion", prompt=ids, n_predict=count, **fixed, **options)
+
+    def log_probabilities(self, ids: list[int], vocab_size: int) -> torch.Tensor | None:
+        """The log-probabilities [vocab_size] of the token after `ids`, if the server says them."""
+        answer = self.generate(ids, 1, n_probs=vocab_size)
+        for each in answer.get("completion_probabilities", ())[:1]:
+            found = {one["id"]: one["logprob"] for one in each["top_logprobs"]}
+            assert len(found) == vocab_size
+            return torch.tensor([found[index] for index in range(vocab_size)])
+        return None
 
 
 def export(lm: LanguageModel, folder: Path, **options: Any) -> LlamaCpp:
@@ -218,6 +237,15 @@ def log_probabilities(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
+def tolerance_of(case: str) -> float:
+    """The largest difference of log-probabilities.
+
+    With GELU, a value between two numbers of float16 may be rounded to either of them: a relative
+    change by 1e-6 before this rounding changes Gemma's log-probabilities by up to 3e-3.
+    """
+    return 5e-3 if case in ("gpt2", "gemma", "starcoder2", "phi") else 1e-4
+
+
 def ggml_gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU from a table of float16 values, as GGML computes it on a CPU for |x| < 10."""
     rounded = gelu(x.half().float(), approximate="tanh").half().float()
@@ -233,19 +261,13 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
     lm = make_model(case, tokenizer)
     server = export(lm, tmp_path / "out", weight_type="f32")
     generator = torch.Generator().manual_seed(3)
-    # A value between two numbers of float16 may be rounded to either of them: a relative change by
-    # 1e-6 before this rounding changes Gemma's log-probabilities by up to 3e-3.
-    tolerance = 5e-3 if case in ("gpt2", "gemma", "starcoder2", "phi") else 1e-4
+    tolerance = tolerance_of(case)
     compared = 0
     for length in (1, 3, 7, 13, 20, 29, 41):
         ids = torch.randint(3, tokenizer.vocab_size, (length,), generator=generator).tolist()
         # The server leaves out the probabilities if the first token is not valid UTF-8.
-        answer = server.generate(ids, 1, n_probs=lm.spec.vocab_size)
-        for each in answer.get("completion_probabilities", ())[:1]:
-            theirs = {one["id"]: one["logprob"] for one in each["top_logprobs"]}
-            ours = log_probabilities(lm, ids)
-            assert len(theirs) == lm.spec.vocab_size
-            assert max(abs(ours[i].item() - value) for i, value in theirs.items()) < tolerance
+        if (theirs := server.log_probabilities(ids, lm.spec.vocab_size)) is not None:
+            assert (log_probabilities(lm, ids) - theirs).abs().max() < tolerance
             compared += 1
     assert compared >= 2
     ids = tokenizer.encode_ids_batch(TEXTS[:1])[0][:20]
@@ -255,6 +277,71 @@ def test_llama_cpp_computes_the_same_logits_and_greedy_texts(
         scores[0] = -torch.inf  # the end token
         text.append(int(scores.argmax()))
     assert server.generate(ids, 12)["tokens"] == text[len(ids) :]
+
+
+def with_random_adapter(lm: LanguageModel) -> LanguageModel:
+    """The model with an adapter on all linear layers, whose ranks and factors differ."""
+    generator = torch.Generator().manual_seed(5)
+    updates = {}
+    layers = find_target_layers(lm.module, LoRA(targets=("all-linear",)))
+    layers = {name: each for name, each in layers.items() if not name.endswith("router")}
+    for index, (name, layer) in enumerate(layers.items()):
+        # The experts of a layer are adapted alike, because their matrices are stacked.
+        kind = index % 2 if ".experts." not in name else 0
+        a = torch.randn(3 + kind, layer.in_features, generator=generator)
+        b = torch.randn(layer.out_features, 3 + kind, generator=generator)
+        updates[name] = LowRankUpdate(a * 0.05, b * 0.1, scale=2.0 - kind)
+    other = copy.copy(lm)
+    other.adapter = Adapter("tuned", None, lm.spec, updates, {})
+    other.module = with_adapter(lm.module, other.adapter)
+    return other
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "-" not in case])
+@pytest.mark.filterwarnings("ignore:llama.cpp has no sliding window")
+def test_an_adapter_is_added_to_the_file_of_the_base(
+    case: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", ggml_gelu)
+    base = make_model(case, tokenizer)
+    lm = with_random_adapter(base)
+    base.save_gguf(tmp_path / "base", weight_type="f32")
+    lm.save_gguf_adapter(tmp_path / "tuned", weight_type="f32")
+    server = LlamaCpp(tmp_path / "base" / GGUF_FILE, adapter=tmp_path / "tuned" / ADAPTER_FILE)
+    compared = 0
+    for ids in ([7, 31, 11, 5, 23], [99, 17, 3], [41]):
+        if (theirs := server.log_probabilities(ids, lm.spec.vocab_size)) is not None:
+            ours = log_probabilities(lm, ids)
+            assert (ours - theirs).abs().max() < 2 * tolerance_of(case)
+            assert (ours - log_probabilities(base, ids)).abs().max() > 0.1
+            compared += 1
+    assert compared
+
+
+def test_adapters_that_llama_cpp_does_not_compute_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    base = make_model("llama", tokenizer)
+    with pytest.raises(SpecError, match="has no adapter"):
+        base.save_gguf_adapter(tmp_path / "out")
+    lm = with_random_adapter(base)
+    assert lm.adapter is not None
+    with pytest.raises(SpecError, match="f16, f32, bf16, not q4_0"):
+        lm.save_gguf_adapter(tmp_path / "out", weight_type="q4_0")  # type: ignore[arg-type]
+    updates = {
+        name: replace(each, magnitude=torch.ones(len(each.lora_b)))
+        for name, each in lm.adapter.updates.items()
+    }
+    dora = copy.copy(base)
+    dora.adapter = replace(lm.adapter, updates=updates)
+    dora.module = with_adapter(base.module, dora.adapter)
+    with pytest.raises(SpecError, match="DoRA"):
+        dora.save_gguf_adapter(tmp_path / "out")
+    trained = {"tokens.weight": base.module.state_dict()["tokens.weight"] + 1.0}
+    lm.adapter = replace(lm.adapter, weights=trained)
+    with pytest.raises(SpecError, match=r"also replaces tokens\.weight"):
+        lm.save_gguf_adapter(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("pattern", ["trained", "gpt2", "llama3", "qwen"])
@@ -317,10 +404,8 @@ def test_llama_cpp_computes_with_the_quantized_weights(
                 values = gguf.dequantize(gguf.quantize(weight.numpy(), step), step)
                 weight.copy_(torch.from_numpy(values))
     rounded = log_probabilities(lm, ids)
-    [answer] = server.generate(ids, 1, n_probs=lm.spec.vocab_size)["completion_probabilities"]
-    theirs = torch.empty_like(rounded)
-    for each in answer["top_logprobs"]:
-        theirs[each["id"]] = each["logprob"]
+    theirs = server.log_probabilities(ids, lm.spec.vocab_size)
+    assert theirs is not None
     assert (theirs - rounded).std() < 0.1
     if kind != "q8_0":
         assert (theirs - rounded).std() < (theirs - original).std() / 2
@@ -540,3 +625,23 @@ def test_the_command_exports_a_saved_model(
     assert server.encode(TEXTS[0]) == list(tokenizer.encode(TEXTS[0]).ids)
     assert main(["export", saved, str(tmp_path / "hf"), "--type", "f32"]) == 2
     assert "--format hf takes no --type" in capsys.readouterr().err
+
+
+def test_the_command_exports_an_adapter_alone(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = make_model("qwen3_moe", tokenizer)
+    lm = with_random_adapter(base)
+    assert lm.adapter is not None
+    lm.adapter = replace(lm.adapter, base=str(base.save(tmp_path / "base")))
+    tuned, out = str(lm.save_adapter(tmp_path / "tuned")), str(tmp_path / "out")
+    command = ["export", tuned, out, "--format", "gguf", "--adapter-only"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out}: GGUF, LoRA, f16"
+    assert [line.split()[0] for line in lines[1:]] == [ADAPTER_FILE]
+    assert main([*command, "--overwrite", "--type", "bf16"]) == 0
+    fields = gguf.GGUFReader(tmp_path / "out" / ADAPTER_FILE).fields
+    assert fields["adapter.type"].contents() == "lora"
+    assert main(["export", tuned, out, "--adapter-only"]) == 2
+    assert "--adapter-only needs --format gguf" in capsys.readouterr().err

@@ -1,17 +1,15 @@
 """Write a decoder or an embedding model to a GGUF file, which llama.cpp and Ollama read.
 
-The weights go by their Hugging Face names to those of GGUF, through the table of the package
-`gguf`. `ARCHITECTURES` has what is different between families. The rules are those of llama.cpp's
-converter (`convert_hf_to_gguf.py`).
+`gguf_families.py` has the families, `gguf_tokenizer.py` the tokenizers. The rules are those of
+llama.cpp's converter (`convert_hf_to_gguf.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +19,13 @@ from torch import Tensor
 
 from trivium.errors import SpecError, require_extra
 from trivium.interop.convert import to_hugging_face
+from trivium.interop.gguf_families import (
+    ENCODERS,
+    LlamaCppFamily,
+    drop_heads,
+    find_family,
+    name_tensors,
+)
 from trivium.interop.gguf_tokenizer import GGUFTokenizer, convert_tokenizer, convert_wordpiece
 from trivium.interop.settings import Settings
 from trivium.models import LanguageModule, Transformer
@@ -33,92 +38,6 @@ _DEFAULT_CONTEXT = 2048  # of a model with RoPE that was never trained; as in tr
 _MAX_F16 = 65504.0
 _F32_TENSORS = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight")
 _VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
-
-
-@dataclass(frozen=True)
-class LlamaCppFamily:
-    """How llama.cpp computes a family of decoders.
-
-    Args:
-        name: the name of the architecture in llama.cpp.
-        fixed: the values of options of `config.json` that llama.cpp does not read, and with which
-            alone it computes; options that a config lacks are not compared.
-        interleaves: whether RoPE rotates adjacent dimensions in llama.cpp, so that the rows of the
-            query and key projections are reordered.
-        transposed: the ends of the names of weights that Hugging Face stores as [in, out].
-        norm_offset: added to the weights of norms, which Hugging Face stores without it.
-        constants: further whole numbers of the file, by their key without the architecture.
-        reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
-    """
-
-    name: str
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    interleaves: bool = False
-    transposed: tuple[str, ...] = ()
-    norm_offset: float = 0.0
-    constants: Mapping[str, int] = field(default_factory=dict)
-    reads_rope_factors: bool = False
-
-
-_SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
-_LLAMA = LlamaCppFamily(
-    "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
-)
-ARCHITECTURES = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": _SILU}),
-    "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
-    "qwen3_moe": LlamaCppFamily(
-        "qwen3moe",
-        fixed={
-            "hidden_act": _SILU,
-            "attention_bias": (False,),
-            "norm_topk_prob": (True,),
-            "mlp_only_layers": ([],),
-            "decoder_sparse_step": (1,),
-        },
-    ),
-    "olmo2": LlamaCppFamily("olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
-    "gemma": LlamaCppFamily("gemma", fixed={"hidden_act": _TANH_GELU}, norm_offset=1.0),
-    "granite": LlamaCppFamily(
-        "granite",
-        fixed={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
-        interleaves=True,
-        reads_rope_factors=True,
-    ),
-    "starcoder2": LlamaCppFamily(
-        "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
-    ),
-    "phi": LlamaCppFamily("phi2", fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)}),
-    "phi3": LlamaCppFamily(
-        "phi3",
-        fixed={"hidden_act": _SILU},
-        constants={"attention.sliding_window": 0},  # without it, llama.cpp assumes Phi-3-mini's
-    ),
-    "stablelm": LlamaCppFamily(
-        "stablelm",
-        fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
-    ),
-    "gpt2": LlamaCppFamily(
-        "gpt2",
-        fixed={
-            "activation_function": _TANH_GELU,
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-        },
-        transposed=("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"),
-    ),
-}
-"""The decoders that can be written, by their `model_type` in Hugging Face."""
-ENCODERS = {
-    # llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
-    "bert": LlamaCppFamily("bert", fixed={"hidden_act": ("gelu", *_TANH_GELU)})
-}
-"""The encoders that can be written for embeddings."""
-_BERT_HEADS = ("cls.", "bert.pooler.", "pooler.")
 
 # Key of GGUF -> the options of `config.json` that may have its value.
 _UINT32 = {
@@ -181,8 +100,8 @@ def write_gguf(
     """
     with require_extra("GGUF", "gguf"):
         import gguf
-    config, tensors = _convert_model(module, settings)
-    family = {**ARCHITECTURES, **ENCODERS}[config["model_type"]]
+    family, config = find_family(module, settings.config.get("model_type"))
+    tensors = _convert_weights(module, config)
     encodes = config["model_type"] in ENCODERS
     if tokenizer is None:
         raise SpecError("this model has no tokenizer, which a GGUF file needs.")
@@ -194,76 +113,63 @@ def write_gguf(
     writer = gguf.GGUFWriter(file, family.name)
     writer.add_type("model")
     writer.add_name(name)
-    file_types = {"f32": "ALL_F32", **{each: f"MOSTLY_{each.upper()}" for each in WEIGHT_TYPES[1:]}}
-    writer.add_file_type(int(gguf.LlamaFileType[file_types[weight_type]]))
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    add_file_type(writer, weight_type)
     writer.add_context_length(context)
     for keys, add in ((_UINT32, writer.add_uint32), (_FLOAT32, writer.add_float32)):
         for key, options in keys.items():
             values = [config[option] for option in options if config.get(option) is not None]
             if values:
                 add(key.format(arch=family.name), values[0])
-    for key, constant in family.constants.items():
-        writer.add_uint32(f"{family.name}.{key}", constant)
+    for key, number in family.metadata.items():
+        _add_number(writer, f"{family.name}.{key}", number)
     if encodes:
         kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
         writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType[kinds[pooling]])
         writer.add_token_type_count(config["type_vocab_size"])
-    tensors = {**_add_rope(writer, family, config), **tensors}
+    factors = _add_rope(writer, family, config)
     _add_tokenizer(writer, converted, settings)
-    _write_tensors(writer, _name_tensors(family, config, tensors), weight_type)
+    named = itertools.chain(factors.items(), name_tensors(family, config, tensors))
+    write_tensors(writer, named, weight_type)
     writer.close()
     return converted, context
 
 
-def _convert_model(
-    module: LanguageModule, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the tensors of a model under their Hugging Face names.
+def _add_number(writer: Any, key: str, number: float) -> None:
+    """Write a bool, a whole number or a floating-point number."""
+    if isinstance(number, bool):
+        writer.add_bool(key, number)
+    elif isinstance(number, int):
+        writer.add_uint32(key, number)
+    else:
+        writer.add_float32(key, number)
+
+
+def add_file_type(writer: Any, weight_type: WeightType) -> None:
+    """Write the type of most weights."""
+    import gguf
+
+    name = "ALL_F32" if weight_type == "f32" else f"MOSTLY_{weight_type.upper()}"
+    writer.add_file_type(int(gguf.LlamaFileType[name]))
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _convert_weights(module: LanguageModule, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a model under their Hugging Face names.
 
     The heads of an encoder are left out, with a warning.
-
-    Raises SpecError if llama.cpp cannot compute this model.
     """
-    families = (
-        f"Families that can be written: {', '.join(ARCHITECTURES)}; for embeddings: "
-        f"{', '.join(ENCODERS)}."
-    )
-    if not isinstance(module, Transformer) or module.spec.family == "encoder-decoder":
-        raise SpecError(f"only decoders and encoders can be written to a GGUF file. {families}")
-    encodes = module.spec.family == "encoder-only"
-    heads = [head.kind for head in module.spec.heads]
-    if not encodes and heads != ["lm"]:
-        raise SpecError(
-            "llama.cpp generates with a language-model head alone; this model has: "
-            f"{', '.join(heads) or 'no head'}."
+    assert isinstance(module, Transformer)
+    _, tensors = to_hugging_face(module, config["model_type"])
+    if config["model_type"] not in ENCODERS:
+        return tensors
+    if heads := [head.kind for head in module.spec.heads]:
+        warnings.warn(
+            f"llama.cpp computes embeddings with this model; its head ({', '.join(heads)}) is "
+            "not written.",
+            stacklevel=4,
         )
-    if encodes and not {"mlm", "pooler"}.issuperset(heads):
-        raise SpecError(
-            "llama.cpp computes embeddings with an encoder, without a head; this model has: "
-            f"{', '.join(heads)}."
-        )
-    config, tensors = to_hugging_face(module, settings.config.get("model_type"))
-    kind = config["model_type"]
-    if kind not in (ENCODERS if encodes else ARCHITECTURES):
-        raise SpecError(f'this model of the family "{kind}" cannot be written as GGUF. {families}')
-    if encodes:
-        if heads:
-            warnings.warn(
-                f"llama.cpp computes embeddings with this model; its head ({', '.join(heads)}) is "
-                "not written.",
-                stacklevel=4,
-            )
-        kept = {name: each for name, each in tensors.items() if not name.startswith(_BERT_HEADS)}
-        tensors = {name.removeprefix(f"{kind}."): each for name, each in kept.items()}
-    for option, values in {**ARCHITECTURES, **ENCODERS}[kind].fixed.items():
-        if config.get(option, values[0]) not in values:
-            raise SpecError(
-                f'llama.cpp computes the family "{kind}" only with {option} = {values[0]!r}; this '
-                f"model has {config[option]!r}. {families}"
-            )
-    return config, tensors
+    return drop_heads(config, tensors)
 
 
 def _context_length(config: Mapping[str, Any], max_length: int | None) -> int:
@@ -362,61 +268,8 @@ def _add_tokenizer(writer: Any, tokenizer: GGUFTokenizer, settings: Settings) ->
         writer.add_chat_template(templates)
 
 
-def _name_tensors(
-    family: LlamaCppFamily, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of the GGUF file."""
-    import gguf
-
-    layers = config.get("num_hidden_layers", config.get("n_layer"))
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.name)
-    names = gguf.get_tensor_name_map(arch, layers)
-    heads = {
-        "q_proj": config.get("num_attention_heads"),
-        "k_proj": config.get("num_key_value_heads"),
-    }
-    for name, tensor in _stack_experts(tensors).items():
-        if name == "rope_freqs.weight":
-            yield name, tensor
-            continue
-        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert new_name is not None, name
-        projection = name.split(".")[-2]
-        if family.interleaves and projection in heads:
-            tensor = _interleave_halves(tensor, heads[projection])
-        if name.endswith(family.transposed):
-            tensor = tensor.T
-        if "norm" in name:
-            tensor = tensor + family.norm_offset
-        yield new_name, tensor
-
-
-def _stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stack the weights of all experts of a layer to one tensor [experts, out, in]."""
-    stacked: dict[str, Tensor] = {}
-    parts: dict[str, list[Tensor]] = {}
-    for name, tensor in tensors.items():
-        match = _EXPERT.fullmatch(name)
-        if match is None:
-            stacked[name] = tensor
-        else:  # in the order of the experts
-            experts = parts.setdefault(match[1] + match[3], [])
-            assert len(experts) == int(match[2]), name
-            experts.append(tensor)
-    return stacked | {name: torch.stack(experts) for name, experts in parts.items()}
-
-
-def _interleave_halves(weight: Tensor, num_heads: int | None) -> Tensor:
-    """Reorder the rows of a query or key projection for RoPE on adjacent dimensions.
-
-    The rows of each head are stored as two halves; row i of each half becomes rows 2i and 2i + 1.
-    """
-    assert num_heads is not None
-    return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def _write_tensors(
-    writer: Any, tensors: Iterator[tuple[str, Tensor]], weight_type: WeightType
+def write_tensors(
+    writer: Any, tensors: Iterable[tuple[str, Tensor]], weight_type: WeightType
 ) -> None:
     """Write the tensors, converting one at a time."""
     import gguf

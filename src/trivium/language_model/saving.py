@@ -12,6 +12,7 @@ from trivium.errors import SpecError, TriviumError
 from trivium.files import read_json, write_file, write_json
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel
+from trivium.interop.gguf_adapter import ADAPTER_FILE, AdapterWeightType, write_gguf_adapter
 from trivium.interop.gguf_file import GGUF_FILE, WeightType, write_gguf
 from trivium.interop.hf_folder import CONFIG, write_folder
 from trivium.interop.ollama import MODELFILE, make_modelfile
@@ -148,6 +149,42 @@ class SavingMixin(TextModel):
             )
         return Path(folder)
 
+    def save_gguf_adapter(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        weight_type: AdapterWeightType = "f16",
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a folder with the LoRA adapter alone as a GGUF file.
+
+        llama.cpp adds the adapter to the GGUF file of the base (`--lora`), and Ollama does so with
+        the line ADAPTER in a Modelfile. Needs the extra `gguf`.
+
+        Args:
+            folder: a new or empty folder.
+            weight_type: the data type of the matrices: "f16", "f32" or "bf16".
+            overwrite: replace a model in the folder. A run or other files are never replaced.
+
+        Raises:
+            SpecError: the model has no adapter, or llama.cpp does not support the adapter or the
+                base.
+            CheckpointError: the folder is in use, or cannot be written.
+            MissingExtraError: the extra `gguf` is not installed.
+        """
+        if self.adapter is None:
+            raise SpecError("this model has no adapter: load one, or add one with `with_adapter`.")
+        model_type = self.settings.config.get("model_type")
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_gguf_adapter(
+                partial / ADAPTER_FILE,
+                self.module,
+                self.adapter,
+                model_type=model_type,
+                weight_type=weight_type,
+            )
+        return Path(folder)
+
     def save_onnx(
         self,
         folder: str | os.PathLike[str],
@@ -274,7 +311,7 @@ class SavingMixin(TextModel):
             if isinstance(module, LoRALinear):
                 raise SpecError(
                     "this model has a LoRA adapter: save `merge_adapter()` of it, or the adapter "
-                    "alone with `save_adapter`."
+                    "alone with `save_adapter` or `save_gguf_adapter`."
                 )
         if self.module.device.type == "meta":
             raise SpecError('this model has no weights: load it on another device than "meta".')
