@@ -8,7 +8,7 @@ of llama.cpp's converter (`convert_hf_to_gguf.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,13 @@ class LlamaCppFamily:
             query and key projections are reordered.
         transposed: the ends of the names of weights that Hugging Face stores as [in, out].
         norm_offset: added to the weights of norms, which Hugging Face stores without it.
-        metadata: further numbers of the file, by their key without the architecture.
+        metadata: returns further numbers of the file for a config, by their key without the
+            architecture. Raises SpecError for a config that llama.cpp cannot compute.
         reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
+        slides: whether llama.cpp computes sliding windows, which `metadata` describes.
+        qkv_per_head: whether the rows of the fused query, key and value projection are sorted by
+            head in Hugging Face; in llama.cpp, the queries of all heads come first.
+        convert: changes further weights, given their name and value.
     """
 
     name: str
@@ -43,14 +48,95 @@ class LlamaCppFamily:
     interleaves: bool = False
     transposed: tuple[str, ...] = ()
     norm_offset: float = 0.0
-    metadata: Mapping[str, float] = field(default_factory=dict)
+    metadata: Callable[[Mapping[str, Any]], Mapping[str, float]] = lambda config: {}
     reads_rope_factors: bool = False
+    slides: bool = False
+    qkv_per_head: bool = False
+    convert: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+
+
+def _describe_gemma2(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of Gemma 2, and check the scale of its attention and its soft caps."""
+    _check_gemma_scale(config, layers_of_27b=46)
+    for option in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(option) is None:
+            raise SpecError(f"llama.cpp computes Gemma 2 only with {option}; this model has none.")
+    return _describe_windows(config)
+
+
+def _describe_gemma3(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of Gemma 3, and check the scale of its attention and its RoPE."""
+    _check_gemma_scale(config, layers_of_27b=62)
+    sliding = config["rope_parameters"]["sliding_attention"]
+    if sliding["rope_type"] != "default":
+        raise SpecError(
+            "llama.cpp computes Gemma 3 without RoPE scaling in layers with a sliding window; this "
+            f"model has {sliding['rope_type']!r}."
+        )
+    return {"rope.freq_base_swa": sliding["rope_theta"], **_describe_windows(config)}
+
+
+def _check_gemma_scale(config: Mapping[str, Any], layers_of_27b: int) -> None:
+    """Raise SpecError for another scale of attention than that which llama.cpp chooses by size."""
+    width = config["head_dim"]
+    if config["num_hidden_layers"] == layers_of_27b:
+        width = config["hidden_size"] // config["num_attention_heads"]
+    if config["query_pre_attn_scalar"] != width:
+        raise SpecError(
+            f"llama.cpp computes this size of Gemma only with query_pre_attn_scalar = {width}; "
+            f"this model has {config['query_pre_attn_scalar']}."
+        )
+
+
+def _describe_windows(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the sliding window, and the period n if every nth layer has full attention.
+
+    Raises SpecError for another order of layers.
+    """
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if not any(slides):
+        return {}
+    for period in range(2, len(slides) + 2):
+        if slides == [bool((layer + 1) % period) for layer in range(len(slides))]:
+            window = config["sliding_window"]
+            return {"attention.sliding_window": window, "attention.sliding_window_pattern": period}
+    raise SpecError(
+        "llama.cpp computes sliding windows only if every nth layer has full attention; this model "
+        f"has {', '.join(config['layer_types'])}."
+    )
+
+
+def _describe_mamba(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of Mamba; llama.cpp requires those of attention too, as zeros."""
+    return {
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["time_step_rank"],
+    }
+
+
+def _convert_mamba(name: str, tensor: Tensor) -> Tensor:
+    """Return A = -exp(A_log), and the convolution [d_inner, d_conv] without its channel."""
+    if name.endswith(".A_log"):
+        return -tensor.float().exp()
+    return tensor.squeeze(1) if name.endswith(".conv1d.weight") else tensor
 
 
 _SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
+# llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
+_GELU = ("gelu", *_TANH_GELU)
 _LLAMA = LlamaCppFamily(
     "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
 )
+_GEMMA = {
+    "hidden_activation": _TANH_GELU,
+    "attention_bias": (False,),
+    "tie_word_embeddings": (True,),
+}
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -68,7 +154,15 @@ ARCHITECTURES = {
         },
     ),
     "olmo2": LlamaCppFamily("olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
-    "gemma": LlamaCppFamily("gemma", fixed={"hidden_act": _TANH_GELU}, norm_offset=1.0),
+    "gemma": LlamaCppFamily(
+        "gemma", fixed={"hidden_act": _TANH_GELU, "tie_word_embeddings": (True,)}, norm_offset=1.0
+    ),
+    "gemma2": LlamaCppFamily(
+        "gemma2", fixed=_GEMMA, norm_offset=1.0, metadata=_describe_gemma2, slides=True
+    ),
+    "gemma3_text": LlamaCppFamily(
+        "gemma3", fixed=_GEMMA, norm_offset=1.0, metadata=_describe_gemma3, slides=True
+    ),
     "granite": LlamaCppFamily(
         "granite",
         fixed={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
@@ -82,7 +176,8 @@ ARCHITECTURES = {
     "phi3": LlamaCppFamily(
         "phi3",
         fixed={"hidden_act": _SILU},
-        metadata={"attention.sliding_window": 0},  # without it, llama.cpp assumes Phi-3-mini's
+        # Without it, llama.cpp assumes the window of Phi-3-mini.
+        metadata=lambda config: {"attention.sliding_window": 0},
     ),
     "stablelm": LlamaCppFamily(
         "stablelm",
@@ -97,12 +192,26 @@ ARCHITECTURES = {
         },
         transposed=("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"),
     ),
+    "gpt_neox": LlamaCppFamily(
+        "gptneox",
+        fixed={"hidden_act": _GELU, "attention_bias": (True,), "tie_word_embeddings": (False,)},
+        metadata=lambda config: {"use_parallel_residual": config["use_parallel_residual"]},
+        qkv_per_head=True,
+    ),
+    "bloom": LlamaCppFamily(
+        "bloom",
+        metadata=lambda config: {"feed_forward_length": 4 * config["hidden_size"]},
+        qkv_per_head=True,
+    ),
+    "mamba": LlamaCppFamily(
+        "mamba",
+        fixed={"hidden_act": _SILU, "use_bias": (False,), "use_conv_bias": (True,), "expand": (2,)},
+        metadata=_describe_mamba,
+        convert=_convert_mamba,
+    ),
 }
 """The decoders that can be written, by their `model_type` in Hugging Face."""
-ENCODERS = {
-    # llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
-    "bert": LlamaCppFamily("bert", fixed={"hidden_act": ("gelu", *_TANH_GELU)})
-}
+ENCODERS = {"bert": LlamaCppFamily("bert", fixed={"hidden_act": _GELU})}
 """The encoders that can be written for embeddings."""
 _BERT_HEADS = ("cls.", "bert.pooler.", "pooler.")
 
@@ -165,7 +274,7 @@ def name_tensors(
             tensor = tensor.T
         if "norm" in name:
             tensor = tensor + family.norm_offset
-        yield find_name(family, config, name), tensor
+        yield find_name(family, config, name), family.convert(name, tensor)
 
 
 def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> str:
@@ -175,7 +284,9 @@ def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> s
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     arch = next(key for key, each in gguf.MODEL_ARCH_NAMES.items() if each == family.name)
     names = gguf.get_tensor_name_map(arch, layers)
-    new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    ends = (".weight", ".bias")
+    bare = name.partition(".")[2]  # without the name of the model, as in files without a head
+    new_name = names.get_name(name, ends) or names.get_name(bare, ends)
     assert new_name is not None, name
     return new_name
 
@@ -185,9 +296,13 @@ def order_rows(
 ) -> Tensor:
     """Return the rows of a weight, of a bias or of LoRA's B in llama.cpp's order.
 
-    If RoPE rotates adjacent dimensions, the rows of each head of a query or key projection are
-    reordered. They are stored as two halves; row i of each half becomes rows 2i and 2i + 1.
+    A fused projection of queries, keys and values by head becomes those of all heads. If RoPE
+    rotates adjacent dimensions, the rows of each head of a query or key projection are reordered.
+    They are stored as two halves; row i of each half becomes rows 2i and 2i + 1.
     """
+    if family.qkv_per_head and ".query_key_value." in name:
+        count = config.get("num_attention_heads", config.get("n_head"))
+        return tensor.unflatten(0, (count, 3, -1)).transpose(0, 1).flatten(0, 2)
     heads = {
         "q_proj": config.get("num_attention_heads"),
         "k_proj": config.get("num_key_value_heads"),

@@ -36,30 +36,35 @@ WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 _DEFAULT_CONTEXT = 2048  # of a model with RoPE that was never trained; as in transformers
 _MAX_F16 = 65504.0
-_F32_TENSORS = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight")
+_F32_TENSORS = (
+    *("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight"),
+    *("ssm_a", "ssm_conv1d.weight"),
+)
 _VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
 
-# Key of GGUF -> the options of `config.json` that may have its value.
+# Key of GGUF without the architecture -> the options of `config.json` that may have its value.
 _UINT32 = {
-    "{arch}.embedding_length": ("hidden_size", "n_embd"),
-    "{arch}.block_count": ("num_hidden_layers", "n_layer"),
-    "{arch}.feed_forward_length": ("intermediate_size", "n_inner"),
-    "{arch}.attention.head_count": ("num_attention_heads", "n_head"),
-    "{arch}.attention.head_count_kv": ("num_key_value_heads",),
-    "{arch}.attention.key_length": ("head_dim",),
-    "{arch}.attention.value_length": ("head_dim",),
-    "{arch}.vocab_size": ("vocab_size",),
-    "{arch}.expert_count": ("num_local_experts", "num_experts"),
-    "{arch}.expert_used_count": ("num_experts_per_tok",),
-    "{arch}.expert_feed_forward_length": ("moe_intermediate_size",),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
 }
 _FLOAT32 = {
-    "{arch}.attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "{arch}.attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"),
-    "{arch}.attention.scale": ("attention_multiplier",),
-    "{arch}.embedding_scale": ("embedding_multiplier",),
-    "{arch}.residual_scale": ("residual_multiplier",),
-    "{arch}.logit_scale": ("logits_scaling",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
 }
 
 
@@ -109,18 +114,13 @@ def write_gguf(
         converted = convert_wordpiece(tokenizer, config["vocab_size"])
     else:
         converted = convert_tokenizer(tokenizer, settings, config["vocab_size"])
-    context = _context_length(config, max_length)
+    context = _context_length(family, config, max_length)
     writer = gguf.GGUFWriter(file, family.name)
     writer.add_type("model")
     writer.add_name(name)
     add_file_type(writer, weight_type)
     writer.add_context_length(context)
-    for keys, add in ((_UINT32, writer.add_uint32), (_FLOAT32, writer.add_float32)):
-        for key, options in keys.items():
-            values = [config[option] for option in options if config.get(option) is not None]
-            if values:
-                add(key.format(arch=family.name), values[0])
-    for key, number in family.metadata.items():
+    for key, number in _collect_numbers(family, config).items():
         _add_number(writer, f"{family.name}.{key}", number)
     if encodes:
         kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
@@ -133,6 +133,17 @@ def write_gguf(
     write_tensors(writer, named, weight_type)
     writer.close()
     return converted, context
+
+
+def _collect_numbers(family: LlamaCppFamily, config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a model by their keys without the architecture."""
+    numbers: dict[str, float] = {}
+    for keys, kind in ((_UINT32, int), (_FLOAT32, float)):
+        for key, options in keys.items():
+            values = [config[option] for option in options if config.get(option) is not None]
+            if values:
+                numbers[key] = kind(values[0])
+    return {**numbers, **family.metadata(config)}
 
 
 def _add_number(writer: Any, key: str, number: float) -> None:
@@ -172,17 +183,19 @@ def _convert_weights(module: LanguageModule, config: Mapping[str, Any]) -> dict[
     return drop_heads(config, tensors)
 
 
-def _context_length(config: Mapping[str, Any], max_length: int | None) -> int:
+def _context_length(
+    family: LlamaCppFamily, config: Mapping[str, Any], max_length: int | None
+) -> int:
     """Return the context length: the smallest known limit, sliding windows included.
 
-    llama.cpp computes full attention in these families. Up to the size of the sliding window, full
+    In most families llama.cpp computes full attention. Up to the size of the sliding window, full
     attention is the same.
     """
     lengths = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
     context = min([each for each in lengths if each is not None], default=_DEFAULT_CONTEXT)
     slides = "sliding_attention" in config.get("layer_types", ["sliding_attention"])
     window = config.get("sliding_window") if slides else None
-    if window is None or window >= context:
+    if family.slides or window is None or window >= context:
         return context
     warnings.warn(
         f"llama.cpp has no sliding window in this family: the context length is {window}, the "
@@ -202,6 +215,7 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
     rope = dict(config.get("rope_parameters") or {})
     if not rope:
         return {}
+    rope = rope.get("full_attention", rope)  # RoPE by the type of layer
     width = config["hidden_size"] // config["num_attention_heads"]
     rotary_part = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
     rotary_dim = int(config.get("head_dim", width) * rotary_part)
