@@ -159,6 +159,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_neox": ("GPTNeoX", {**NEOX, "hidden_act": "gelu", "rotary_pct": 0.5}),
     "gpt_neox-sequential": ("GPTNeoX", {**NEOX, "use_parallel_residual": False}),
+    "gpt_neox-tied": ("GPTNeoX", {**NEOX, "tie_word_embeddings": True}),
+    "olmo2-tied": ("Olmo2", {**LLAMA, "tie_word_embeddings": True}),
     "bloom": ("Bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}),
     "bloom-heads": ("Bloom", {"hidden_size": 96, "n_layer": 2, "n_head": 6}),
     "mamba": ("Mamba", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 5}),
@@ -171,14 +173,17 @@ def tokenizer() -> Tokenizer:
     return ByteBPE(vocab_size=500, special_tokens=specials).train(TEXTS * 3, progress=False)
 
 
-def make_model(case: str, tokenizer: Tokenizer, **settings: Any) -> LanguageModel:
+def make_model(
+    case: str, tokenizer: Tokenizer, *, headless: bool = False, **settings: Any
+) -> LanguageModel:
     """A random model of `transformers` as ours; its embeddings have 5 rows without a token."""
     name, options = CASES[case]
     config_class = getattr(transformers, f"{name}Config")
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
     config = config_class(vocab_size=tokenizer.vocab_size + 5, **options, **ids)
     suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-    model_class = getattr(transformers, name.removesuffix("Text") + suffix)
+    full_name = f"{name}Model" if headless else name.removesuffix("Text") + suffix
+    model_class = getattr(transformers, full_name)
     module = ours_of(randomize(model_class(config), 1, std=0.2))
     kept = {"model_type": config.model_type, "max_position_embeddings": 97}
     return LanguageModel(module.spec, module, tokenizer, Settings(config=kept, **settings))
@@ -215,8 +220,9 @@ class LlamaCpp:
         with urllib.request.urlopen(request) as answer:
             return json.load(answer)
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        return self.post("/tokenize", content=text, parse_special=special)["tokens"]
+    def encode(self, text: str, *, special: bool = False, adds_special: bool = False) -> list[int]:
+        options = {"parse_special": special, "add_special": adds_special}
+        return self.post("/tokenize", content=text, **options)["tokens"]
 
     def generate(self, ids: list[int], count: int, **options: Any) -> dict[str, Any]:
         fixed = {"temperature": 0, "cache_prompt": False, "return_tokens": True, "ignore_eos": True}
@@ -625,6 +631,77 @@ def test_bert_has_the_same_token_ids_and_embeddings(
     for text, ours in zip(texts, lm.embed(texts)):
         [theirs] = server.post("/embedding", content=text)
         assert torch.tensor(theirs["embedding"][0]) @ ours > 0.9999
+
+
+MODERNBERT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 97,
+    "local_attention": 10,
+    "global_attn_every_n_layers": 2,
+}
+
+
+@pytest.mark.parametrize("trainer", [ByteBPE, WordPiece])
+@pytest.mark.parametrize("name", ["Bert", "ModernBert"])
+def test_encoders_with_either_tokenizer_have_the_same_embeddings(
+    name: str, trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for activation in ("gelu", "gelu_tanh"):
+        monkeypatch.setitem(ACTIVATIONS, activation, ggml_gelu)
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    words = trainer(vocab_size=400, special_tokens=specials).train(TEXTS[:1] * 3, progress=False)
+    roles = {f"{role}_token_id": getattr(words, f"{role}_id") for role in ("pad", "cls", "sep")}
+    own = ("local_attention", "global_attn_every_n_layers") if name == "Bert" else ()
+    options = {key: value for key, value in MODERNBERT.items() if key not in own}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=words.vocab_size + 5, **options, **roles, bos_token_id=None, eos_token_id=None
+    )
+    bare = {"add_pooling_layer": False} if name == "Bert" else {}
+    hf_model = getattr(transformers, f"{name}Model")(config, **bare)
+    module = ours_of(randomize(hf_model, 1, std=0.2))
+    settings = Settings(config={"model_type": config.model_type, "max_position_embeddings": 97})
+    lm = LanguageModel(
+        module.spec, module, words, settings.with_task("contrastive", pooling="mean")
+    )
+    lm.save_gguf(tmp_path / "out", weight_type="f32")
+    server = LlamaCpp(tmp_path / "out" / GGUF_FILE, embedding=True)
+    texts = [TEXTS[0][:length] for length in (1, 8, 40, 75)]
+    for text, ours in zip(texts, lm.embed(texts)):
+        [theirs] = server.post("/embedding", content=text)
+        assert torch.tensor(theirs["embedding"][0]) @ ours > 0.99999
+    for text, ids in zip(random_texts(200), words.encode_ids_batch(random_texts(200))):
+        expected = [words.cls_id, *ids, words.sep_id]
+        assert server.encode(text, adds_special=True) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("case", "pooling"),
+    [*((case, "last") for case in CASES if "-" not in case), ("llama", "mean"), ("llama", "first")],
+)
+@pytest.mark.filterwarnings("ignore:llama.cpp has no sliding window")
+def test_a_decoder_for_embeddings_has_the_same_vectors(
+    case: str, pooling: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gelu", "gelu_tanh"):
+        monkeypatch.setitem(ACTIVATIONS, name, ggml_gelu)
+    lm = make_model(case, tokenizer, headless=True)
+    lm.settings = lm.settings.with_task("contrastive", pooling=pooling)
+    server = LlamaCpp(lm.save_gguf(tmp_path / "out", weight_type="f32") / GGUF_FILE, embedding=True)
+    texts = [TEXTS[0][:length] for length in (3, 11, 40)]
+    for text, ours in zip(texts, lm.embed(texts)):
+        [theirs] = server.post("/embedding", content=text)
+        assert torch.tensor(theirs["embedding"][0]) @ ours > 0.99999
+    assert "PARAMETER temperature" not in (tmp_path / "out" / MODELFILE).read_text()
+
+
+def test_the_prompt_of_embeddings_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lm = make_model("llama", tokenizer)
+    lm.settings = lm.settings.with_task("contrastive", pooling="mean", prompt="query: ")
+    with pytest.warns(UserWarning, match="put 'query: ' before every text"):
+        lm.save_gguf(tmp_path / "out")
 
 
 def test_a_wordpiece_whose_scripts_lose_vowels_is_named(tmp_path: Path) -> None:

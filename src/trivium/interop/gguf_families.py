@@ -8,7 +8,7 @@ of llama.cpp's converter (`convert_hf_to_gguf.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,8 @@ class LlamaCppFamily:
         qkv_per_head: whether the rows of the fused query, key and value projection are sorted by
             head in Hugging Face; in llama.cpp, the queries of all heads come first.
         convert: changes further weights, given their name and value.
+        output: the tensors of the output layer that llama.cpp requires even if this layer is tied
+            to the token embeddings, or missing in a model for embeddings.
     """
 
     name: str
@@ -53,13 +55,14 @@ class LlamaCppFamily:
     slides: bool = False
     qkv_per_head: bool = False
     convert: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    output: tuple[str, ...] = ()
 
 
 def _describe_gemma2(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of Gemma 2, and check the scale of its attention and its soft caps."""
     _check_gemma_scale(config, layers_of_27b=46)
     for option in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if config.get(option) is None:
+        if config.get(option, 0) is None:
             raise SpecError(f"llama.cpp computes Gemma 2 only with {option}; this model has none.")
     return _describe_windows(config)
 
@@ -93,16 +96,38 @@ def _describe_windows(config: Mapping[str, Any]) -> dict[str, float]:
 
     Raises SpecError for another order of layers.
     """
-    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
-    if not any(slides):
+    if "sliding_attention" not in config["layer_types"]:
         return {}
-    for period in range(2, len(slides) + 2):
-        if slides == [bool((layer + 1) % period) for layer in range(len(slides))]:
-            window = config["sliding_window"]
-            return {"attention.sliding_window": window, "attention.sliding_window_pattern": period}
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": _find_period(config["layer_types"], first=1),
+    }
+
+
+def _describe_modernbert(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of ModernBERT, and check its RoPE."""
+    ropes = config["rope_parameters"]
+    if any(rope["rope_type"] != "default" for rope in ropes.values()):
+        raise SpecError("llama.cpp computes ModernBERT only without RoPE scaling.")
+    return {
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        "attention.sliding_window": config["local_attention"],
+        "attention.sliding_window_pattern": _find_period(config["layer_types"], first=0),
+    }
+
+
+def _find_period(layer_types: Sequence[str], first: int) -> int:
+    """Return n if every nth layer has full attention, counted from `first`, and no other layer.
+
+    Raises SpecError for another order of layers.
+    """
+    slides = [kind == "sliding_attention" for kind in layer_types]
+    for period in range(1, len(slides) + 2):
+        if slides == [(first + layer) % period > 0 for layer in range(len(slides))]:
+            return period
     raise SpecError(
         "llama.cpp computes sliding windows only if every nth layer has full attention; this model "
-        f"has {', '.join(config['layer_types'])}."
+        f"has {', '.join(layer_types)}."
     )
 
 
@@ -129,6 +154,7 @@ def _convert_mamba(name: str, tensor: Tensor) -> Tensor:
 _SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
 # llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
 _GELU = ("gelu", *_TANH_GELU)
+_OUTPUT = "lm_head.weight"
 _LLAMA = LlamaCppFamily(
     "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
 )
@@ -153,7 +179,9 @@ ARCHITECTURES = {
             "decoder_sparse_step": (1,),
         },
     ),
-    "olmo2": LlamaCppFamily("olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
+    "olmo2": LlamaCppFamily(
+        "olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}, output=(_OUTPUT,)
+    ),
     "gemma": LlamaCppFamily(
         "gemma", fixed={"hidden_act": _TANH_GELU, "tie_word_embeddings": (True,)}, norm_offset=1.0
     ),
@@ -172,7 +200,11 @@ ARCHITECTURES = {
     "starcoder2": LlamaCppFamily(
         "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
     ),
-    "phi": LlamaCppFamily("phi2", fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)}),
+    "phi": LlamaCppFamily(
+        "phi2",
+        fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)},
+        output=(_OUTPUT, "lm_head.bias"),
+    ),
     "phi3": LlamaCppFamily(
         "phi3",
         fixed={"hidden_act": _SILU},
@@ -182,6 +214,7 @@ ARCHITECTURES = {
     "stablelm": LlamaCppFamily(
         "stablelm",
         fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
+        output=(_OUTPUT,),
     ),
     "gpt2": LlamaCppFamily(
         "gpt2",
@@ -194,7 +227,8 @@ ARCHITECTURES = {
     ),
     "gpt_neox": LlamaCppFamily(
         "gptneox",
-        fixed={"hidden_act": _GELU, "attention_bias": (True,), "tie_word_embeddings": (False,)},
+        fixed={"hidden_act": _GELU, "attention_bias": (True,)},
+        output=(_OUTPUT,),
         metadata=lambda config: {"use_parallel_residual": config["use_parallel_residual"]},
         qkv_per_head=True,
     ),
@@ -211,17 +245,30 @@ ARCHITECTURES = {
     ),
 }
 """The decoders that can be written, by their `model_type` in Hugging Face."""
-ENCODERS = {"bert": LlamaCppFamily("bert", fixed={"hidden_act": _GELU})}
+ENCODERS = {
+    "bert": LlamaCppFamily("bert", fixed={"hidden_act": _GELU}),
+    "modernbert": LlamaCppFamily(
+        "modern-bert",
+        fixed={
+            "hidden_activation": _GELU,
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "norm_bias": (False,),
+        },
+        metadata=_describe_modernbert,
+        slides=True,
+    ),
+}
 """The encoders that can be written for embeddings."""
-_BERT_HEADS = ("cls.", "bert.pooler.", "pooler.")
+_ENCODER_HEADS = ("cls.", "bert.pooler.", "pooler.", "head.", "decoder.")
 
 
 def find_family(
-    module: LanguageModule, model_type: str | None
+    module: LanguageModule, model_type: str | None, *, embeds: bool = False
 ) -> tuple[LlamaCppFamily, dict[str, Any]]:
     """Return the family that computes a model in llama.cpp, and the model's `config.json`.
 
-    `model_type` names the Hugging Face family to prefer.
+    `model_type` names the Hugging Face family to prefer. A decoder that `embeds` needs no head.
 
     Raises:
         SpecError: llama.cpp cannot compute this model; the message lists the families that it can.
@@ -234,7 +281,7 @@ def find_family(
         raise SpecError(f"only decoders and encoders can be written to a GGUF file. {families}")
     encodes = module.spec.family == "encoder-only"
     heads = [head.kind for head in module.spec.heads]
-    if not encodes and heads != ["lm"]:
+    if not encodes and heads != ["lm"] and not (embeds and not heads):
         raise SpecError(
             "llama.cpp generates with a language-model head alone; this model has: "
             f"{', '.join(heads) or 'no head'}."
@@ -257,11 +304,9 @@ def find_family(
     return known[kind], config
 
 
-def drop_heads(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of an encoder without its heads, under the names of the bare model."""
-    prefix = f"{config['model_type']}."
-    kept = {name: each for name, each in tensors.items() if not name.startswith(_BERT_HEADS)}
-    return {name.removeprefix(prefix): each for name, each in kept.items()}
+def drop_heads(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of an encoder without those of its heads."""
+    return {name: each for name, each in tensors.items() if not name.startswith(_ENCODER_HEADS)}
 
 
 def name_tensors(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError, require_extra
 from trivium.interop.convert import to_hugging_face
+from trivium.interop.families import FAMILIES
 from trivium.interop.gguf_families import (
     ENCODERS,
     LlamaCppFamily,
@@ -26,7 +27,11 @@ from trivium.interop.gguf_families import (
     find_family,
     name_tensors,
 )
-from trivium.interop.gguf_tokenizer import GGUFTokenizer, convert_tokenizer, convert_wordpiece
+from trivium.interop.gguf_tokenizer import (
+    GGUFTokenizer,
+    convert_encoder_tokenizer,
+    convert_tokenizer,
+)
 from trivium.interop.settings import Settings
 from trivium.models import LanguageModule, Transformer
 from trivium.text import Tokenizer
@@ -58,7 +63,12 @@ _UINT32 = {
 }
 _FLOAT32 = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "layer_norm_eps",
+        "norm_eps",
+    ),
     "attention.scale": ("attention_multiplier",),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
@@ -76,7 +86,7 @@ def write_gguf(
     *,
     weight_type: WeightType = "f16",
     max_length: int | None = None,
-    pooling: str = "mean",
+    pooling: str | None = None,
     name: str = "model",
 ) -> tuple[GGUFTokenizer, int]:
     """Write a decoder, or an encoder for embeddings, with its tokenizer to a GGUF file.
@@ -92,7 +102,8 @@ def write_gguf(
         settings: its settings: end tokens, chat template, preferred family.
         weight_type: the data type of the weights.
         max_length: the maximum number of tokens that the model reads at once, if known.
-        pooling: how an encoder's hidden states become an embedding: mean, first or last.
+        pooling: how hidden states become an embedding: mean, first or last; None for a decoder
+            that generates.
         name: the name of the model in the file.
 
     Returns:
@@ -105,15 +116,17 @@ def write_gguf(
     """
     with require_extra("GGUF", "gguf"):
         import gguf
-    family, config = find_family(module, settings.config.get("model_type"))
-    tensors = _convert_weights(module, config)
+    model_type = settings.config.get("model_type")
+    family, config = find_family(module, model_type, embeds=pooling is not None)
+    tensors = _convert_weights(module, family, config)
     encodes = config["model_type"] in ENCODERS
     if tokenizer is None:
         raise SpecError("this model has no tokenizer, which a GGUF file needs.")
     if encodes:
-        converted = convert_wordpiece(tokenizer, config["vocab_size"])
+        converted = convert_encoder_tokenizer(tokenizer, config["vocab_size"])
     else:
-        converted = convert_tokenizer(tokenizer, settings, config["vocab_size"])
+        wraps = None if pooling is None else settings.uses_document_tokens
+        converted = convert_tokenizer(tokenizer, settings, config["vocab_size"], as_documents=wraps)
     context = _context_length(family, config, max_length)
     writer = gguf.GGUFWriter(file, family.name)
     writer.add_type("model")
@@ -122,11 +135,12 @@ def write_gguf(
     writer.add_context_length(context)
     for key, number in _collect_numbers(family, config).items():
         _add_number(writer, f"{family.name}.{key}", number)
-    if encodes:
+    if pooling is not None:
         kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
-        writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType[kinds[pooling]])
-        writer.add_token_type_count(config["type_vocab_size"])
+    if encodes:
+        writer.add_causal_attention(False)
+        writer.add_token_type_count(config.get("type_vocab_size", 1))
     factors = _add_rope(writer, family, config)
     _add_tokenizer(writer, converted, settings)
     named = itertools.chain(factors.items(), name_tensors(family, config, tensors))
@@ -165,22 +179,31 @@ def add_file_type(writer: Any, weight_type: WeightType) -> None:
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
-def _convert_weights(module: LanguageModule, config: Mapping[str, Any]) -> dict[str, Tensor]:
+def _convert_weights(
+    module: LanguageModule, family: LlamaCppFamily, config: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Return the tensors of a model under their Hugging Face names.
 
     The heads of an encoder are left out, with a warning.
     """
     assert isinstance(module, Transformer)
     _, tensors = to_hugging_face(module, config["model_type"])
-    if config["model_type"] not in ENCODERS:
-        return tensors
-    if heads := [head.kind for head in module.spec.heads]:
-        warnings.warn(
-            f"llama.cpp computes embeddings with this model; its head ({', '.join(heads)}) is "
-            "not written.",
-            stacklevel=4,
-        )
-    return drop_heads(config, tensors)
+    if config["model_type"] in ENCODERS:
+        if heads := [head.kind for head in module.spec.heads]:
+            warnings.warn(
+                f"llama.cpp computes embeddings with this model; its head ({', '.join(heads)}) is "
+                "not written.",
+                stacklevel=4,
+            )
+        return drop_heads(tensors)
+    base = FAMILIES[config["model_type"]].base  # left out in the names of some bare models
+    names = (name if name.startswith((base, "lm_head.")) else base + name for name in tensors)
+    tensors = dict(zip(names, tensors.values(), strict=True))
+    embeddings = module.tokens.weight.detach()
+    for name in family.output:
+        tied = embeddings if name.endswith("weight") else embeddings.new_zeros(len(embeddings))
+        tensors.setdefault(name, tied)
+    return tensors
 
 
 def _context_length(
@@ -274,7 +297,7 @@ def _add_tokenizer(writer: Any, tokenizer: GGUFTokenizer, settings: Settings) ->
     for role, index in tokenizer.special_ids.items():
         getattr(writer, f"add_{role}_token_id")(index)
     writer.add_add_bos_token(tokenizer.adds_bos)
-    writer.add_add_eos_token(tokenizer.model == "bert")
+    writer.add_add_eos_token(tokenizer.adds_eos)
     writer.add_add_space_prefix(False)
     named = {"default": settings.chat_template, "tool_use": settings.tool_template}
     templates = [{"name": k, "template": v} for k, v in named.items() if v is not None]

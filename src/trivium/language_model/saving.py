@@ -90,7 +90,8 @@ class SavingMixin(TextModel):
         """Write a folder with a GGUF file for llama.cpp and a Modelfile for Ollama.
 
         Token ids are the same as in this model. With "f32" weights, logits are the same up to
-        rounding. An encoder is written for embeddings, without a head. Needs the extra `gguf`.
+        rounding. An encoder is written for embeddings, without a head, and so is a decoder that was
+        fine-tuned for embeddings. Needs the extra `gguf`.
 
         Args:
             folder: a new or empty folder.
@@ -111,7 +112,12 @@ class SavingMixin(TextModel):
                 "suppress_tokens) are not named in the GGUF file: llama.cpp may generate them.",
                 stacklevel=2,
             )
-        encodes = self.spec.family == "encoder-only"
+        embeds = self.spec.family == "encoder-only" or self.settings.pooling is not None
+        if embeds and (prompt := self.settings.task_options("contrastive").get("prompt")):
+            warnings.warn(
+                f"a GGUF file has no prompt of embeddings: put {prompt!r} before every text.",
+                stacklevel=2,
+            )
         with new_model_folder(folder, overwrite=overwrite) as partial:
             tokenizer, context = write_gguf(
                 partial / GGUF_FILE,
@@ -120,16 +126,16 @@ class SavingMixin(TextModel):
                 self.settings,
                 weight_type=weight_type,
                 max_length=self.max_length,
-                pooling=self.pooling if encodes else "last",
+                pooling=self.pooling if embeds else None,
                 name=Path(folder).resolve().name,
             )
-            params = SamplingParams() if encodes else self.sampling_params([], {})
+            params = SamplingParams() if embeds else self.sampling_params([], {})
             text, has_template = make_modelfile(
                 GGUF_FILE,
                 context_length=context,
                 stop=[tokenizer.tokens[index] for index in tokenizer.end_ids],
                 parameters={}
-                if encodes
+                if embeds
                 else {
                     "temperature": params.temperature,
                     "top_k": params.top_k or 0,
