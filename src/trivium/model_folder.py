@@ -44,7 +44,7 @@ CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
 CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user made
 RUN_METADATA = "run.json"
 _CONFIG = "config.json"  # in a Hugging Face folder
-_GGUF = "model.gguf"  # in a folder for llama.cpp
+_GGUF, _GGUF_ADAPTER = "model.gguf", "adapter.gguf"  # in a folder for llama.cpp
 _WEB = "model/config.json"  # in the folder of a web page
 _FOLDERS = ("onnx", "model", "library")  # of ONNX files and of a web page
 
@@ -144,7 +144,8 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
             f"{folder} is a {what}, which is never replaced: choose another folder."
         )
     foreign = sorted(each.name for each in folder.iterdir() if not _is_model_file(each))
-    if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG, _GGUF, _WEB)):
+    known = (SPEC, _CONFIG, _GGUF, _GGUF_ADAPTER, _WEB)
+    if foreign or not any((folder / name).is_file() for name in known):
         examples = f" ({', '.join(foreign[:3])})" if foreign else ""
         raise CheckpointError(
             f"{folder} has files that are no model{examples}, which are never replaced: choose "

@@ -10,6 +10,8 @@ Examples:
 
   ollama create mine -f exported/ollama/Modelfile
 
+  trivium export runs/lora exported/lora --format gguf --adapter-only
+
   trivium export runs/mine exported/onnx --format onnx --type int8
 
   trivium export runs/mine exported/page --format web --type int8
@@ -54,6 +56,14 @@ def export(
             "q5_1, q5_0 (5 bits), q4_1 or q4_0 (4 bits); onnx and web: f32 (default), f16 or int8."
         ),
     ] = None,
+    adapter_only: Annotated[
+        bool,
+        typer.Option(
+            "--adapter-only",
+            help="With gguf: write only the LoRA adapter of a model, which llama.cpp adds to the "
+            "GGUF file of the base. Without it, the adapter is merged into the weights.",
+        ),
+    ] = False,
     library: Annotated[
         Path | None,
         typer.Option(
@@ -78,15 +88,21 @@ def export(
     if type is not None and type not in types:
         allowed = f"takes --type {', '.join(types)}" if types else "takes no --type"
         raise UsageError(f"--format {format} {allowed}; given: --type {type}.")
+    if adapter_only and format != "gguf":
+        raise UsageError("--adapter-only needs --format gguf.")
     if library is not None and format != "web":
         raise UsageError("--library needs --format web.")
     with exit_on_interrupt():
         from trivium.model_folder import check_replaceable
 
     check_replaceable(out, overwrite=overwrite)
-    lm = load(model, device="cpu").merge_adapter()
+    lm = load(model, device="cpu")
+    lm = lm if adapter_only else lm.merge_adapter()
     chosen: Any = type or next(iter(types), None)
-    if format == "gguf":
+    if adapter_only:
+        lm.save_gguf_adapter(out, weight_type=chosen, overwrite=overwrite)
+        typer.echo(f"{out}: GGUF, LoRA, {chosen}")
+    elif format == "gguf":
         lm.save_gguf(out, weight_type=chosen, overwrite=overwrite)
         typer.echo(f"{out}: GGUF, {chosen}")
     elif format == "onnx":

@@ -1,17 +1,15 @@
 """Write a decoder or an embedding model to a GGUF file, which llama.cpp and Ollama read.
 
-The weights go by their Hugging Face names to those of GGUF, through the table of the package
-`gguf`. `ARCHITECTURES` has what is different between families. The rules are those of llama.cpp's
-converter (`convert_hf_to_gguf.py`).
+`gguf_families.py` has the families, `gguf_tokenizer.py` the tokenizers. The rules are those of
+llama.cpp's converter (`convert_hf_to_gguf.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +19,19 @@ from torch import Tensor
 
 from trivium.errors import SpecError, require_extra
 from trivium.interop.convert import to_hugging_face
-from trivium.interop.gguf_tokenizer import GGUFTokenizer, convert_tokenizer, convert_wordpiece
+from trivium.interop.families import FAMILIES
+from trivium.interop.gguf_families import (
+    ENCODERS,
+    LlamaCppFamily,
+    drop_heads,
+    find_family,
+    name_tensors,
+)
+from trivium.interop.gguf_tokenizer import (
+    GGUFTokenizer,
+    convert_encoder_tokenizer,
+    convert_tokenizer,
+)
 from trivium.interop.settings import Settings
 from trivium.models import LanguageModule, Transformer
 from trivium.text import Tokenizer
@@ -31,116 +41,40 @@ WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 _DEFAULT_CONTEXT = 2048  # of a model with RoPE that was never trained; as in transformers
 _MAX_F16 = 65504.0
-_F32_TENSORS = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight")
-_VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
-
-
-@dataclass(frozen=True)
-class LlamaCppFamily:
-    """How llama.cpp computes a family of decoders.
-
-    Args:
-        name: the name of the architecture in llama.cpp.
-        fixed: the values of options of `config.json` that llama.cpp does not read, and with which
-            alone it computes; options that a config lacks are not compared.
-        interleaves: whether RoPE rotates adjacent dimensions in llama.cpp, so that the rows of the
-            query and key projections are reordered.
-        transposed: the ends of the names of weights that Hugging Face stores as [in, out].
-        norm_offset: added to the weights of norms, which Hugging Face stores without it.
-        constants: further whole numbers of the file, by their key without the architecture.
-        reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
-    """
-
-    name: str
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    interleaves: bool = False
-    transposed: tuple[str, ...] = ()
-    norm_offset: float = 0.0
-    constants: Mapping[str, int] = field(default_factory=dict)
-    reads_rope_factors: bool = False
-
-
-_SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
-_LLAMA = LlamaCppFamily(
-    "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
+_F32_TENSORS = (
+    *("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight"),
+    *("ssm_a", "ssm_conv1d.weight"),
 )
-ARCHITECTURES = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": _SILU}),
-    "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
-    "qwen3_moe": LlamaCppFamily(
-        "qwen3moe",
-        fixed={
-            "hidden_act": _SILU,
-            "attention_bias": (False,),
-            "norm_topk_prob": (True,),
-            "mlp_only_layers": ([],),
-            "decoder_sparse_step": (1,),
-        },
-    ),
-    "olmo2": LlamaCppFamily("olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
-    "gemma": LlamaCppFamily("gemma", fixed={"hidden_act": _TANH_GELU}, norm_offset=1.0),
-    "granite": LlamaCppFamily(
-        "granite",
-        fixed={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
-        interleaves=True,
-        reads_rope_factors=True,
-    ),
-    "starcoder2": LlamaCppFamily(
-        "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
-    ),
-    "phi": LlamaCppFamily("phi2", fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)}),
-    "phi3": LlamaCppFamily(
-        "phi3",
-        fixed={"hidden_act": _SILU},
-        constants={"attention.sliding_window": 0},  # without it, llama.cpp assumes Phi-3-mini's
-    ),
-    "stablelm": LlamaCppFamily(
-        "stablelm",
-        fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
-    ),
-    "gpt2": LlamaCppFamily(
-        "gpt2",
-        fixed={
-            "activation_function": _TANH_GELU,
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-        },
-        transposed=("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"),
-    ),
-}
-"""The decoders that can be written, by their `model_type` in Hugging Face."""
-ENCODERS = {
-    # llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
-    "bert": LlamaCppFamily("bert", fixed={"hidden_act": ("gelu", *_TANH_GELU)})
-}
-"""The encoders that can be written for embeddings."""
-_BERT_HEADS = ("cls.", "bert.pooler.", "pooler.")
+_VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
 
-# Key of GGUF -> the options of `config.json` that may have its value.
+# Key of GGUF without the architecture -> the options of `config.json` that may have its value.
 _UINT32 = {
-    "{arch}.embedding_length": ("hidden_size", "n_embd"),
-    "{arch}.block_count": ("num_hidden_layers", "n_layer"),
-    "{arch}.feed_forward_length": ("intermediate_size", "n_inner"),
-    "{arch}.attention.head_count": ("num_attention_heads", "n_head"),
-    "{arch}.attention.head_count_kv": ("num_key_value_heads",),
-    "{arch}.attention.key_length": ("head_dim",),
-    "{arch}.attention.value_length": ("head_dim",),
-    "{arch}.vocab_size": ("vocab_size",),
-    "{arch}.expert_count": ("num_local_experts", "num_experts"),
-    "{arch}.expert_used_count": ("num_experts_per_tok",),
-    "{arch}.expert_feed_forward_length": ("moe_intermediate_size",),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
 }
 _FLOAT32 = {
-    "{arch}.attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "{arch}.attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"),
-    "{arch}.attention.scale": ("attention_multiplier",),
-    "{arch}.embedding_scale": ("embedding_multiplier",),
-    "{arch}.residual_scale": ("residual_multiplier",),
-    "{arch}.logit_scale": ("logits_scaling",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "layer_norm_eps",
+        "norm_eps",
+    ),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
 }
 
 
@@ -152,7 +86,7 @@ def write_gguf(
     *,
     weight_type: WeightType = "f16",
     max_length: int | None = None,
-    pooling: str = "mean",
+    pooling: str | None = None,
     name: str = "model",
 ) -> tuple[GGUFTokenizer, int]:
     """Write a decoder, or an encoder for embeddings, with its tokenizer to a GGUF file.
@@ -168,7 +102,8 @@ def write_gguf(
         settings: its settings: end tokens, chat template, preferred family.
         weight_type: the data type of the weights.
         max_length: the maximum number of tokens that the model reads at once, if known.
-        pooling: how an encoder's hidden states become an embedding: mean, first or last.
+        pooling: how hidden states become an embedding: mean, first or last; None for a decoder
+            that generates.
         name: the name of the model in the file.
 
     Returns:
@@ -181,102 +116,109 @@ def write_gguf(
     """
     with require_extra("GGUF", "gguf"):
         import gguf
-    config, tensors = _convert_model(module, settings)
-    family = {**ARCHITECTURES, **ENCODERS}[config["model_type"]]
+    model_type = settings.config.get("model_type")
+    family, config = find_family(module, model_type, embeds=pooling is not None)
+    tensors = _convert_weights(module, family, config)
     encodes = config["model_type"] in ENCODERS
     if tokenizer is None:
         raise SpecError("this model has no tokenizer, which a GGUF file needs.")
     if encodes:
-        converted = convert_wordpiece(tokenizer, config["vocab_size"])
+        converted = convert_encoder_tokenizer(tokenizer, config["vocab_size"])
     else:
-        converted = convert_tokenizer(tokenizer, settings, config["vocab_size"])
-    context = _context_length(config, max_length)
+        wraps = None if pooling is None else settings.uses_document_tokens
+        converted = convert_tokenizer(tokenizer, settings, config["vocab_size"], as_documents=wraps)
+    context = _context_length(family, config, max_length)
     writer = gguf.GGUFWriter(file, family.name)
     writer.add_type("model")
     writer.add_name(name)
-    file_types = {"f32": "ALL_F32", **{each: f"MOSTLY_{each.upper()}" for each in WEIGHT_TYPES[1:]}}
-    writer.add_file_type(int(gguf.LlamaFileType[file_types[weight_type]]))
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    add_file_type(writer, weight_type)
     writer.add_context_length(context)
-    for keys, add in ((_UINT32, writer.add_uint32), (_FLOAT32, writer.add_float32)):
-        for key, options in keys.items():
-            values = [config[option] for option in options if config.get(option) is not None]
-            if values:
-                add(key.format(arch=family.name), values[0])
-    for key, constant in family.constants.items():
-        writer.add_uint32(f"{family.name}.{key}", constant)
-    if encodes:
+    for key, number in _collect_numbers(family, config).items():
+        _add_number(writer, f"{family.name}.{key}", number)
+    if pooling is not None:
         kinds = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
-        writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType[kinds[pooling]])
-        writer.add_token_type_count(config["type_vocab_size"])
-    tensors = {**_add_rope(writer, family, config), **tensors}
+    if encodes:
+        writer.add_causal_attention(False)
+        writer.add_token_type_count(config.get("type_vocab_size", 1))
+    factors = _add_rope(writer, family, config)
     _add_tokenizer(writer, converted, settings)
-    _write_tensors(writer, _name_tensors(family, config, tensors), weight_type)
+    named = itertools.chain(factors.items(), name_tensors(family, config, tensors))
+    write_tensors(writer, named, weight_type)
     writer.close()
     return converted, context
 
 
-def _convert_model(
-    module: LanguageModule, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the tensors of a model under their Hugging Face names.
+def _collect_numbers(family: LlamaCppFamily, config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a model by their keys without the architecture."""
+    numbers: dict[str, float] = {}
+    for keys, kind in ((_UINT32, int), (_FLOAT32, float)):
+        for key, options in keys.items():
+            values = [config[option] for option in options if config.get(option) is not None]
+            if values:
+                numbers[key] = kind(values[0])
+    return {**numbers, **family.metadata(config)}
+
+
+def _add_number(writer: Any, key: str, number: float) -> None:
+    """Write a bool, a whole number or a floating-point number."""
+    if isinstance(number, bool):
+        writer.add_bool(key, number)
+    elif isinstance(number, int):
+        writer.add_uint32(key, number)
+    else:
+        writer.add_float32(key, number)
+
+
+def add_file_type(writer: Any, weight_type: WeightType) -> None:
+    """Write the type of most weights."""
+    import gguf
+
+    name = "ALL_F32" if weight_type == "f32" else f"MOSTLY_{weight_type.upper()}"
+    writer.add_file_type(int(gguf.LlamaFileType[name]))
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _convert_weights(
+    module: LanguageModule, family: LlamaCppFamily, config: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return the tensors of a model under their Hugging Face names.
 
     The heads of an encoder are left out, with a warning.
-
-    Raises SpecError if llama.cpp cannot compute this model.
     """
-    families = (
-        f"Families that can be written: {', '.join(ARCHITECTURES)}; for embeddings: "
-        f"{', '.join(ENCODERS)}."
-    )
-    if not isinstance(module, Transformer) or module.spec.family == "encoder-decoder":
-        raise SpecError(f"only decoders and encoders can be written to a GGUF file. {families}")
-    encodes = module.spec.family == "encoder-only"
-    heads = [head.kind for head in module.spec.heads]
-    if not encodes and heads != ["lm"]:
-        raise SpecError(
-            "llama.cpp generates with a language-model head alone; this model has: "
-            f"{', '.join(heads) or 'no head'}."
-        )
-    if encodes and not {"mlm", "pooler"}.issuperset(heads):
-        raise SpecError(
-            "llama.cpp computes embeddings with an encoder, without a head; this model has: "
-            f"{', '.join(heads)}."
-        )
-    config, tensors = to_hugging_face(module, settings.config.get("model_type"))
-    kind = config["model_type"]
-    if kind not in (ENCODERS if encodes else ARCHITECTURES):
-        raise SpecError(f'this model of the family "{kind}" cannot be written as GGUF. {families}')
-    if encodes:
-        if heads:
+    assert isinstance(module, Transformer)
+    _, tensors = to_hugging_face(module, config["model_type"])
+    if config["model_type"] in ENCODERS:
+        if heads := [head.kind for head in module.spec.heads]:
             warnings.warn(
                 f"llama.cpp computes embeddings with this model; its head ({', '.join(heads)}) is "
                 "not written.",
                 stacklevel=4,
             )
-        kept = {name: each for name, each in tensors.items() if not name.startswith(_BERT_HEADS)}
-        tensors = {name.removeprefix(f"{kind}."): each for name, each in kept.items()}
-    for option, values in {**ARCHITECTURES, **ENCODERS}[kind].fixed.items():
-        if config.get(option, values[0]) not in values:
-            raise SpecError(
-                f'llama.cpp computes the family "{kind}" only with {option} = {values[0]!r}; this '
-                f"model has {config[option]!r}. {families}"
-            )
-    return config, tensors
+        return drop_heads(tensors)
+    base = FAMILIES[config["model_type"]].base  # left out in the names of some bare models
+    names = (name if name.startswith((base, "lm_head.")) else base + name for name in tensors)
+    tensors = dict(zip(names, tensors.values(), strict=True))
+    embeddings = module.tokens.weight.detach()
+    for name in family.output:
+        tied = embeddings if name.endswith("weight") else embeddings.new_zeros(len(embeddings))
+        tensors.setdefault(name, tied)
+    return tensors
 
 
-def _context_length(config: Mapping[str, Any], max_length: int | None) -> int:
+def _context_length(
+    family: LlamaCppFamily, config: Mapping[str, Any], max_length: int | None
+) -> int:
     """Return the context length: the smallest known limit, sliding windows included.
 
-    llama.cpp computes full attention in these families. Up to the size of the sliding window, full
+    In most families llama.cpp computes full attention. Up to the size of the sliding window, full
     attention is the same.
     """
     lengths = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
     context = min([each for each in lengths if each is not None], default=_DEFAULT_CONTEXT)
     slides = "sliding_attention" in config.get("layer_types", ["sliding_attention"])
     window = config.get("sliding_window") if slides else None
-    if window is None or window >= context:
+    if family.slides or window is None or window >= context:
         return context
     warnings.warn(
         f"llama.cpp has no sliding window in this family: the context length is {window}, the "
@@ -296,6 +238,7 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
     rope = dict(config.get("rope_parameters") or {})
     if not rope:
         return {}
+    rope = rope.get("full_attention", rope)  # RoPE by the type of layer
     width = config["hidden_size"] // config["num_attention_heads"]
     rotary_part = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
     rotary_dim = int(config.get("head_dim", width) * rotary_part)
@@ -354,7 +297,7 @@ def _add_tokenizer(writer: Any, tokenizer: GGUFTokenizer, settings: Settings) ->
     for role, index in tokenizer.special_ids.items():
         getattr(writer, f"add_{role}_token_id")(index)
     writer.add_add_bos_token(tokenizer.adds_bos)
-    writer.add_add_eos_token(tokenizer.model == "bert")
+    writer.add_add_eos_token(tokenizer.adds_eos)
     writer.add_add_space_prefix(False)
     named = {"default": settings.chat_template, "tool_use": settings.tool_template}
     templates = [{"name": k, "template": v} for k, v in named.items() if v is not None]
@@ -362,61 +305,8 @@ def _add_tokenizer(writer: Any, tokenizer: GGUFTokenizer, settings: Settings) ->
         writer.add_chat_template(templates)
 
 
-def _name_tensors(
-    family: LlamaCppFamily, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of the GGUF file."""
-    import gguf
-
-    layers = config.get("num_hidden_layers", config.get("n_layer"))
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.name)
-    names = gguf.get_tensor_name_map(arch, layers)
-    heads = {
-        "q_proj": config.get("num_attention_heads"),
-        "k_proj": config.get("num_key_value_heads"),
-    }
-    for name, tensor in _stack_experts(tensors).items():
-        if name == "rope_freqs.weight":
-            yield name, tensor
-            continue
-        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert new_name is not None, name
-        projection = name.split(".")[-2]
-        if family.interleaves and projection in heads:
-            tensor = _interleave_halves(tensor, heads[projection])
-        if name.endswith(family.transposed):
-            tensor = tensor.T
-        if "norm" in name:
-            tensor = tensor + family.norm_offset
-        yield new_name, tensor
-
-
-def _stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stack the weights of all experts of a layer to one tensor [experts, out, in]."""
-    stacked: dict[str, Tensor] = {}
-    parts: dict[str, list[Tensor]] = {}
-    for name, tensor in tensors.items():
-        match = _EXPERT.fullmatch(name)
-        if match is None:
-            stacked[name] = tensor
-        else:  # in the order of the experts
-            experts = parts.setdefault(match[1] + match[3], [])
-            assert len(experts) == int(match[2]), name
-            experts.append(tensor)
-    return stacked | {name: torch.stack(experts) for name, experts in parts.items()}
-
-
-def _interleave_halves(weight: Tensor, num_heads: int | None) -> Tensor:
-    """Reorder the rows of a query or key projection for RoPE on adjacent dimensions.
-
-    The rows of each head are stored as two halves; row i of each half becomes rows 2i and 2i + 1.
-    """
-    assert num_heads is not None
-    return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def _write_tensors(
-    writer: Any, tensors: Iterator[tuple[str, Tensor]], weight_type: WeightType
+def write_tensors(
+    writer: Any, tensors: Iterable[tuple[str, Tensor]], weight_type: WeightType
 ) -> None:
     """Write the tensors, converting one at a time."""
     import gguf

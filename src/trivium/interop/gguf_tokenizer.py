@@ -20,6 +20,7 @@ from trivium.errors import TokenizerError
 from trivium.interop.settings import Settings
 from trivium.text import Tokenizer
 from trivium.text.byte_level import PATTERNS
+from trivium.text.inputs import SpecialTokenTemplate
 from trivium.text.symbols import SPACE, WORDPIECE_PREFIX
 
 # Values of `tokenizer.ggml.token_type`.
@@ -36,7 +37,8 @@ _LOST_BY_STRIPPING = re.compile("[\u1161-\u11ff\u0903-\u0dff]")
 _LLAMA3_WITH_MERGES = "smaug-bpe"  # the pattern of "llama-bpe" without `ignore_merges`
 KNOWN = (
     "Tokenizers that can be written: byte-level BPE (kind byte-bpe, as trained here) with the "
-    "pattern of GPT-2, LLaMA 3 or Qwen, and for encoders WordPiece (kind wordpiece) as in BERT."
+    "pattern of GPT-2, LLaMA 3 or Qwen, and for encoders also WordPiece (kind wordpiece) as in "
+    "BERT."
 )
 
 
@@ -53,6 +55,7 @@ class GGUFTokenizer:
         special_ids: the ids of special tokens by the name of their role in GGUF.
         end_ids: the ids that end a text.
         adds_bos: whether BOS is prepended to a prompt.
+        adds_eos: whether EOS is appended to a text, as for embeddings.
         normalizer: the options of BERT's normalizer.
     """
 
@@ -64,6 +67,7 @@ class GGUFTokenizer:
     special_ids: dict[str, int]
     end_ids: Sequence[int]
     adds_bos: bool
+    adds_eos: bool = False
     normalizer: dict[str, bool] = field(default_factory=dict)
 
     @property
@@ -72,12 +76,21 @@ class GGUFTokenizer:
         return self.tokens[self.special_ids["bos"]] if self.adds_bos else ""
 
 
-def convert_tokenizer(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> GGUFTokenizer:
-    """Return the tokenizer as llama.cpp reads it.
+def convert_tokenizer(
+    tokenizer: Tokenizer, settings: Settings, vocab_size: int, *, as_documents: bool | None = None
+) -> GGUFTokenizer:
+    """Return the tokenizer of a decoder as llama.cpp reads it.
 
     Rows of the embedding matrix without a token get tokens of type "unused", as in llama.cpp's
     converter. The first three end tokens are those that a GGUF file can name; all end tokens are
     also stop parameters in the Modelfile.
+
+    Args:
+        tokenizer: the tokenizer.
+        settings: the settings of the model, with its end tokens.
+        vocab_size: the number of rows of the embedding matrix.
+        as_documents: for a model of embeddings, whether its texts have the tokens around documents
+            (BOS and EOS). None for a model that generates: a prompt has those before documents.
 
     Raises:
         TokenizerError: llama.cpp cannot compute the token ids of this tokenizer.
@@ -95,37 +108,85 @@ def convert_tokenizer(tokenizer: Tokenizer, settings: Settings, vocab_size: int)
         )
     roles = {"bos": next(index for index in first if index is not None), "pad": tokenizer.pad_id}
     special_ids = {role: index for role, index in (roles | named).items() if index is not None}
-    merges = [" ".join(pair) for pair in layout["model"]["merges"]]
     return GGUFTokenizer(
-        "gpt2", pre, tokens, types, merges, special_ids, ends, adds_bos=bool(tokenizer.prefix_ids)
+        "gpt2",
+        pre,
+        tokens,
+        types,
+        _list_merges(layout),
+        special_ids,
+        ends,
+        adds_bos=as_documents is not False and bool(tokenizer.prefix_ids),
+        adds_eos=bool(as_documents and tokenizer.suffix_ids),
     )
 
 
-def convert_wordpiece(tokenizer: Tokenizer, vocab_size: int) -> GGUFTokenizer:
-    """Return a WordPiece tokenizer as llama.cpp reads it, for an encoder.
-
-    llama.cpp marks the first piece of a word with U+2581, and not the other pieces with ##.
+def convert_encoder_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> GGUFTokenizer:
+    """Return a WordPiece or byte-level BPE tokenizer as llama.cpp reads it, for an encoder.
 
     Raises:
         TokenizerError: llama.cpp cannot compute the token ids of this tokenizer.
     """
     layout = json.loads(tokenizer.to_json())
+    ids = _encoder_ids(tokenizer)
+    template = SpecialTokenTemplate(tokenizer)
+    if (template.before, template.after) != ([ids["bos"]], [ids["eos"]]):
+        raise TokenizerError(
+            "llama.cpp puts the tokens cls and sep around the texts of an encoder, but this "
+            f"tokenizer does not. {KNOWN}"
+        )
+    if layout["model"]["type"] == "WordPiece":
+        return _convert_wordpiece(tokenizer, layout, vocab_size)
+    pre = _find_pre_tokenizer(tokenizer, layout)
+    tokens, types = _list_tokens(tokenizer, layout, vocab_size)
+    return GGUFTokenizer(
+        "gpt2",
+        pre,
+        tokens,
+        types,
+        _list_merges(layout),
+        {name: index for name, index in ids.items() if index is not None},
+        end_ids=(),
+        adds_bos=True,
+        adds_eos=True,
+    )
+
+
+def _encoder_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the ids of an encoder's special tokens by the name of their role in GGUF."""
+    roles = {"bos": "cls", "eos": "sep", **{role: role for role in ("sep", "unk", "pad", "mask")}}
+    return {name: getattr(tokenizer, f"{role}_id") for name, role in roles.items()}
+
+
+def _list_merges(layout: dict[str, Any]) -> list[str]:
+    """Return the merges of a `tokenizer.json`, each as two tokens separated by a space."""
+    return [" ".join(pair) for pair in layout["model"]["merges"]]
+
+
+def _convert_wordpiece(
+    tokenizer: Tokenizer, layout: dict[str, Any], vocab_size: int
+) -> GGUFTokenizer:
+    """Return a WordPiece tokenizer as llama.cpp reads it.
+
+    llama.cpp marks the first piece of a word with U+2581, and not the other pieces with ##.
+
+    Raises TokenizerError if llama.cpp cannot compute the token ids of this tokenizer.
+    """
     model, normalizer, split = (layout[part] for part in ("model", "normalizer", "pre_tokenizer"))
     types_of = [None if each is None else each["type"] for each in (normalizer, split)]
-    if model["type"] != "WordPiece" or types_of != ["BertNormalizer", "BertPreTokenizer"]:
+    if types_of != ["BertNormalizer", "BertPreTokenizer"]:
         raise TokenizerError(
             f"llama.cpp cannot compute the ids of this {tokenizer.kind} tokenizer in an encoder. "
             f"{KNOWN}"
         )
     prefix = model["continuing_subword_prefix"]
-    roles = {"bos": "cls", "eos": "sep", **{role: role for role in ("sep", "unk", "pad", "mask")}}
-    ids = {name: getattr(tokenizer, f"{role}_id") for name, role in roles.items()}
+    ids = _encoder_ids(tokenizer)
     for option in ("clean_text", "handle_chinese_chars"):
         if not normalizer[option]:
             raise TokenizerError(f"llama.cpp's WordPiece always has {option}. {KNOWN}")
-    if prefix != WORDPIECE_PREFIX or None in (ids["bos"], ids["sep"], ids["unk"]):
+    if prefix != WORDPIECE_PREFIX or ids["unk"] is None:
         raise TokenizerError(
-            f"llama.cpp's WordPiece needs tokens for cls, sep and unk, and the prefix ##. {KNOWN}"
+            f"llama.cpp's WordPiece needs a token for unk, and the prefix ##. {KNOWN}"
         )
     tokens, types = _list_tokens(tokenizer, layout, vocab_size)
     marked = [
@@ -151,6 +212,7 @@ def convert_wordpiece(tokenizer: Tokenizer, vocab_size: int) -> GGUFTokenizer:
         special_ids={name: index for name, index in ids.items() if index is not None},
         end_ids=(),
         adds_bos=True,
+        adds_eos=True,
         normalizer={"lowercase": lowercase, "strip_accents": strips},
     )
 

@@ -70,8 +70,7 @@ def save_read_adapter(
     Raises:
         SpecError: an adapter that PEFT cannot represent; raised before anything is written.
     """
-    converted = _to_peft(model, adapter.weights, adapter.dropout, model_type)
-    write_adapter(folder, converted, adapter.base)
+    write_adapter(folder, read_adapter_to_peft(model, adapter, model_type), adapter.base)
 
 
 def write_adapter(
@@ -106,6 +105,17 @@ def adapter_to_peft(
             trained tensor is missing in the family or only a part of another tensor there.
     """
     return _to_peft(model, find_trainable_names(model, lora), lora.dropout, model_type)
+
+
+def read_adapter_to_peft(
+    model: LanguageModule, adapter: Adapter, model_type: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Convert the adapter that `with_adapter(module, adapter)` has added to a model to PEFT.
+
+    Returns its configuration and its tensors by PEFT name, and raises SpecError, as
+    `adapter_to_peft` does.
+    """
+    return _to_peft(model, adapter.weights, adapter.dropout, model_type)
 
 
 def _to_peft(

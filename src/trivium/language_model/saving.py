@@ -12,6 +12,7 @@ from trivium.errors import SpecError, TriviumError
 from trivium.files import read_json, write_file, write_json
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import TextModel
+from trivium.interop.gguf_adapter import ADAPTER_FILE, AdapterWeightType, write_gguf_adapter
 from trivium.interop.gguf_file import GGUF_FILE, WeightType, write_gguf
 from trivium.interop.hf_folder import CONFIG, write_folder
 from trivium.interop.ollama import MODELFILE, make_modelfile
@@ -89,7 +90,8 @@ class SavingMixin(TextModel):
         """Write a folder with a GGUF file for llama.cpp and a Modelfile for Ollama.
 
         Token ids are the same as in this model. With "f32" weights, logits are the same up to
-        rounding. An encoder is written for embeddings, without a head. Needs the extra `gguf`.
+        rounding. An encoder is written for embeddings, without a head, and so is a decoder that was
+        fine-tuned for embeddings. Needs the extra `gguf`.
 
         Args:
             folder: a new or empty folder.
@@ -110,7 +112,12 @@ class SavingMixin(TextModel):
                 "suppress_tokens) are not named in the GGUF file: llama.cpp may generate them.",
                 stacklevel=2,
             )
-        encodes = self.spec.family == "encoder-only"
+        embeds = self.spec.family == "encoder-only" or self.settings.pooling is not None
+        if embeds and (prompt := self.settings.task_options("contrastive").get("prompt")):
+            warnings.warn(
+                f"a GGUF file has no prompt of embeddings: put {prompt!r} before every text.",
+                stacklevel=2,
+            )
         with new_model_folder(folder, overwrite=overwrite) as partial:
             tokenizer, context = write_gguf(
                 partial / GGUF_FILE,
@@ -119,16 +126,16 @@ class SavingMixin(TextModel):
                 self.settings,
                 weight_type=weight_type,
                 max_length=self.max_length,
-                pooling=self.pooling if encodes else "last",
+                pooling=self.pooling if embeds else None,
                 name=Path(folder).resolve().name,
             )
-            params = SamplingParams() if encodes else self.sampling_params([], {})
+            params = SamplingParams() if embeds else self.sampling_params([], {})
             text, has_template = make_modelfile(
                 GGUF_FILE,
                 context_length=context,
                 stop=[tokenizer.tokens[index] for index in tokenizer.end_ids],
                 parameters={}
-                if encodes
+                if embeds
                 else {
                     "temperature": params.temperature,
                     "top_k": params.top_k or 0,
@@ -145,6 +152,42 @@ class SavingMixin(TextModel):
                 f"{folder}: the chat template is in {GGUF_FILE}, but has no equal in the language "
                 f"of Ollama's templates: write TEMPLATE in {MODELFILE} by hand.",
                 stacklevel=2,
+            )
+        return Path(folder)
+
+    def save_gguf_adapter(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        weight_type: AdapterWeightType = "f16",
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a folder with the LoRA adapter alone as a GGUF file.
+
+        llama.cpp adds the adapter to the GGUF file of the base (`--lora`), and Ollama does so with
+        the line ADAPTER in a Modelfile. Needs the extra `gguf`.
+
+        Args:
+            folder: a new or empty folder.
+            weight_type: the data type of the matrices: "f16", "f32" or "bf16".
+            overwrite: replace a model in the folder. A run or other files are never replaced.
+
+        Raises:
+            SpecError: the model has no adapter, or llama.cpp does not support the adapter or the
+                base.
+            CheckpointError: the folder is in use, or cannot be written.
+            MissingExtraError: the extra `gguf` is not installed.
+        """
+        if self.adapter is None:
+            raise SpecError("this model has no adapter: load one, or add one with `with_adapter`.")
+        model_type = self.settings.config.get("model_type")
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_gguf_adapter(
+                partial / ADAPTER_FILE,
+                self.module,
+                self.adapter,
+                model_type=model_type,
+                weight_type=weight_type,
             )
         return Path(folder)
 
@@ -274,7 +317,7 @@ class SavingMixin(TextModel):
             if isinstance(module, LoRALinear):
                 raise SpecError(
                     "this model has a LoRA adapter: save `merge_adapter()` of it, or the adapter "
-                    "alone with `save_adapter`."
+                    "alone with `save_adapter` or `save_gguf_adapter`."
                 )
         if self.module.device.type == "meta":
             raise SpecError('this model has no weights: load it on another device than "meta".')

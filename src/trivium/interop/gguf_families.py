@@ -1,0 +1,374 @@
+"""The families of models that llama.cpp computes, and the names and layouts of their weights.
+
+The weights go by their Hugging Face names to those of GGUF, through the table of the package
+`gguf`. `ARCHITECTURES` and `ENCODERS` have what is different between families. The rules are those
+of llama.cpp's converter (`convert_hf_to_gguf.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trivium.errors import SpecError
+from trivium.interop.convert import to_hf_config
+from trivium.models import LanguageModule, Transformer
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
+
+
+@dataclass(frozen=True)
+class LlamaCppFamily:
+    """How llama.cpp computes a family of decoders.
+
+    Args:
+        name: the name of the architecture in llama.cpp.
+        fixed: the values of options of `config.json` that llama.cpp does not read, and with which
+            alone it computes; options that a config lacks are not compared.
+        interleaves: whether RoPE rotates adjacent dimensions in llama.cpp, so that the rows of the
+            query and key projections are reordered.
+        transposed: the ends of the names of weights that Hugging Face stores as [in, out].
+        norm_offset: added to the weights of norms, which Hugging Face stores without it.
+        metadata: returns further numbers of the file for a config, by their key without the
+            architecture. Raises SpecError for a config that llama.cpp cannot compute.
+        reads_rope_factors: whether llama.cpp reads the tensor `rope_freqs.weight` (Llama 3.1).
+        slides: whether llama.cpp computes sliding windows, which `metadata` describes.
+        qkv_per_head: whether the rows of the fused query, key and value projection are sorted by
+            head in Hugging Face; in llama.cpp, the queries of all heads come first.
+        convert: changes further weights, given their name and value.
+        output: the tensors of the output layer that llama.cpp requires even if this layer is tied
+            to the token embeddings, or missing in a model for embeddings.
+    """
+
+    name: str
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    interleaves: bool = False
+    transposed: tuple[str, ...] = ()
+    norm_offset: float = 0.0
+    metadata: Callable[[Mapping[str, Any]], Mapping[str, float]] = lambda config: {}
+    reads_rope_factors: bool = False
+    slides: bool = False
+    qkv_per_head: bool = False
+    convert: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    output: tuple[str, ...] = ()
+
+
+def _describe_gemma2(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of Gemma 2, and check the scale of its attention and its soft caps."""
+    _check_gemma_scale(config, layers_of_27b=46)
+    for option in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(option, 0) is None:
+            raise SpecError(f"llama.cpp computes Gemma 2 only with {option}; this model has none.")
+    return _describe_windows(config)
+
+
+def _describe_gemma3(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of Gemma 3, and check the scale of its attention and its RoPE."""
+    _check_gemma_scale(config, layers_of_27b=62)
+    sliding = config["rope_parameters"]["sliding_attention"]
+    if sliding["rope_type"] != "default":
+        raise SpecError(
+            "llama.cpp computes Gemma 3 without RoPE scaling in layers with a sliding window; this "
+            f"model has {sliding['rope_type']!r}."
+        )
+    return {"rope.freq_base_swa": sliding["rope_theta"], **_describe_windows(config)}
+
+
+def _check_gemma_scale(config: Mapping[str, Any], layers_of_27b: int) -> None:
+    """Raise SpecError for another scale of attention than that which llama.cpp chooses by size."""
+    width = config["head_dim"]
+    if config["num_hidden_layers"] == layers_of_27b:
+        width = config["hidden_size"] // config["num_attention_heads"]
+    if config["query_pre_attn_scalar"] != width:
+        raise SpecError(
+            f"llama.cpp computes this size of Gemma only with query_pre_attn_scalar = {width}; "
+            f"this model has {config['query_pre_attn_scalar']}."
+        )
+
+
+def _describe_windows(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the sliding window, and the period n if every nth layer has full attention.
+
+    Raises SpecError for another order of layers.
+    """
+    if "sliding_attention" not in config["layer_types"]:
+        return {}
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": _find_period(config["layer_types"], first=1),
+    }
+
+
+def _describe_modernbert(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of ModernBERT, and check its RoPE."""
+    ropes = config["rope_parameters"]
+    if any(rope["rope_type"] != "default" for rope in ropes.values()):
+        raise SpecError("llama.cpp computes ModernBERT only without RoPE scaling.")
+    return {
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        "attention.sliding_window": config["local_attention"],
+        "attention.sliding_window_pattern": _find_period(config["layer_types"], first=0),
+    }
+
+
+def _find_period(layer_types: Sequence[str], first: int) -> int:
+    """Return n if every nth layer has full attention, counted from `first`, and no other layer.
+
+    Raises SpecError for another order of layers.
+    """
+    slides = [kind == "sliding_attention" for kind in layer_types]
+    for period in range(1, len(slides) + 2):
+        if slides == [(first + layer) % period > 0 for layer in range(len(slides))]:
+            return period
+    raise SpecError(
+        "llama.cpp computes sliding windows only if every nth layer has full attention; this model "
+        f"has {', '.join(layer_types)}."
+    )
+
+
+def _describe_mamba(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of Mamba; llama.cpp requires those of attention too, as zeros."""
+    return {
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["time_step_rank"],
+    }
+
+
+def _convert_mamba(name: str, tensor: Tensor) -> Tensor:
+    """Return A = -exp(A_log), and the convolution [d_inner, d_conv] without its channel."""
+    if name.endswith(".A_log"):
+        return -tensor.float().exp()
+    return tensor.squeeze(1) if name.endswith(".conv1d.weight") else tensor
+
+
+_SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
+# llama.cpp computes all kinds of GELU as the one with tanh, which is equal up to 0.0005.
+_GELU = ("gelu", *_TANH_GELU)
+_OUTPUT = "lm_head.weight"
+_LLAMA = LlamaCppFamily(
+    "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
+)
+_GEMMA = {
+    "hidden_activation": _TANH_GELU,
+    "attention_bias": (False,),
+    "tie_word_embeddings": (True,),
+}
+ARCHITECTURES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "qwen2": LlamaCppFamily("qwen2", fixed={"hidden_act": _SILU}),
+    "qwen3": LlamaCppFamily("qwen3", fixed={"hidden_act": _SILU, "attention_bias": (False,)}),
+    "qwen3_moe": LlamaCppFamily(
+        "qwen3moe",
+        fixed={
+            "hidden_act": _SILU,
+            "attention_bias": (False,),
+            "norm_topk_prob": (True,),
+            "mlp_only_layers": ([],),
+            "decoder_sparse_step": (1,),
+        },
+    ),
+    "olmo2": LlamaCppFamily(
+        "olmo2", fixed={"hidden_act": _SILU, "attention_bias": (False,)}, output=(_OUTPUT,)
+    ),
+    "gemma": LlamaCppFamily(
+        "gemma", fixed={"hidden_act": _TANH_GELU, "tie_word_embeddings": (True,)}, norm_offset=1.0
+    ),
+    "gemma2": LlamaCppFamily(
+        "gemma2", fixed=_GEMMA, norm_offset=1.0, metadata=_describe_gemma2, slides=True
+    ),
+    "gemma3_text": LlamaCppFamily(
+        "gemma3", fixed=_GEMMA, norm_offset=1.0, metadata=_describe_gemma3, slides=True
+    ),
+    "granite": LlamaCppFamily(
+        "granite",
+        fixed={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
+        interleaves=True,
+        reads_rope_factors=True,
+    ),
+    "starcoder2": LlamaCppFamily(
+        "starcoder2", fixed={"hidden_act": _TANH_GELU, "use_bias": (True,)}
+    ),
+    "phi": LlamaCppFamily(
+        "phi2",
+        fixed={"hidden_act": _TANH_GELU, "qk_layernorm": (False,)},
+        output=(_OUTPUT, "lm_head.bias"),
+    ),
+    "phi3": LlamaCppFamily(
+        "phi3",
+        fixed={"hidden_act": _SILU},
+        # Without it, llama.cpp assumes the window of Phi-3-mini.
+        metadata=lambda config: {"attention.sliding_window": 0},
+    ),
+    "stablelm": LlamaCppFamily(
+        "stablelm",
+        fixed={"hidden_act": _SILU, "qk_layernorm": (False,), "use_parallel_residual": (False,)},
+        output=(_OUTPUT,),
+    ),
+    "gpt2": LlamaCppFamily(
+        "gpt2",
+        fixed={
+            "activation_function": _TANH_GELU,
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+        },
+        transposed=("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"),
+    ),
+    "gpt_neox": LlamaCppFamily(
+        "gptneox",
+        fixed={"hidden_act": _GELU, "attention_bias": (True,)},
+        output=(_OUTPUT,),
+        metadata=lambda config: {"use_parallel_residual": config["use_parallel_residual"]},
+        qkv_per_head=True,
+    ),
+    "bloom": LlamaCppFamily(
+        "bloom",
+        metadata=lambda config: {"feed_forward_length": 4 * config["hidden_size"]},
+        qkv_per_head=True,
+    ),
+    "mamba": LlamaCppFamily(
+        "mamba",
+        fixed={"hidden_act": _SILU, "use_bias": (False,), "use_conv_bias": (True,), "expand": (2,)},
+        metadata=_describe_mamba,
+        convert=_convert_mamba,
+    ),
+}
+"""The decoders that can be written, by their `model_type` in Hugging Face."""
+ENCODERS = {
+    "bert": LlamaCppFamily("bert", fixed={"hidden_act": _GELU}),
+    "modernbert": LlamaCppFamily(
+        "modern-bert",
+        fixed={
+            "hidden_activation": _GELU,
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "norm_bias": (False,),
+        },
+        metadata=_describe_modernbert,
+        slides=True,
+    ),
+}
+"""The encoders that can be written for embeddings."""
+_ENCODER_HEADS = ("cls.", "bert.pooler.", "pooler.", "head.", "decoder.")
+
+
+def find_family(
+    module: LanguageModule, model_type: str | None, *, embeds: bool = False
+) -> tuple[LlamaCppFamily, dict[str, Any]]:
+    """Return the family that computes a model in llama.cpp, and the model's `config.json`.
+
+    `model_type` names the Hugging Face family to prefer. A decoder that `embeds` needs no head.
+
+    Raises:
+        SpecError: llama.cpp cannot compute this model; the message lists the families that it can.
+    """
+    families = (
+        f"Families that can be written: {', '.join(ARCHITECTURES)}; for embeddings: "
+        f"{', '.join(ENCODERS)}."
+    )
+    if not isinstance(module, Transformer) or module.spec.family == "encoder-decoder":
+        raise SpecError(f"only decoders and encoders can be written to a GGUF file. {families}")
+    encodes = module.spec.family == "encoder-only"
+    heads = [head.kind for head in module.spec.heads]
+    if not encodes and heads != ["lm"] and not (embeds and not heads):
+        raise SpecError(
+            "llama.cpp generates with a language-model head alone; this model has: "
+            f"{', '.join(heads) or 'no head'}."
+        )
+    if encodes and not {"mlm", "pooler"}.issuperset(heads):
+        raise SpecError(
+            "llama.cpp computes embeddings with an encoder, without a head; this model has: "
+            f"{', '.join(heads)}."
+        )
+    config = to_hf_config(module.spec, model_type).options
+    kind, known = config["model_type"], ENCODERS if encodes else ARCHITECTURES
+    if kind not in known:
+        raise SpecError(f'this model of the family "{kind}" cannot be written as GGUF. {families}')
+    for option, values in known[kind].fixed.items():
+        if config.get(option, values[0]) not in values:
+            raise SpecError(
+                f'llama.cpp computes the family "{kind}" only with {option} = {values[0]!r}; this '
+                f"model has {config[option]!r}. {families}"
+            )
+    return known[kind], config
+
+
+def drop_heads(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of an encoder without those of its heads."""
+    return {name: each for name, each in tensors.items() if not name.startswith(_ENCODER_HEADS)}
+
+
+def name_tensors(
+    family: LlamaCppFamily, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a model in llama.cpp's layout, by their names in GGUF."""
+    for name, tensor in stack_experts(tensors).items():
+        tensor = order_rows(family, config, name, tensor)
+        if name.endswith(family.transposed):
+            tensor = tensor.T
+        if "norm" in name:
+            tensor = tensor + family.norm_offset
+        yield find_name(family, config, name), family.convert(name, tensor)
+
+
+def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> str:
+    """Return the name in GGUF of a tensor with a Hugging Face name."""
+    import gguf
+
+    layers = config.get("num_hidden_layers", config.get("n_layer"))
+    arch = next(key for key, each in gguf.MODEL_ARCH_NAMES.items() if each == family.name)
+    names = gguf.get_tensor_name_map(arch, layers)
+    ends = (".weight", ".bias")
+    bare = name.partition(".")[2]  # without the name of the model, as in files without a head
+    new_name = names.get_name(name, ends) or names.get_name(bare, ends)
+    assert new_name is not None, name
+    return new_name
+
+
+def order_rows(
+    family: LlamaCppFamily, config: Mapping[str, Any], name: str, tensor: Tensor
+) -> Tensor:
+    """Return the rows of a weight, of a bias or of LoRA's B in llama.cpp's order.
+
+    A fused projection of queries, keys and values by head becomes those of all heads. If RoPE
+    rotates adjacent dimensions, the rows of each head of a query or key projection are reordered.
+    They are stored as two halves; row i of each half becomes rows 2i and 2i + 1.
+    """
+    if family.qkv_per_head and ".query_key_value." in name:
+        count = config.get("num_attention_heads", config.get("n_head"))
+        return tensor.unflatten(0, (count, 3, -1)).transpose(0, 1).flatten(0, 2)
+    heads = {
+        "q_proj": config.get("num_attention_heads"),
+        "k_proj": config.get("num_key_value_heads"),
+    }
+    projection = name.split(".")[-2]
+    count = heads.get(projection)
+    if not family.interleaves or count is None:
+        return tensor
+    return tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Stack the weights of all experts of a layer to one tensor [experts, out, in]."""
+    stacked: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            stacked[name] = tensor
+        else:  # in the order of the experts
+            experts = parts.setdefault(match[1] + match[3], [])
+            assert len(experts) == int(match[2]), name
+            experts.append(tensor)
+    return stacked | {name: torch.stack(experts) for name, experts in parts.items()}
