@@ -1,12 +1,14 @@
 """Many clients at once: `trivium serve` against `transformers serve`, equal weights and requests.
 
 Both serve the same folder of random GPT-2-shaped weights behind OpenAI's `/v1/completions`. Clients
-send streaming requests of different lengths one after the other until the time is up; reported are
-generated tokens per second, the time to the first token, and requests that were lost. A second case
-asks for one token per request: what a request on a kept connection costs besides its tokens.
+send streaming requests of different lengths one after the other until the time is up. Reported are
+generated tokens per second, the time to the first token and to the last, the numbers of requests
+that were answered, refused (status 429: the queue is full) and lost, and the server's memory before
+the first request of the clients and after the last. A second case asks for one token per request:
+what a request on a kept connection costs besides its tokens.
 
     python benchmarks/serve_load.py --clients 32 --seconds 60
-    python benchmarks/serve_load.py --sides trivium --clients 200
+    python benchmarks/serve_load.py --sides trivium --clients 200 --seconds 120
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ import asyncio
 import contextlib
 import functools
 import json
+import math
+import os
 import random
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +55,13 @@ def make_folder(folder: Path, preset: str) -> None:
 
 
 @contextlib.contextmanager
-def server(command: list[str], url: str) -> Iterator[None]:
+def server(command: list[str], url: str) -> Iterator[subprocess.Popen]:
     """A server in a process of its own, from its first answer on."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait_for(process, url, log)
-            yield
+            yield process
         finally:
             process.terminate()
             try:
@@ -87,6 +90,21 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def quantile(seconds: Sequence[float], fraction: float) -> float:
+    """The smallest value that is not below `fraction` of the values; NaN if there are none."""
+    ordered = sorted(seconds)
+    return ordered[math.ceil(fraction * len(ordered)) - 1] if ordered else math.nan
+
+
+def resident_megabytes(process: subprocess.Popen) -> float:
+    """The resident memory of a process in MB; NaN except on Linux."""
+    try:
+        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    except OSError:
+        return math.nan
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 class Load:
     """Clients that send one request after the other, and what they saw."""
 
@@ -95,28 +113,40 @@ class Load:
     ) -> None:
         self.url, self.model, self.new_tokens = url, model, new_tokens
         self.words = " ".join(texts).split()
-        self.tokens = self.lost = 0
+        self.tokens = self.lost = self.refused = 0
         self.first_token: list[float] = []
+        self.whole: list[float] = []
         self.transport: httpx.AsyncBaseTransport | None = None
 
-    async def run(self, clients: int, seconds: float) -> Figures:
-        """Send requests for some seconds, then wait for the last answers."""
+    async def run(
+        self, clients: int, seconds: float, memory: Callable[[], float] = lambda: float("nan")
+    ) -> Figures:
+        """Send requests for some seconds, then wait for the last answers.
+
+        `memory` returns the memory of the server in MB.
+        """
         limits = httpx.Limits(max_connections=None)
         client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, transport=self.transport)
         async with client as http:
             await self._request(http, random.Random(0))  # loads the model where that is lazy
-            self.tokens, self.lost, self.first_token = 0, 0, []
+            self.tokens = self.lost = self.refused = 0
+            self.first_token, self.whole, before = [], [], memory()
             started = time.perf_counter()
             stop = started + seconds
             await asyncio.gather(*(self._client(http, n, stop) for n in range(clients)))
             elapsed = time.perf_counter() - started
-        ordered = sorted(self.first_token) or [float("nan")]
         return {
             "tokens/s": self.tokens / elapsed,
-            "first token, median s": statistics.median(ordered),
-            "first token, 99 % s": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
-            "requests": len(self.first_token),
+            "first token, median s": quantile(self.first_token, 0.5),
+            "first token, 99 % s": quantile(self.first_token, 0.99),
+            "request, median s": quantile(self.whole, 0.5),
+            "request, 95 % s": quantile(self.whole, 0.95),
+            "request, 99 % s": quantile(self.whole, 0.99),
+            "requests": len(self.whole),
+            "refused": self.refused,
             "lost": self.lost,
+            "MB at start": before,
+            "MB at end": memory(),
         }
 
     async def _client(self, http: httpx.AsyncClient, number: int, stop: float) -> None:
@@ -140,6 +170,7 @@ class Load:
         started, pieces, usage = time.perf_counter(), 0, None
         async with http.stream("POST", f"{self.url}/v1/completions", json=body) as response:
             if response.status_code == 429:
+                self.refused += 1
                 await asyncio.sleep(float(response.headers.get("retry-after", 1)))
                 return
             response.raise_for_status()
@@ -151,6 +182,7 @@ class Load:
                     self.first_token.append(time.perf_counter() - started)
                 pieces += bool(event.get("choices"))
                 usage = event.get("usage") or usage
+        self.whole.append(time.perf_counter() - started)
         self.tokens += usage["completion_tokens"] if usage else pieces
 
 
@@ -173,8 +205,10 @@ def run_transformers(job: argparse.Namespace, *options: str) -> Figures:
 def _run(job: argparse.Namespace, command: list[str], port: int, model: str) -> Figures:
     url = f"http://127.0.0.1:{port}"
     texts = json.loads(Path(job.folder, "prompts.json").read_text())
-    with server(command, url):
-        return asyncio.run(Load(url, model, texts, job.new_tokens).run(job.clients, job.seconds))
+    with server(command, url) as process:
+        load = Load(url, model, texts, job.new_tokens)
+        memory = functools.partial(resident_megabytes, process)
+        return asyncio.run(load.run(job.clients, job.seconds, memory))
 
 
 SIDES = {

@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import importlib
 import json
+import random
 import sys
 import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from trivium.data.samples import sample_path
@@ -288,6 +290,8 @@ def test_load_counts_tokens_and_lost_requests():
         calls.append(json.loads(request.content))
         if len(calls) % 5 == 0:
             return httpx.Response(500)
+        if len(calls) % 7 == 0:
+            return httpx.Response(429, headers={"Retry-After": "0"})
         lines = [json.dumps({"choices": [{"text": "a"}]})] * 3
         lines.append(json.dumps({"choices": [], "usage": {"completion_tokens": 3}}))
         return httpx.Response(200, text="".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]))
@@ -295,13 +299,22 @@ def test_load_counts_tokens_and_lost_requests():
     async def run():
         load = serve_load.Load("http://test", "m", ["a b c d"] * 30)
         load.transport = httpx.MockTransport(answer)
-        return await load.run(2, 0.05)
+        return await load.run(2, 0.05, iter((11.0, 13.0)).__next__)
 
     figures = asyncio.run(run())
     assert calls[0]["stream_options"] == {"include_usage": True}
     assert figures["lost"] > 0
     assert figures["tokens/s"] > 0
-    assert figures["requests"] + figures["lost"] == len(calls) - 1
+    assert figures["refused"] > 0
+    assert figures["requests"] + figures["refused"] + figures["lost"] == len(calls) - 1
+    assert figures["first token, median s"] <= figures["request, median s"]
+    assert figures["request, median s"] <= figures["request, 95 % s"] <= figures["request, 99 % s"]
+    assert (figures["MB at start"], figures["MB at end"]) == (11.0, 13.0)
+    for count in (1, 2, 20, 99):
+        values = random.sample(range(1, 1 + count), count)
+        for fraction in (0.5, 0.95, 0.99):
+            expected = np.quantile(values, fraction, method="inverted_cdf")
+            assert serve_load.quantile(values, fraction) == expected
 
 
 @pytest.mark.slow
@@ -313,6 +326,9 @@ def test_serve_load(tmp_path):
         figures = serve_load.SIDES[side](argparse.Namespace(**job, new_tokens=new_tokens))
         assert figures["tokens/s"] > 0
         assert figures["lost"] == 0
+        if sys.platform == "linux":
+            assert 10 < figures["MB at start"] < 10_000
+            assert figures["MB at end"] > 10
 
 
 @pytest.mark.slow

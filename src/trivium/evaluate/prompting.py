@@ -252,12 +252,12 @@ def evaluate_few_shot(
         progress(len(rows))
     accuracy = sum(row["right"] for row in rows) / len(rows)
     majority = max(Counter(question.answer for question, _ in prompts).values()) / len(rows)
-    low, high = _compute_wilson_interval(accuracy, len(rows))
+    low, high = compute_wilson_interval(accuracy, len(rows))
     values = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
     return Metrics(values | {"majority": majority}).with_examples(rows)
 
 
-def _compute_wilson_interval(fraction: float, num_cases: int) -> tuple[float, float]:
+def compute_wilson_interval(fraction: float, num_cases: int) -> tuple[float, float]:
     """Return the 95 % confidence interval (low, high) of a fraction of cases (Wilson 1927)."""
     squared = 1.96**2 / num_cases
     center = fraction + squared / 2

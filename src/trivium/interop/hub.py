@@ -1,4 +1,4 @@
-"""Find a model: a local folder, a bundled model, or a name in the Hugging Face cache or hub."""
+"""Find a model (a local folder, a bundled model, or a name on the hub), and upload one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import warnings
 from pathlib import Path
 
 import huggingface_hub
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from trivium.bundled_models import BUNDLED_MODELS, find_bundled_model
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, TriviumError
 from trivium.files import did_you_mean_folder, is_file_name, sibling_folders
 from trivium.interop.sentence_transformers import read_module_paths
 from trivium.presets import did_you_mean_preset, presets
 
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
+_OWNED_NAME = re.compile(r"[^/]+/[^/]+")
+_CARD = "README.md"
 _TEXT_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
@@ -95,7 +99,7 @@ def _download(name: str, revision: str | None) -> Path:
     except CheckpointError:
         raise
     except Exception as error:  # The hub client fails in many ways: network, rights, names.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
+        reason = _first_line(error)
         if isinstance(error, ConnectionError | FileNotFoundError):
             reason = f"cannot be reached ({reason.removeprefix('Got: ')})"
         else:
@@ -109,3 +113,92 @@ def _download(name: str, revision: str | None) -> Path:
             f"Trivium ({', '.join(BUNDLED_MODELS)})."
         ) from None
     return folder
+
+
+def check_push(name: str) -> None:
+    """Check that a folder can be uploaded under a name, without a request to the hub.
+
+    Raises:
+        TriviumError: the name is not of the form OWNER/NAME, or there is no token.
+    """
+    try:
+        validate_repo_id(name)
+        reason = "" if _OWNED_NAME.fullmatch(name) else "it has no owner"
+    except HFValidationError as error:
+        reason = _first_line(error)
+    if reason:
+        raise TriviumError(
+            f"{name!r} is not the name of a model on the hub ({reason.rstrip('.')}): write "
+            "OWNER/NAME, with your user name or organization as OWNER, and letters, digits, "
+            "hyphens, underscores and dots."
+        )
+    if not huggingface_hub.get_token():
+        raise TriviumError(
+            f"there is no token to upload {name} with: run `hf auth login`, or set HF_TOKEN. "
+            "https://huggingface.co/settings/tokens makes tokens with the right to write."
+        )
+
+
+def push_folder(folder: str | os.PathLike[str], name: str, *, private: bool = False) -> str:
+    """Upload a Hugging Face folder to the hub as one commit. Returns the address of the model.
+
+    The repository is created if it does not exist. A model card that is already there is kept. The
+    token is found where `huggingface_hub` looks for tokens, such as HF_TOKEN.
+
+    Args:
+        folder: a folder that `save_hf` wrote.
+        name: the name on the hub, OWNER/NAME.
+        private: make a new repository private. Otherwise the setting of the owner decides, which is
+            public unless it was changed. An existing repository keeps its visibility.
+
+    Raises:
+        TriviumError: the name is wrong, there is no token, the hub refuses the token, the name or a
+            file, or the hub cannot be reached.
+    """
+    check_push(name)
+    api = huggingface_hub.HfApi()
+    try:
+        url = api.create_repo(name, private=private or None, exist_ok=True)
+        keeps_card = api.file_exists(name, _CARD)
+        api.upload_folder(
+            repo_id=name,
+            folder_path=Path(folder),
+            commit_message="Upload a model of Trivium",
+            ignore_patterns=[_CARD] if keeps_card else None,
+        )
+    except Exception as error:  # The hub client fails in many ways: network, rights, names.
+        raise TriviumError(
+            f"{_describe_refusal(name, error)} The model is in {folder}; when this is solved, "
+            f"`hf upload {name} {folder}` uploads the folder."
+        ) from None
+    if keeps_card and (Path(folder) / _CARD).is_file():
+        warnings.warn(
+            f"{name} has a {_CARD} already, which was kept. The new one is in {folder}.",
+            stacklevel=2,
+        )
+    return str(url)
+
+
+def _describe_refusal(name: str, error: Exception) -> str:
+    """Return a sentence that says why the hub did not accept a folder."""
+    cause: BaseException = error  # an upload of a large file hides the reason in a chain of errors
+    while getattr(cause, "response", None) is None and cause.__cause__ is not None:
+        cause = cause.__cause__
+    response = getattr(cause, "response", None)
+    status = getattr(response, "status_code", None)
+    host = huggingface_hub.constants.ENDPOINT
+    if status == 401:
+        return f"{host} does not accept the token: run `hf auth login`, or set another HF_TOKEN."
+    if status in (403, 404):
+        return (
+            f"the token has no right to write to {name} on {host}: use a token with the right to "
+            "write, of a member of this organization, or another name."
+        )
+    if response is None and not isinstance(error, ValueError):
+        return f"{host} cannot be reached ({_first_line(cause)}): check the network."
+    return f"{host} does not accept the folder as {name} ({_first_line(cause)})."
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")

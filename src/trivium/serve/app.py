@@ -155,6 +155,14 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
     async def describe_model(name: str) -> JSONResponse:
         return JSONResponse(await _make_model_card(registry.get_model(name)))
 
+    @app.post(
+        "/v1/models/{name:path}/reload",
+        summary="Load a model again from its folder, without interrupting requests",
+        responses=_RESPONSES,
+    )
+    async def reload_model(name: str) -> JSONResponse:
+        return JSONResponse(await _make_model_card(await registry.reload(name)))
+
     @app.get("/healthz", summary="Report whether all loaded models work")
     async def health() -> JSONResponse:
         loaded = [model for model in registry if model.is_loaded]

@@ -195,6 +195,19 @@ class ServedModel:
         """Start the thread that runs the model `lm`."""
         self._thread = ModelThread(self.name, lm, limits=self.limits, metrics=self.metrics)
 
+    async def retire(self) -> None:
+        """Wait until no request uses the model, then stop its thread for good.
+
+        A retired model is not in the registry any more, so it gets no new requests.
+        """
+        thread = self.thread
+        while self.num_users > 0 or thread.is_busy:
+            await asyncio.sleep(_POLL_SECONDS)
+        thread.stop()  # returns at once, because the thread is idle
+        self._thread = None
+        await asyncio.sleep(0)  # The event loop still refers to the thread's last callback.
+        await asyncio.to_thread(gc.collect)
+
     async def unload(self, adapters: Iterable[ServedModel] = ()) -> None:
         """Wait until no request uses the model, then free its memory.
 
@@ -252,6 +265,7 @@ class ModelRegistry:
         self._load_model = load
         self._load_lock = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[ApiError | None]] = {}
+        self._retiring: dict[ServedModel, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -306,8 +320,7 @@ class ModelRegistry:
 
         Raises ApiError: 404 for an unknown id, 503 if the model cannot be loaded.
         """
-        model = self.get_model(name)
-        while not model.is_loaded:
+        while not (model := self.get_model(name)).is_loaded:  # may be replaced meanwhile
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))
             # If one client disconnects, the others still need the model.
@@ -315,6 +328,73 @@ class ModelRegistry:
             if error is not None:
                 raise error
         return model
+
+    async def reload(self, name: str) -> ServedModel:
+        """Load a model again from its folder, for new requests. Returns the new served model.
+
+        Running requests finish with the earlier weights, which stay in memory until then. If the
+        model cannot be loaded, the earlier weights stay in use. The adapters of a reloaded base are
+        loaded again when they are used.
+
+        Raises ApiError: 404 for an unknown id, 400 for a model without a folder, 503 if the model
+        cannot be loaded.
+        """
+        model = self.get_model(name)
+        if model.path is None:
+            raise ApiError(400, f"the model {name!r} has no folder to load it from again.")
+        start = time.perf_counter()
+        try:
+            if model.parent is not None:
+                new = self._replace(self.get_model(name), await self._read_adapter(model))
+            else:
+                async with self._load_lock:
+                    if not model.is_loaded:
+                        await self._make_room()
+                    lm = await asyncio.to_thread(self._load_model, model.path)
+                    new = self._replace(self.get_model(name), lm)
+        except (TriviumError, OSError) as error:
+            message = self._record_failure(name, error)
+            kept = ", and its earlier weights stay in use" if model.is_loaded else ""
+            raise ApiError(
+                503,
+                f"the model {name!r} cannot be loaded again{kept}: {message}",
+                code="model_not_loaded",
+            ) from None
+        self._record_load(new, "loaded again", start)
+        return new
+
+    def _replace(self, old: ServedModel, lm: LanguageModel) -> ServedModel:
+        """Serve `lm` in place of a model from now on, and retire the model and its adapters."""
+        new = ServedModel(old.name, old.path, self.limits, self.metrics, old.parent)
+        new.start(lm)
+        self._models[old.name] = new
+        for adapter in self._find_adapters(old):
+            name, path = adapter.name, adapter.path
+            self._models[name] = ServedModel(name, path, self.limits, self.metrics, new)
+            self._retire(adapter)
+        self._retire(old)
+        return new
+
+    def _retire(self, model: ServedModel) -> None:
+        """Stop the thread of a model that is no longer served, once no request uses the model."""
+        if model.is_loaded:
+            self._retiring[model] = task = asyncio.create_task(model.retire())
+            task.add_done_callback(lambda _: self._retiring.pop(model))
+
+    def _record_load(self, model: ServedModel, what: str, start: float) -> None:
+        """Count and log a successful load that began at `start`, in seconds."""
+        self.metrics.loads.labels(model.name, "loaded").inc()
+        seconds = time.perf_counter() - start
+        _LOG.info("%s %s in %.1f s from %s", model.name, what, seconds, model.path)
+
+    def _record_failure(self, name: str, error: Exception) -> str:
+        """Count and log a failed load. Returns the message for clients, without the folder."""
+        self.metrics.loads.labels(name, "failed").inc()
+        _LOG.error("%s cannot be loaded: %s", name, error)
+        message = str(error)
+        if isinstance(error, CheckpointError):  # The message starts with the folder.
+            message = message.partition(": ")[2] or message
+        return message
 
     async def _load(self, model: ServedModel) -> ApiError | None:
         """Load a model and start its thread. Returns None, or the error if loading fails.
@@ -327,20 +407,18 @@ class ModelRegistry:
         assert model.path is not None
         try:
             if model.parent is not None:
-                await self._load_adapter(model, model.parent)
+                model.start(await self._read_adapter(model))
             else:
                 async with self._load_lock:
+                    if self._models[model.name] is not model:  # loaded again meanwhile
+                        return None
                     await self._make_room()
                     start = time.perf_counter()
                     model.start(await asyncio.to_thread(self._load_model, model.path))
         except ApiError as error:  # of the base of an adapter
             return error
         except (TriviumError, OSError) as error:
-            self.metrics.loads.labels(model.name, "failed").inc()
-            _LOG.error("%s cannot be loaded: %s", model.name, error)
-            message = str(error)
-            if isinstance(error, CheckpointError):  # The message starts with the folder.
-                message = message.partition(": ")[2] or message
+            message = self._record_failure(model.name, error)
             return ApiError(
                 503,
                 f"the model {model.name!r} cannot be loaded now: {message}",
@@ -348,9 +426,10 @@ class ModelRegistry:
             )
         finally:  # before the waiting requests continue, which may have to load it again
             del self._loads[model.name]
-        self.metrics.loads.labels(model.name, "loaded").inc()
-        seconds = time.perf_counter() - start
-        _LOG.info("%s loaded in %.1f s from %s", model.name, seconds, model.path)
+        if self._models[model.name] is not model:  # an adapter whose base was loaded again
+            self._retire(model)
+            return None
+        self._record_load(model, "loaded", start)
         return None
 
     async def _make_room(self) -> None:
@@ -360,18 +439,19 @@ class ModelRegistry:
             model = min(self._evictable, key=self._make_unload_key)
             await model.unload(self._find_adapters(model))
 
-    async def _load_adapter(self, model: ServedModel, parent: ServedModel) -> None:
-        """Load an adapter's base if necessary, then start a thread for the base with the adapter.
+    async def _read_adapter(self, adapter: ServedModel) -> LanguageModel:
+        """Return the base of an adapter with the adapter. Loads the base if necessary.
 
         Raises ApiError if the base cannot be loaded.
         """
-        await self.get_loaded(parent.name)
+        assert adapter.parent is not None
+        parent = await self.get_loaded(adapter.parent.name)
         with parent.keep_loaded():
-            base, path = parent.thread.lm, str(model.path)
-            model.start(await asyncio.to_thread(base.with_adapter, path, name=model.name))
+            base, path = parent.thread.lm, str(adapter.path)
+            return await asyncio.to_thread(base.with_adapter, path, name=adapter.name)
 
     def close(self) -> None:
         """Cancel the jobs of all models and stop their threads."""
-        for model in self:
+        for model in (*self, *self._retiring):
             if model.is_loaded:
                 model.thread.stop()

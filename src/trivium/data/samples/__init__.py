@@ -7,6 +7,7 @@ import lzma
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -21,8 +22,92 @@ EASY_TEXTS = {
 }
 EXAMPLES = ("movies.jsonl.xz", "names.conll.xz", "english-french.tsv.xz")
 LICENCES = ("LICENSES.md", "CDLA-Sharing-1.0.txt")
+_BLOCK_BYTES = 1 << 20
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BundledText:
+    """The origin and licence of a bundled file, as in `LICENSES.md`.
+
+    Args:
+        origin: what the file contains, and who wrote it.
+        licence: the name of the licence.
+        url: the address of the licence, or of the source of a text in the public domain.
+        languages: the languages of the text, as ISO 639-1 codes.
+    """
+
+    origin: str
+    licence: str
+    url: str
+    languages: tuple[str, ...]
+
+
+_BY_SA = "https://creativecommons.org/licenses/by-sa/3.0/"
+_BY_4 = "https://creativecommons.org/licenses/by/4.0/"
+_CDLA = "https://cdla.dev/sharing-1-0/"
+_TINY_STORIES = "stories of TinyStories (Ronen Eldan and Yuanzhi Li 2023, arXiv:2305.07759)"
+_POEMS = "poems of the Tang and Song dynasties"
+_POEMS_URL = "https://github.com/chinese-poetry/chinese-poetry"
+BUNDLED_TEXTS = {
+    "english.txt": BundledText(
+        "1,820 articles by the contributors of Wikipedia (https://en.wikipedia.org)",
+        "CC BY-SA 3.0",
+        _BY_SA,
+        ("en",),
+    ),
+    "chinese.txt": BundledText(
+        "1,340 articles by the contributors of Wikipedia (https://zh.wikipedia.org)",
+        "CC BY-SA 3.0 / 4.0",
+        _BY_SA,
+        ("zh",),
+    ),
+    "stories.txt": BundledText(f"11,344 {_TINY_STORIES}", "CDLA-Sharing-1.0", _CDLA, ("en",)),
+    "stories.valid.txt": BundledText(f"366 {_TINY_STORIES}", "CDLA-Sharing-1.0", _CDLA, ("en",)),
+    "poems.txt": BundledText(f"12,968 {_POEMS}", "public domain", _POEMS_URL, ("zh",)),
+    "poems.valid.txt": BundledText(f"758 {_POEMS}", "public domain", _POEMS_URL, ("zh",)),
+    "movies.jsonl": BundledText(
+        "1,000 sentences of film reviews (Bo Pang and Lillian Lee 2005)",
+        "CC BY 4.0",
+        _BY_4,
+        ("en",),
+    ),
+    "english-french.tsv": BundledText(
+        "2,000 pairs of sentences by the contributors of Tatoeba (https://tatoeba.org)",
+        "CC BY 2.0 FR",
+        "https://creativecommons.org/licenses/by/2.0/fr/",
+        ("en", "fr"),
+    ),
+    "names.conll": BundledText(
+        "400 sentences of social media from WNUT 2017 (Leon Derczynski, Eric Nichols, "
+        "Marieke van Erp and Nut Limsopatham)",
+        "CC BY 4.0",
+        _BY_4,
+        ("en",),
+    ),
+}
+"""The bundled files by the names that `copy_samples` gives them."""
+
+
+def find_bundled_text(path: str | os.PathLike[str]) -> BundledText | None:
+    """Return the origin of a file if it is an unchanged copy of a bundled file, otherwise None."""
+    file = Path(path)
+    name = file.name.removesuffix(".xz")
+    if name not in BUNDLED_TEXTS or not file.is_file():
+        return None
+    reader = lzma.open if file.suffix == ".xz" else open
+    try:
+        with (
+            reader(file, "rb") as given,
+            lzma.open(_find_bundled_file(f"{name}.xz"), "rb") as bundled,
+        ):
+            while block := bundled.read(_BLOCK_BYTES):
+                if given.read(len(block)) != block:
+                    return None
+            return None if given.read(1) else BUNDLED_TEXTS[name]
+    except (OSError, EOFError, lzma.LZMAError):
+        return None
 
 
 def sample_path(language: str) -> Path:
