@@ -6,8 +6,9 @@ objectives with TBPTT, it also contains the model state carried from step to ste
 (`carried.safetensors`). The folder gets its final name only after all of its files are on disk.
 
 With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
-safetensors format. Every process writes its shards of the tensors in the background while training
-continues. Rank 0 then consolidates the shards into the files that a single process would write. A
+safetensors format. Every process writes its shards of the tensors. The shards on a GPU are copied
+to host memory and written in the background while training continues. Those on a CPU are written
+without a copy, which would need as much host memory again. Rank 0 then consolidates the shards into the files that a single process would write. A
 checkpoint therefore does not depend on the number of processes or on the parallel layout. A run can
 be resumed with another number of processes or another layout.
 """
@@ -20,7 +21,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from trivium.errors import OLD_VERSION_MESSAGE, CheckpointError
 from trivium.files import (
@@ -181,7 +182,8 @@ def restore(
 class Checkpoints:
     """Saves and restores the checkpoints of a run.
 
-    If there are several processes, they write checkpoints in the background.
+    If there are several processes, they write their parts of a checkpoint, and the first process
+    joins the parts in the background.
 
     Args:
         folder: the folder of all checkpoints.
@@ -239,11 +241,14 @@ class Checkpoints:
             save_distributed=True,
             enable_consolidation=True,
         )
-        written = async_save(
-            {**weights, **moments},
-            storage_writer=writer,
-            process_group=self.parallel.checkpoint_group,
-        )
+        group = self.parallel.checkpoint_group
+        if next(model.parameters()).device.type == "cpu":
+            written = self._thread.submit(
+                save, {**weights, **moments}, storage_writer=writer, process_group=group
+            )
+            wait([written])  # the next step changes the weights
+        else:
+            written = async_save({**weights, **moments}, storage_writer=writer, process_group=group)
         assert isinstance(written, Future)
         state = copy.deepcopy(state)  # training updates the original
         self._pending = self._thread.submit(
@@ -384,7 +389,7 @@ class SaveCheckpoints(Callback):
     waits: bool
 
     def on_save(self, folder: Path) -> None:
-        """Save a checkpoint to `folder`. Several processes write it in the background."""
+        """Save a checkpoint to `folder`. Several processes complete it in the background."""
         self.log.update(translated("progress.saving"))
         self.checkpoints.save(self.model, self.optimizers, self.state)
         assert folder == self.checkpoints.path(self.state)
