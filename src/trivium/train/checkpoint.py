@@ -8,9 +8,10 @@ objectives with TBPTT, it also contains the model state carried from step to ste
 With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
 safetensors format. Every process writes its shards of the tensors. The shards on a GPU are copied
 to host memory and written in the background while training continues. Those on a CPU are written
-without a copy, which would need as much host memory again. Rank 0 then consolidates the shards into the files that a single process would write. A
-checkpoint therefore does not depend on the number of processes or on the parallel layout. A run can
-be resumed with another number of processes or another layout.
+without a copy, which would need as much host memory again. Rank 0 then consolidates the shards into
+the files that a single process would write. A checkpoint therefore does not depend on the number of
+processes or on the parallel layout. A run can be resumed with another number of processes or
+another layout.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -241,14 +243,12 @@ class Checkpoints:
             save_distributed=True,
             enable_consolidation=True,
         )
-        group = self.parallel.checkpoint_group
-        if next(model.parameters()).device.type == "cpu":
-            written = self._thread.submit(
-                save, {**weights, **moments}, storage_writer=writer, process_group=group
-            )
-            wait([written])  # the next step changes the weights
-        else:
-            written = async_save({**weights, **moments}, storage_writer=writer, process_group=group)
+        write = _save_without_copy if _is_on_cpu(model) else async_save
+        written = write(
+            {**weights, **moments},
+            storage_writer=writer,
+            process_group=self.parallel.checkpoint_group,
+        )
         assert isinstance(written, Future)
         state = copy.deepcopy(state)  # training updates the original
         self._pending = self._thread.submit(
@@ -399,6 +399,30 @@ class SaveCheckpoints(Callback):
     def on_end(self, error: BaseException | None) -> None:
         """Wait until the last checkpoint has been written."""
         self.checkpoints.wait()
+
+
+def _is_on_cpu(model: nn.Module) -> bool:
+    """Return whether the weights of a model are in host memory."""
+    return next(model.parameters()).device.type == "cpu"
+
+
+def _save_without_copy(
+    tensors: Mapping[str, Tensor],
+    *,
+    storage_writer: HuggingFaceStorageWriter,
+    process_group: dist.ProcessGroup,
+) -> Future[Any]:
+    """Write tensors like `async_save`, but before the call returns, so that no copy is needed.
+
+    Returns a future that contains the exception if the write failed.
+    """
+    written = Future[Any]()
+    try:
+        save(dict(tensors), storage_writer=storage_writer, process_group=process_group)
+        written.set_result(None)
+    except (CheckpointException, OSError) as error:
+        written.set_exception(error)
+    return written
 
 
 def read_state(checkpoint: Path) -> TrainState:
