@@ -30,6 +30,7 @@ PROGRAMS = (
     "serve_load",
     "onnx_files",
     "forecast",
+    "host_memory",
     "scaling",
     "large_corpus",
     "loss_bands",

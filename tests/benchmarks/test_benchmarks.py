@@ -94,6 +94,14 @@ def test_results_keep_their_place():
 
 
 @pytest.mark.slow
+def test_host_memory(tmp_path):
+    host_memory = program("host_memory")
+    host_memory.write_inputs(tmp_path, 500)
+    [alone] = host_memory.measure("gpt2-tiny", tmp_path, 1, "ddp")
+    assert 0 < alone < 2
+
+
+@pytest.mark.slow
 def test_train_throughput(tmp_path):
     train_throughput, text = program("train_throughput"), Path(texts(tmp_path)[0])
     sizes = {

@@ -51,6 +51,9 @@ def test_llama_65b_takes_the_published_21_days(capsys):
         assert plan["days"] == pytest.approx(21, rel=0.15)
         assert plan["gpu_hours"] == pytest.approx(1_022_362, rel=0.15)
         assert plan["memory_per_gpu_bytes"] < 80e9
+        # A layer in float32; the first process also saves the whole model.
+        assert plan["host_memory_per_process_bytes"] == pytest.approx(4 * 809e6, rel=0.01)
+        assert plan["host_memory_of_first_process_bytes"] == 4 * plan["parameters"]
         assert plan["layout"]["data"] == "fsdp"
 
 

@@ -106,26 +106,30 @@ def test_every_operation_of_saving_a_checkpoint_may_fail(tmp_path):
     assert {"open", "write", "fsync", "replace", "mkdir", "unlink"} <= {*operations}
 
 
-def test_parts_that_several_processes_could_not_write_are_removed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_parts_that_several_processes_could_not_write_are_removed(on_cpu, tmp_path, monkeypatch):
     """Else they would fill the disk that has to be freed; `RunFolder` removes those of a kill."""
 
-    written = Future[None]()
+    written, full = Future[None](), OSError(errno.ENOSPC, "No space left on device")
 
     def fail(tensors: object, *, storage_writer: Any, **_: object) -> Future[None]:
         parts = Path(storage_writer.path)
         assert parts.parent.match(".*.tmp")
         parts.mkdir(parents=True)
         (parts / "model.safetensors").write_bytes(b"a part")
+        if on_cpu:  # there the call itself writes, without a copy
+            raise full
         return written
 
-    monkeypatch.setattr(checkpoint, "async_save", fail)
+    monkeypatch.setattr(checkpoint, "save" if on_cpu else "async_save", fail)
+    monkeypatch.setattr(checkpoint, "_is_on_cpu", lambda _: on_cpu)
     monkeypatch.setattr(Parallel, "all_reduce_max", lambda self, *values: [*values])
     model = torch.nn.Linear(3, 2)
     saving = checkpoint.Checkpoints(tmp_path, Parallel(size=2))
     state = TrainState(5)
     saving.save(model, [], state)
     state.step = 6  # training goes on meanwhile
-    written.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+    written.set_exception(full)
     with pytest.raises(CheckpointError, match=r"/step-00000005: not saved, the disk is full"):
         saving.wait()
     assert not [*tmp_path.iterdir()]

@@ -15,6 +15,7 @@ from distributed_runs import curve, run_processes, small, train
 from run_settings import assert_equal_runs, quiet
 from safetensors.torch import load_file
 
+import trivium
 from trivium.cli import main
 from trivium.errors import RecipeError
 from trivium.presets import presets
@@ -260,6 +261,42 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, pairs
         for out, single in folders.items():
             is_search = out.name.endswith("pairs")
             (assert_same_losses if is_search else assert_same_curve)(out, single)
+
+
+# Models, whether they start from a folder of their own, and the layout of two processes.
+STARTS = [
+    ("gpt2", False, FSDP_ALONE),
+    ("gpt2", True, FSDP_ALONE),
+    ("bert", False, TENSOR),
+    ("t5", False, FSDP_ALONE),
+    ("t5", True, TENSOR),
+    ("mixtral", False, FSDP_ALONE),
+]
+
+
+@pytest.mark.slow
+def test_twenty_steps_have_the_losses_of_one_process(text, tmp_path):
+    """Of new weights, and of weights in a folder of `transformers`."""
+    jobs, singles = [], {}
+    for name, starts_from_folder, parallel in STARTS:
+        single, recipe = tmp_path / f"{name}-{starts_from_folder}", f"{name}-tiny"
+        if starts_from_folder:
+            recipe = str(tmp_path / f"{name}-folder")
+            trivium.load(tmp_path / f"{name}-False").save_hf(recipe)
+        for out, layout in ((single, {}), (tmp_path / f"{single.name}-2", parallel)):
+            changes = small(0.0, **layout)
+            changes["train"] |= {"steps": 20, "eval_every": 20, "save_every": 20}
+            if starts_from_folder:
+                del changes["tokenizer"]
+            jobs.append({"recipe": recipe, "data": text, "out": out, "changes": changes})
+            singles[out] = single
+        train([jobs.pop(-2)])
+    run_processes(2, jobs)
+    for out, single in singles.items():
+        expected = {key: loss for key, loss in curve(single).items() if key[1] == "train_loss"}
+        losses = {key: loss for key, loss in curve(out).items() if key[1] == "train_loss"}
+        assert len(expected) == 20
+        assert losses == pytest.approx(expected, rel=1e-5), out.name
 
 
 @pytest.mark.slow

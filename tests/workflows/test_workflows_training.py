@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import re
 import shlex
 import shutil
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,9 +34,11 @@ from trivium.models import build
 from trivium.report import read_run, summarize
 from trivium.spec import TransformerSpec
 from trivium.train import defaults, hardware, memory
+from trivium.train.recipe_loading import load_base_model
 from trivium.workflows import quickstart as quickstart_module
+from trivium.workflows import training
 from trivium.workflows.corpus import Corpus, ExampleSource
-from trivium.workflows.model_setup import copy_weights
+from trivium.workflows.model_setup import match_weights
 from trivium.workflows.quickstart import quickstart
 from trivium.workflows.training import finetune, pretrain
 
@@ -470,9 +474,33 @@ def test_weights_of_another_shape_are_refused(encoder, text, tmp_path):
     lm = trivium.load(encoder.path)
     wider = build(lm.spec.replace(vocab_size=lm.spec.vocab_size + 64))
     with pytest.raises(RecipeError, match=r"no tokens\.weight of shape"):
-        copy_weights(lm, wider)
+        match_weights(lm, wider)
     with pytest.raises(RecipeError, match="is the model to start from"):
         pretrain(encoder.path, data=text, out=encoder.path, overwrite=True, console=quiet())
+
+
+def test_the_base_model_is_freed_when_training_starts(encoder, text, tmp_path, monkeypatch):
+    bases, alive = [], []
+
+    def load_base(*arguments):
+        base = load_base_model(*arguments)
+        bases.append(weakref.ref(base.module))
+        return base
+
+    class CountBases(trivium.Callback):
+        def on_log(self, record):
+            gc.collect()
+            alive.append(any(base() is not None for base in bases))
+
+    monkeypatch.setattr(training, "load_base_model", load_base)
+    changes = settings(steps=2, log_every=1)
+    del changes["tokenizer"]
+    pretrain(
+        encoder.path, data=text, out=tmp_path / "run", changes=changes, callbacks=[CountBases()],
+        console=quiet(),
+    )  # fmt: skip
+    assert len(bases) == 1
+    assert alive == [False, False]
 
 
 def test_standard_input_is_kept_in_the_run(text, tmp_path, monkeypatch):

@@ -198,16 +198,17 @@ def make_lora_layer(base: nn.Linear, lora: LoRA, generator: torch.Generator) -> 
     """Make a LoRA layer whose output initially equals that of `base`.
 
     A is initialized from a uniform distribution in +-I^-0.5, as in the authors' code; the paper
-    uses a normal distribution. B is initialized with zeros.
+    uses a normal distribution. B is initialized with zeros. If `base` is on the meta device, A and
+    B are on the CPU.
     """
+    device = torch.device("cpu") if base.weight.is_meta else base.weight.device
     dtype = torch.promote_types(base.weight.dtype, torch.float32)
     bound = base.in_features**-0.5
     lora_a = torch.empty(lora.rank, base.in_features)
     lora_a.uniform_(-bound, bound, generator=generator)
-    lora_b = torch.zeros(base.out_features, lora.rank, device=base.weight.device, dtype=dtype)
-    return LoRALinear(
-        base, lora_a.to(base.weight.device, dtype), lora_b, scale=lora.scale, dropout=lora.dropout
-    )
+    lora_a = lora_a.to(device, dtype)
+    lora_b = torch.zeros(base.out_features, lora.rank, device=device, dtype=dtype)
+    return LoRALinear(base, lora_a, lora_b, scale=lora.scale, dropout=lora.dropout)
 
 
 def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCounts:

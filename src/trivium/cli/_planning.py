@@ -262,6 +262,7 @@ def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
         size=plan.step.memory_bytes / 2**30,
         parts=translated("join.comma").join(parts),
     )
+    host = {"each": plan.step.host_bytes / 2**30, "first": plan.step.first_host_bytes / 2**30}
     reasons = translated("join.semicolon").join(map(translate_english, plan.reasons))
     samples = translated("plan.left_out_samples") if work.samples else ""
     typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated('join.colon')}{reasons}"))
@@ -269,6 +270,7 @@ def _print_plan(plan: TrainingPlan, gpu: str, model: PlannedModel) -> None:
     if model.hardware:
         typer.echo(labelled("published", model.hardware))
     typer.echo(labelled("memory", held))
+    typer.echo(labelled("", translated("plan.host_memory", **host)))
     typer.echo(labelled("", translated("plan.left_out") + samples))
 
 

@@ -12,7 +12,7 @@ from trivium.interop.settings import Settings
 Scale = tuple[float, float]
 """Mean and standard deviation of labels: prediction = mean + deviation * output of the head."""
 
-_CLASSIFIER, _FINAL_NORM_BIAS = "heads.classifier.classifier", "decoder.norm.bias"
+CLASSIFIER, _FINAL_NORM_BIAS = "heads.classifier.classifier", "decoder.norm.bias"
 
 
 def change_label_scale(
@@ -24,13 +24,13 @@ def change_label_scale(
     head has no bias, only the deviation changes and the mean is that of `before`.
     """
     (mean, deviation), (new_mean, new_deviation) = before, after
-    weight, bias = weights[f"{_CLASSIFIER}.weight"], weights.get(f"{_CLASSIFIER}.bias")
+    weight, bias = weights[f"{CLASSIFIER}.weight"], weights.get(f"{CLASSIFIER}.bias")
     ratio = deviation / new_deviation
-    changed = {**weights, f"{_CLASSIFIER}.weight": (weight.double() * ratio).to(weight.dtype)}
+    changed = {**weights, f"{CLASSIFIER}.weight": (weight.double() * ratio).to(weight.dtype)}
     if bias is None:
         return changed, (mean, new_deviation)
     moved = bias.double() * ratio + (mean - new_mean) / new_deviation
-    return changed | {f"{_CLASSIFIER}.bias": moved.to(bias.dtype)}, after
+    return changed | {f"{CLASSIFIER}.bias": moved.to(bias.dtype)}, after
 
 
 def fold_label_scale(
@@ -44,7 +44,7 @@ def fold_label_scale(
     if settings.label_scale == (0.0, 1.0):
         return weights, settings
     weights, (mean, _) = change_label_scale(weights, settings.label_scale, (0.0, 1.0))
-    direction, norm = weights[f"{_CLASSIFIER}.weight"][0].double(), weights.get(_FINAL_NORM_BIAS)
+    direction, norm = weights[f"{CLASSIFIER}.weight"][0].double(), weights.get(_FINAL_NORM_BIAS)
     if mean and norm is not None and direction.count_nonzero():
         shift = mean * direction / (direction @ direction)
         weights, mean = weights | {_FINAL_NORM_BIAS: (norm.double() + shift).to(norm.dtype)}, 0.0

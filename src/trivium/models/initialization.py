@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,9 +17,10 @@ from trivium.models.base_model import LanguageModule
 from trivium.models.heads import DenseLayer
 from trivium.models.heads.vocabulary import MaskedHead
 from trivium.models.special_initialization import (
+    SpecialInits,
     allowed_attention_inits,
     check_attention_init,
-    initialize_attention,
+    special_attention_inits,
 )
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.part import Part, PartModule, StandardDeviation
@@ -49,9 +52,9 @@ class Initialization(Choice, Part):
         std = self.weight_std(name, weight, model_info)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
 
-    def apply_special_init(self, model: Any) -> None:
-        """Apply the special initialization of attention, after all weights were initialized."""
-        initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
+    def special_inits(self, model: Any) -> SpecialInits:
+        """Yield the modules with a special initialization, and the functions that apply it."""
+        return special_attention_inits(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
 _EMBEDDINGS = ("tokens", "source_tokens", "positions", "mask_decoder_positions", "token_types")
@@ -69,14 +72,20 @@ class Initializer:
 
     def __init__(self, start: Any, model: Any) -> None:
         self.start, self.model = start, model
+        self.name_of = {id(weight): name for name, weight in model.named_parameters()}
         rows = (row for module in model.modules() for row in _output_matrices(module))
-        self.output_matrices = {id(weight) for weight in rows}
+        self.output_matrices = self.names_of(rows)
         kinds = nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
-        self._scales = {id(norm.weight) for norm in model.modules() if isinstance(norm, kinds)}
+        norms = (norm for norm in model.modules() if isinstance(norm, kinds))
+        self._scales = self.names_of(norm.weight for norm in norms if norm.weight is not None)
         tables = (table for stack in getattr(model, "stacks", ()) for table in stack.tables)
-        self.shared_tables = {id(weight) for table in tables for weight in table.parameters()}
+        self.shared_tables = self.names_of(w for table in tables for w in table.parameters())
         attentions = [each for each in model.modules() if isinstance(each, AttentionModule)]
-        self.attention_of_query = {id(each.query.weight): each for each in attentions}
+        self.attention_of_query = {self.name_of[id(each.query.weight)]: each for each in attentions}
+
+    def names_of(self, weights: Iterable[Tensor]) -> set[str]:
+        """Return the names of parameters of the model."""
+        return {self.name_of[id(weight)] for weight in weights}
 
     def init_matrix(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Initialize a matrix or embedding table at random."""
@@ -84,32 +93,90 @@ class Initializer:
 
     def init_vector(self, name: str, weight: Tensor) -> None:
         """Initialize a norm weight to 1, and a bias or any other vector to 0."""
-        weight.fill_(1.0 if id(weight) in self._scales else 0.0)
+        weight.fill_(1.0 if name in self._scales else 0.0)
 
-    def apply_special_init(self) -> None:
-        """Apply the special initialization of attention, after all weights were initialized."""
-        self.start.apply_special_init(self.model)
+    def special_inits(self) -> SpecialInits:
+        """Yield the modules with a special initialization, and the functions that apply it.
+
+        The function of a module is called after the weights of the module were initialized.
+        """
+        return self.start.special_inits(self.model)
 
 
-@torch.no_grad()
-def initialize(model: LanguageModule, seed: int) -> None:
-    """Initialize the weights of a model at random.
+class SeededInitialization:
+    """The random initialization of a model from a seed, one part of the model at a time.
 
     The random values of a parameter depend only on the seed and on the parameter's name. They are
-    therefore the same on every device and for every layout of processes. Modules with a special
-    initialization set their weights last (`PartModule.reset_parameters`).
+    therefore the same on every device, for every layout of processes, and for any order of the
+    parts. The parts are the blocks and the modules outside of all blocks, such as the token
+    embeddings. A part may be initialized while the other parts are on the meta device.
+
+    Args:
+        model: the model, on any device.
+        seed: the seed.
     """
-    initializer = model.initializer()
-    if initializer is not None:
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                initializer.init_vector(name, weight)
-            else:
-                initializer.init_matrix(name, weight, weight_generator(seed, name))
-        initializer.apply_special_init()
-    for name, module in model.named_modules():
-        if isinstance(module, PartModule):
-            module.reset_parameters(weight_generator(seed, name))
+
+    def __init__(self, model: LanguageModule, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self._initializer = model.initializer()
+        self._special_inits: dict[nn.Module, Callable[[], None]] = {}
+        if self._initializer is not None:
+            self._special_inits = dict(self._initializer.special_inits())
+
+    @property
+    def parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """The parts of the model, each with its path in the model.
+
+        A model without an `Initializer` sets all of its weights together, so that it is one part.
+        """
+        if self._initializer is None:
+            yield "", self.model
+        else:
+            yield from _split_into_parts("", self.model, {*self.model.blocks})
+
+    @torch.no_grad()
+    def initialize(self, path: str, part: nn.Module) -> None:
+        """Initialize the weights of one part of the model, in place.
+
+        Modules with a special initialization set their weights last (`special_inits` and
+        `PartModule.reset_parameters`).
+        """
+        if self._initializer is not None:
+            for name, weight in part.named_parameters(prefix=path):
+                if weight.ndim == 1:
+                    self._initializer.init_vector(name, weight)
+                else:
+                    generator = weight_generator(self.seed, name)
+                    self._initializer.init_matrix(name, weight, generator)
+            for module in part.modules():
+                if module in self._special_inits:
+                    self._special_inits[module]()
+        for name, module in part.named_modules(prefix=path):
+            if isinstance(module, PartModule):
+                module.reset_parameters(weight_generator(self.seed, name))
+
+
+def initialize(model: LanguageModule, seed: int) -> None:
+    """Initialize the weights of a model at random (see `SeededInitialization`)."""
+    initialization = SeededInitialization(model, seed)
+    for path, part in initialization.parts:
+        initialization.initialize(path, part)
+
+
+def _split_into_parts(
+    path: str, module: nn.Module, blocks: set[nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (path, module) of the blocks and of the largest modules that contain no block.
+
+    `path` is the path of `module` in the model. A module that contains blocks and also parameters
+    of its own is not split.
+    """
+    contains_blocks = module not in blocks and not blocks.isdisjoint(module.modules())
+    if not contains_blocks or any(True for _ in module.parameters(recurse=False)):
+        yield path, module
+    else:
+        for name, child in module.named_children():
+            yield from _split_into_parts(f"{path}.{name}".lstrip("."), child, blocks)
 
 
 def weight_generator(seed: int, name: str) -> torch.Generator:
@@ -161,19 +228,19 @@ class Normal(Initialization):
         """Return `embedding_std` for embeddings; for matrices `std`, changed by `residual_init`."""
         if is_embedding(name):
             return self.embedding_std
-        if id(weight) not in model_info.output_matrices:
+        if name not in model_info.output_matrices:
             return self.std
         layers = sum(stack.num_layers for stack in model_info.model.spec.stacks)
         starts = {"full": self.std, "scaled": self.std / (2 * layers) ** 0.5, "zero": 0.0}
         return starts[self.residual_init]
 
-    def apply_special_init(self, model: Any) -> None:
-        """Apply the attention initialization, and "zero" to the dense layer of an MLM head."""
+    def special_inits(self, model: Any) -> SpecialInits:
+        """Yield those of attention and, with "zero", that of the dense layer of an MLM head."""
         if self.residual_init == "zero":
             for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
-                    _set_to_identity(head.dense.linear)
-        super().apply_special_init(model)
+                    yield head.dense.linear, partial(_set_to_identity, head.dense.linear)
+        yield from super().special_inits(model)
 
 
 class FanIn(Initialization):
@@ -192,9 +259,9 @@ class FanIn(Initialization):
         """Return 1 for embeddings, d_model^-0.5 for position biases, fan-in^-0.5 for matrices."""
         if is_embedding(name):
             return 1.0
-        if id(weight) in model_info.shared_tables:
+        if name in model_info.shared_tables:
             return model_info.model.spec.d_model**-0.5
-        attention = model_info.attention_of_query.get(id(weight))
+        attention = model_info.attention_of_query.get(name)
         size = 1.0 if attention is None else _query_std_factor(attention)
         return weight.shape[-1] ** -0.5 * size
 
@@ -226,7 +293,7 @@ class Small(Initialization):
     def weight_std(self, name: str, weight: Tensor, model_info: Initializer) -> float:
         """Return the standard deviation of a weight by one of the two formulas in the class."""
         model = model_info.model.spec
-        if id(weight) in model_info.output_matrices:
+        if name in model_info.output_matrices:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
         return (2.0 / (5.0 * model.d_model)) ** 0.5
 

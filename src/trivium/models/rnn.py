@@ -20,6 +20,7 @@ from trivium.models.heads import Head, HeadInput
 from trivium.models.heads.scalar_mix import ScalarMix
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Initializer, init_uniform
+from trivium.models.special_initialization import SpecialInits
 from trivium.nn.character_embedding import CharacterCNN, CharacterEmbedding
 from trivium.nn.norm import LayerNorm
 from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_embedding
@@ -376,7 +377,7 @@ class RecurrentInitializer(Initializer):
 
     def __init__(self, model: LanguageModule) -> None:
         super().__init__(None, model)
-        self.tables = {id(table) for table in model.vocabulary_tables}
+        self.tables = self.names_of(model.vocabulary_tables)
 
     def init_vector(self, name: str, weight: Tensor) -> None:
         """Initialize biases to 0, except to 1 for the forget gates of an LSTM."""
@@ -388,7 +389,7 @@ class RecurrentInitializer(Initializer):
     def init_matrix(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Initialize a matrix uniformly, with the bound for its kind (see the class)."""
         hidden = self.model.spec.d_hidden
-        if id(weight) in self.tables:
+        if name in self.tables:
             bound = 0.1
         elif ".weight_hh_" in name:
             bound = hidden**-0.5
@@ -397,5 +398,6 @@ class RecurrentInitializer(Initializer):
             bound = math.sqrt(6.0 / (outputs + weight.shape[1]))
         init_uniform(weight, bound, generator)
 
-    def apply_special_init(self) -> None:
-        """Do nothing, because recurrent models have no special initialization of attention."""
+    def special_inits(self) -> SpecialInits:
+        """Yield nothing, because recurrent models have no special initialization of attention."""
+        return iter(())

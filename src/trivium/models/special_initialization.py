@@ -1,7 +1,7 @@
 """Three special initializations of attention, our own, for short runs (`Initialization.attention`).
 
-They change the weights of attention and learned position embeddings after all weights were
-initialized. All these weights stay trainable.
+They change the weights of attention and learned position embeddings after the weights of the same
+layer were initialized. All these weights stay trainable.
 
 - "position_offsets": every head is initialized to attend to one fixed relative offset: head 0 to
   the previous token, head 1 to the next token, and so on. Otherwise, a network spends most of a
@@ -28,11 +28,12 @@ al. 2019, and ReZero, Bachlechner et al. 2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.mixers.attention import AttentionModule
@@ -84,19 +85,27 @@ def allowed_attention_inits(model: Any) -> set[str]:
     return allowed
 
 
-def initialize_attention(model: Any, attention: str, embedding_std: float) -> None:
-    """Apply a special initialization of attention to an already initialized `Transformer`."""
+SpecialInits = Iterator[tuple[nn.Module, Callable[[], None]]]
+"""Modules with a special initialization, each with the function that sets its weights."""
+
+
+def special_attention_inits(model: Any, attention: str, embedding_std: float) -> SpecialInits:
+    """Yield the special initializations of a `Transformer` with the attention init `attention`.
+
+    A function that is yielded with a module may only be called when the weights of this module are
+    already initialized. The other modules may still be on the meta device.
+    """
     for stack in model.stacks:
         if attention == "position_offsets":
-            _init_position_offsets(stack, embedding_std)
+            yield from _position_offsets_inits(stack, embedding_std)
         elif attention == "copy_heads":
-            _init_copy_heads(stack, model.spec.embedding, embedding_std)
+            yield from _copy_heads_inits(stack, model.spec.embedding, embedding_std)
         elif attention == "diagonal":
-            _init_diagonal(stack)
+            yield from _diagonal_inits(stack)
 
 
-def _init_position_offsets(stack: Any, embedding_std: float) -> None:
-    """Initialize every self-attention head to attend to one fixed offset ("position_offsets").
+def _position_offsets_inits(stack: Any, embedding_std: float) -> SpecialInits:
+    """Let every self-attention head attend to one fixed offset ("position_offsets").
 
     Learned positions are initialized as sinusoids. Key weights copy the sinusoids of the key's
     position. Query weights rotate the sinusoids of the query's position by the head's offset, so
@@ -105,62 +114,72 @@ def _init_position_offsets(stack: Any, embedding_std: float) -> None:
     """
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
-        _set_sinusoids(stack, positions.weight, embedding_std, positions.weight.shape[1])
+        width = positions.weight.shape[1]
+        yield stack.embedding, partial(_set_sinusoids, stack.embedding, embedding_std, width)
     for attention in _self_attentions(stack):
         rotary = attention.part.positions
         if isinstance(rotary, Rotary):
-            attention.query.weight.zero_()
-            attention.key.weight.zero_()
-            _set_rotary_biases(attention, rotary, causal=stack.causal)
+            yield attention, partial(_attend_by_biases, attention, rotary, causal=stack.causal)
         else:
-            _attend_by_sinusoids(attention, _head_offsets(attention, causal=stack.causal))
+            offsets = _head_offsets(attention, causal=stack.causal)
+            yield attention, partial(_attend_by_sinusoids, attention, offsets)
 
 
-def _init_copy_heads(stack: Any, embedding: Any, embedding_std: float) -> None:
-    """Initialize a stack so that cross-attention matches equal tokens ("copy_heads").
+def _copy_heads_inits(stack: Any, embedding: Any, embedding_std: float) -> SpecialInits:
+    """Let cross-attention match equal tokens ("copy_heads").
 
     The first self-attention layer adds neighbouring tokens to each token.
     """
-    positions = stack.embedding.positions
-    if isinstance(positions, LearnedPositions):
+    if isinstance(stack.embedding.positions, LearnedPositions):
         # Positions use only as many dimensions as a head reads; tokens use the others.
         read = 2 * (_self_attentions(stack)[0].head_dim // 2)
-        _set_sinusoids(stack, positions.weight, embedding_std, read)
+        yield stack.embedding, partial(_set_sinusoids, stack.embedding, embedding_std, read)
     for table in stack.tables:
         if isinstance(table, BucketTable):
-            _set_offset_biases(table, causal=stack.causal)
+            yield table, partial(_set_offset_biases, table, causal=stack.causal)
     size = 1.0 if embedding.norm else embedding_std * embedding.scale
     for number, attention in enumerate(_self_attentions(stack)):
-        if isinstance(positions, LearnedPositions):
-            _attend_by_sinusoids(attention, _head_offsets(attention, causal=stack.causal))
-        else:  # keys stay random: if both were zero, both would never get a gradient
-            attention.query.weight.zero_()
-        if number == 0:
-            attention.value.weight.copy_(_identity_slices(attention.value.weight))
-            output = attention.output.weight
-            # If all heads together are wider than the residual stream, several add to a dimension.
-            share = _NEIGHBOUR_WEIGHT * size * min(1.0, output.shape[0] / output.shape[1]) ** 0.5
-            output.copy_(share * _identity_slices(output.T).T)
+        weight = _NEIGHBOUR_WEIGHT * size if number == 0 else 0.0
+        yield attention, partial(_attend_to_neighbours, attention, stack, weight)
     for layer in stack.layers:
         if isinstance(layer.cross_attention, AttentionModule):
-            _match_equal_tokens(layer.cross_attention)
+            yield layer.cross_attention, partial(_match_equal_tokens, layer.cross_attention)
 
 
-def _init_diagonal(stack: Any) -> None:
-    """Initialize cross-attention heads to attend to the offsets 0, -1, +1, ... ("diagonal")."""
+def _attend_to_neighbours(attention: AttentionModule, stack: Any, weight: float) -> None:
+    """Let every head of a self-attention layer of `stack` attend to one neighbour of a token.
+
+    If `weight` is not 0, the layer adds the neighbours to each token, multiplied by `weight`.
+    """
+    if isinstance(stack.embedding.positions, LearnedPositions):
+        _attend_by_sinusoids(attention, _head_offsets(attention, causal=stack.causal))
+    else:  # keys stay random: if both were zero, both would never get a gradient
+        attention.query.weight.zero_()
+    if weight:
+        attention.value.weight.copy_(_identity_slices(attention.value.weight))
+        output = attention.output.weight
+        # If all heads together are wider than the residual stream, several add to a dimension.
+        share = weight * min(1.0, output.shape[0] / output.shape[1]) ** 0.5
+        output.copy_(share * _identity_slices(output.T).T)
+
+
+def _diagonal_inits(stack: Any) -> SpecialInits:
+    """Let cross-attention heads attend to the offsets 0, -1, +1, ... ("diagonal")."""
     assert isinstance(stack.embedding.positions, SinusoidalPositions)
     positions = stack.embedding.positions.positions
     for layer in stack.layers:
         attention = layer.cross_attention
         if isinstance(attention, AttentionModule):
-            offsets = [0, *_head_offsets(attention, causal=False)]
-            _attend_by_sinusoids(
-                attention, offsets, base=positions.base, in_halves=positions.layout == "halves"
-            )
-            # Scores are divided by the root of head_dim, whatever the scale in the spec.
-            attention.query.weight.mul_(
-                _DIAGONAL_SCORES * attention.head_dim**-0.5 / attention.scale
-            )
+            yield attention, partial(_attend_to_diagonal, attention, positions)
+
+
+def _attend_to_diagonal(attention: AttentionModule, positions: Sinusoidal) -> None:
+    """Let the heads of a cross-attention layer attend to the offsets 0, -1, +1, ..."""
+    offsets = [0, *_head_offsets(attention, causal=False)]
+    in_halves = positions.layout == "halves"
+    _attend_by_sinusoids(attention, offsets, base=positions.base, in_halves=in_halves)
+    # Scores are divided by the root of head_dim, whatever the scale in the spec.
+    attention.query.weight.mul_(_DIAGONAL_SCORES * attention.head_dim**-0.5 / attention.scale)
 
 
 def _self_attentions(stack: Any) -> list[AttentionModule]:
@@ -179,16 +198,17 @@ def _head_offset(head: int, *, causal: bool) -> int:
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
-def _set_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
+def _set_sinusoids(embedding: Any, std: float, width: int) -> None:
     """Set the first `width` dimensions of learned positions to sinusoids, and all others to 0.
 
-    Token type embeddings are also set to 0.
+    Token type embeddings are also set to 0. `embedding` is the embedding module of a stack.
     """
+    table = embedding.positions.weight
     waves = sinusoids(torch.arange(len(table)), _SINUSOID_BASE, table.shape[1])
     table.zero_()
     table[:, :width] = _SINUSOID_AMPLITUDE * std * waves[:, :width]
-    if stack.embedding.token_types is not None:
-        stack.embedding.token_types.weight.zero_()
+    if embedding.token_types is not None:
+        embedding.token_types.weight.zero_()
 
 
 def _attend_by_sinusoids(
@@ -216,11 +236,13 @@ def _attend_by_sinusoids(
         head[:read, columns] = torch.block_diag(*rotations.view(-1, 2, 2))
 
 
-def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bool) -> None:
+def _attend_by_biases(attention: AttentionModule, rotary: Rotary, *, causal: bool) -> None:
     """Set query and key biases so that each head with RoPE attends to its offset.
 
-    All biases must be 0 before the call. See `_head_offset`.
+    Query and key weights are set to 0. All biases must be 0 before the call. See `_head_offset`.
     """
+    attention.query.weight.zero_()
+    attention.key.weight.zero_()
     count = min(_ROTARY_PAIRS, attention.head_dim // 2)
     dimension = torch.arange(attention.head_dim)
     pairs = dimension.view(-1, 2).T if rotary.layout == "interleaved" else dimension.view(2, -1)

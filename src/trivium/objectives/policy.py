@@ -152,6 +152,7 @@ class PolicyGradient(Alignment):
     """
 
     rolls_out: ClassVar[bool] = True
+    encodes_with_model: ClassVar[bool] = True
     kind: Literal["policy"] = "policy"
     generates: ClassVar[bool] = True
     supported_family: ClassVar[str | None] = "decoder-only"

@@ -73,6 +73,8 @@ class ReferenceObjective(Alignment, GivenResponses):
     example has two responses to one prompt.
     """
 
+    encodes_with_model: ClassVar[bool] = True
+
     @abstractmethod
     def encode_pairs(
         self, examples: Sequence[Any], lm: LanguageModel

@@ -167,6 +167,23 @@ class Step:
         return sum(self.memory.values())
 
     @property
+    def host_bytes(self) -> float:
+        """The peak host memory per process in bytes, without PyTorch and the data.
+
+        When a run starts, a process holds one part of the model at a time, in float32: a block, or
+        the token embeddings (see `train.starting_weights`). For a checkpoint, it holds a copy of
+        its weights and optimizer state.
+        """
+        spec, sizes = self.work.spec, self.work.sizes
+        largest_part = max(sizes.largest_block, spec.vocab_size * spec.head_config.d_embedding)
+        return max(4.0 * largest_part, self.memory["weights"] + self.memory["optimizer"])
+
+    @property
+    def first_host_bytes(self) -> float:
+        """The peak host memory of the first process in bytes, which saves the whole model."""
+        return max(self.host_bytes, 4.0 * self.work.sizes.parameters)
+
+    @property
     def problem(self) -> str | None:
         """The reason why this layout is impossible, such as too little memory, or None."""
         if self.rows == 0:

@@ -88,6 +88,8 @@ class TrainingPlan:
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "utilization": step.utilization(self.tokens_per_second_per_gpu),
             "memory_per_gpu_bytes": step.memory_bytes,
+            "host_memory_per_process_bytes": step.host_bytes,
+            "host_memory_of_first_process_bytes": step.first_host_bytes,
             "reason": "; ".join(self.reasons),
             "layout": step.to_dict(),
             "layouts": [one.to_dict() for one in self.steps],

@@ -6,10 +6,12 @@ objectives with TBPTT, it also contains the model state carried from step to ste
 (`carried.safetensors`). The folder gets its final name only after all of its files are on disk.
 
 With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
-safetensors format. Every process writes its shards of the tensors in the background while training
-continues. Rank 0 then consolidates the shards into the files that a single process would write. A
-checkpoint therefore does not depend on the number of processes or on the parallel layout. A run can
-be resumed with another number of processes or another layout.
+safetensors format. Every process writes its shards of the tensors. The shards on a GPU are copied
+to host memory and written in the background while training continues. Those on a CPU are written
+without a copy, which would need as much host memory again. Rank 0 then consolidates the shards into
+the files that a single process would write. A checkpoint therefore does not depend on the number of
+processes or on the parallel layout. A run can be resumed with another number of processes or
+another layout.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -36,7 +39,7 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from trivium.errors import OLD_VERSION_MESSAGE, CheckpointError
 from trivium.files import (
@@ -181,7 +184,8 @@ def restore(
 class Checkpoints:
     """Saves and restores the checkpoints of a run.
 
-    If there are several processes, they write checkpoints in the background.
+    If there are several processes, they write their parts of a checkpoint, and the first process
+    joins the parts in the background.
 
     Args:
         folder: the folder of all checkpoints.
@@ -239,7 +243,8 @@ class Checkpoints:
             save_distributed=True,
             enable_consolidation=True,
         )
-        written = async_save(
+        write = _save_without_copy if _is_on_cpu(model) else async_save
+        written = write(
             {**weights, **moments},
             storage_writer=writer,
             process_group=self.parallel.checkpoint_group,
@@ -384,7 +389,7 @@ class SaveCheckpoints(Callback):
     waits: bool
 
     def on_save(self, folder: Path) -> None:
-        """Save a checkpoint to `folder`. Several processes write it in the background."""
+        """Save a checkpoint to `folder`. Several processes complete it in the background."""
         self.log.update(translated("progress.saving"))
         self.checkpoints.save(self.model, self.optimizers, self.state)
         assert folder == self.checkpoints.path(self.state)
@@ -394,6 +399,30 @@ class SaveCheckpoints(Callback):
     def on_end(self, error: BaseException | None) -> None:
         """Wait until the last checkpoint has been written."""
         self.checkpoints.wait()
+
+
+def _is_on_cpu(model: nn.Module) -> bool:
+    """Return whether the weights of a model are in host memory."""
+    return next(model.parameters()).device.type == "cpu"
+
+
+def _save_without_copy(
+    tensors: Mapping[str, Tensor],
+    *,
+    storage_writer: HuggingFaceStorageWriter,
+    process_group: dist.ProcessGroup,
+) -> Future[Any]:
+    """Write tensors like `async_save`, but before the call returns, so that no copy is needed.
+
+    Returns a future that contains the exception if the write failed.
+    """
+    written = Future[Any]()
+    try:
+        save(dict(tensors), storage_writer=storage_writer, process_group=process_group)
+        written.set_result(None)
+    except (CheckpointException, OSError) as error:
+        written.set_exception(error)
+    return written
 
 
 def read_state(checkpoint: Path) -> TrainState:

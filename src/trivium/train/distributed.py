@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
 from trivium.nn.blocks import Block, Residual
+from trivium.train.starting_weights import StartingWeights
 from trivium.train.tensor_parallel import parallelize
 from trivium.train.train_config import ParallelConfig
 
@@ -254,6 +255,7 @@ def parallelize_step(
     precision: torch.dtype,
     device: torch.device,
     has_unused: bool = False,
+    weights: StartingWeights | None = None,
 ) -> nn.Module:
     """Apply the layout of `[parallel]` to a training step: DDP, FSDP or tensor parallelism.
 
@@ -267,12 +269,14 @@ def parallelize_step(
         precision: the dtype of activations. FSDP also gathers the matrices of blocks in this dtype.
         device: the device of the model.
         has_unused: whether some steps do not use every weight.
+        weights: the weights to load into a model on the meta device: into the whole model with DDP,
+            and into its shards otherwise. None if the model has its weights.
 
     Raises:
         RecipeError: tensor parallelism cannot split the layers of the model.
     """
-    model = train_step.get_submodule("model")
-    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
+    model: Any = train_step.get_submodule("model")
+    blocks: list[nn.Module] = list(model.blocks)
     if parallel.mesh is not None and config.tensor > 1:
         parallelize(model, parallel.mesh["tensor"], sequence_parallel=config.sequence)
     if config.activation_checkpointing:
@@ -281,6 +285,8 @@ def parallelize_step(
     if parallel.mesh is None or parallel.data is None:
         return train_step
     if config.data == "ddp":
+        if weights is not None:
+            weights.load_into(model, device)
         train_step.to(device)
         return DistributedDataParallel(
             train_step,
@@ -302,6 +308,8 @@ def parallelize_step(
             fully_shard(matrices, mesh=mesh, mp_policy=policy)
         fully_shard(block, mesh=mesh)
     fully_shard(train_step, mesh=mesh)
+    if weights is not None:
+        weights.load_into(model, device)
     return train_step.to(device)
 
 

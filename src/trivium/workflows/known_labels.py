@@ -6,9 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
-import torch
-from torch import Tensor
-
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
@@ -89,12 +86,3 @@ def compare_labels(
     if {*settings.labels} <= {*numbers}:
         known = numbers
     return KnownLabels(known, settings.labels)
-
-
-def copy_known_rows(base: Tensor, new: Tensor, num_rows: int) -> Tensor:
-    """Return the weight of a classification head, with rows of known labels copied from the base.
-
-    There is one row per label. The first `num_rows` rows come from the weight `base`, and all other
-    rows from the weight `new`. If both weights have the same shape, `base` is returned.
-    """
-    return base if base.shape == new.shape else torch.cat([base[:num_rows], new[num_rows:]])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,10 +16,10 @@ from torch import nn
 from trivium.adapt import ParameterCounts, count_parameters
 from trivium.adapt.quantize import quantize_base
 from trivium.errors import RecipeError
-from trivium.interop.label_scale import change_label_scale
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
+from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.nn.positions.learned import Learned
@@ -31,14 +31,11 @@ from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
+from trivium.train.distributed import Parallel
 from trivium.train.recipe import Recipe
+from trivium.train.starting_weights import BaseWeights, StartingWeights
 from trivium.workflows.corpus import Corpus, ExampleSource
-from trivium.workflows.known_labels import (
-    KnownLabels,
-    compare_labels,
-    copy_known_rows,
-    has_label_rows,
-)
+from trivium.workflows.known_labels import KnownLabels, compare_labels, has_label_rows
 
 
 @dataclass
@@ -57,6 +54,8 @@ class ModelSetup:
         labels: the labels of the base model and of the data.
         fit_settings: a function that takes the length of the longest example in tokens, and returns
             the settings of the model.
+        weights: the weights to load after the model is sharded; until then, it is on the meta
+            device. None if the weights are loaded already.
     """
 
     recipe: Recipe
@@ -67,6 +66,7 @@ class ModelSetup:
     new_heads: tuple[str, ...]
     labels: KnownLabels
     fit_settings: Callable[[int], Settings]
+    weights: StartingWeights | None
 
     def fit_context_length(self, corpus: Corpus, longest: int) -> None:
         """Adapt the model's maximum length to the longest example.
@@ -84,18 +84,20 @@ class ModelSetup:
 
 
 def set_up_model(
-    corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device
+    corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device, parallel: Parallel
 ) -> ModelSetup:
     """Build the model of a run, with the heads and the vocabulary that the run needs.
 
-    If there is a base model, its weights are copied.
+    If there is a base model, its weights are copied. With several processes, the model is built on
+    the meta device if this is possible, and gets its weights when it is sharded.
 
     Args:
         corpus: the data of the run.
         spec: the specification of the model, before the vocabulary sizes and heads of this run are
             set.
         base: the model that training starts from; None to train from scratch.
-        device: the device to build the model on.
+        device: the device to train the model on.
+        parallel: the processes of the run.
 
     Raises:
         RecipeError: the model, tokenizer, weights or adapter do not fit together.
@@ -131,39 +133,59 @@ def set_up_model(
     answers = final.family == "decoder-only" and any(head.kind == "lm" for head in final.heads)
     if corpus.example_sources and answers:
         settings = _with_end_of_turn(settings, corpus.tokenizer)
-    start = device if recipe.model.quantize is None else torch.device("cpu")
-    module = objectives[0].build(final, seed=recipe.seed, device=start)
-    models = objectives[0].models_to_save(module)
-    for model in models.values():
-        model.set_character_ids(corpus.tokenizer)
-    new_heads: tuple[str, ...] = ()
-    if base is not None and not recipe.model.new_weights:
-        objectives[0].untie_weights(module)
-        for name, model in models.items():
-            # A run of ELECTRA also contains the generator, in a subfolder.
-            folder = Path(str(recipe.model.init_from)) / name
-            if not name:
-                new_heads = copy_weights(base, model, labels)
-            elif folder.is_dir():
-                copy_weights(load(folder, device="cpu"), model)
-        objectives[0].tie_weights(module)
+    template = build(final, device="meta")
+    base_weights, new_heads = BaseWeights(), tuple[str, ...]()
+    if base is not None and keeps_weights:
+        base_weights, new_heads = match_weights(base, template, labels)
         is_regression = settings.task == "classification" and settings.label_kind == "regression"
         if is_regression and labels.base and "classifier" not in new_heads:
             scales = base.settings.label_scale, settings.label_scale
-            weights, scale = change_label_scale(models[""].state_dict(), *scales)
-            models[""].load_state_dict(weights)
+            base_weights, scale = base_weights.with_label_scale(*scales)
             settings = settings.with_label_scale(*scale)
+    # The model is first built on the host if it is sharded or quantised afterwards.
+    on_host = parallel.size > 1 or recipe.model.quantize is not None
+    start = torch.device("cpu") if on_host else device
+    weights = StartingWeights(final, recipe.seed, corpus.tokenizer, base_weights)
+    module = objectives[0].build(final, seed=recipe.seed, device=torch.device("meta"))
+    if objectives[0].models_to_save(module)[""] is not module:
+        module, weights = _build_with_auxiliary_weights(recipe, weights, start), None
+    elif parallel.size == 1 or any(objective.encodes_with_model for objective in objectives):
+        weights.load_into(cast(LanguageModule, module), start)
+        weights = None
+    model = objectives[0].models_to_save(module)[""]
     earlier = None
     if base is not None and recipe.model.starts_from_weights:
         earlier = base.trained_length or 0
     fit = partial(_with_lengths, settings, final, corpus, earlier)
     lm = LanguageModel(
-        final, models[""], corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
+        final, model, corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
     )
     recipe.freeze_or_add_lora(lm.module, settings.config.get("model_type"))
     recipe = _quantize_base(recipe, module, lm, device)
     parameters = count_parameters(module)
-    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit)
+    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit, weights)
+
+
+def _build_with_auxiliary_weights(
+    recipe: Recipe, weights: StartingWeights, device: torch.device
+) -> nn.Module:
+    """Build a module that trains more than the model that is saved, such as ELECTRA's generator.
+
+    `weights` are the weights of the saved model. If it starts from a run that has saved the other
+    models, too, in subfolders of the run, their weights are copied from there.
+    """
+    objective = recipe.objectives[0]
+    module = objective.build(weights.spec, seed=recipe.seed, device=device)
+    if weights.base.copied:
+        objective.untie_weights(module)
+        for name, model in objective.models_to_save(module).items():
+            folder = Path(str(recipe.model.init_from)) / name
+            if not name:
+                weights.base.copy_into(model)
+            elif folder.is_dir():
+                match_weights(load(folder, device="cpu"), model)[0].copy_into(model)
+        objective.tie_weights(module)
+    return module
 
 
 def _quantize_base(
@@ -187,36 +209,36 @@ def _quantize_base(
     return recipe.replace(train=recipe.train.replace(compile=False))
 
 
-def copy_weights(
-    base: LanguageModel, model: Any, labels: KnownLabels | None = None
-) -> tuple[str, ...]:
-    """Copy the weights of a base model into a model.
+def match_weights(
+    base: LanguageModel, model: LanguageModule, labels: KnownLabels | None = None
+) -> tuple[BaseWeights, tuple[str, ...]]:
+    """Find the weights of a base model that a model of this structure can start from.
 
     Heads that the base model lacks keep their random initialization. In a classification head with
-    one row per label, only the rows of known labels are copied. Returns the kinds of heads that
-    remain newly initialized. Raises RecipeError if any other weight is missing from the base model,
-    or has a different shape.
+    one row per label, only the rows of known labels are copied. Returns the weights, and the kinds
+    of heads that remain newly initialized. `model` may be on the meta device.
+
+    Raises:
+        RecipeError: any other weight is missing from the base model, or has a different shape.
     """
     state, rows = base.module.state_dict(), 0 if labels is None else len(labels.base)
     new_heads = tuple(
         head.kind for head in model.spec.heads if not _has_head(base.spec, head, labels)
     )
     new = tuple(f"heads.{kind}." for kind in new_heads)
-    partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if has_label_rows(head))
-    copied = {}
-    for name, weight in model.state_dict().items():
-        if name.startswith(new):
-            continue
-        if name in state and name.startswith(partly):
-            state[name] = copy_known_rows(state[name], weight, rows)
-        if name not in state or state[name].shape != weight.shape:
+    by_label = tuple(f"heads.{head.kind}." for head in model.spec.heads if has_label_rows(head))
+    incomplete: set[str] = set()
+    shapes = {name: w.shape for name, w in model.state_dict().items() if not name.startswith(new)}
+    for name, shape in shapes.items():
+        has_other_rows = name in state and state[name].shape != shape
+        if has_other_rows and name.startswith(by_label) and state[name].shape[1:] == shape[1:]:
+            incomplete.add(name)
+        elif name not in state or has_other_rows:
             raise RecipeError(
-                f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
+                f"the model to start from has no {name} of shape {list(shape)}: it is built "
                 "differently, so its weights cannot be used."
             )
-        copied[name] = state[name]
-    model.load_state_dict(copied, strict=False)
-    return new_heads
+    return BaseWeights(state, shapes.keys(), incomplete, rows), new_heads
 
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:

@@ -142,10 +142,7 @@ def pretrain(
             base = load_base_model(recipe, "cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
-            # The model is built on the host if it is sharded or quantised afterwards.
-            on_host = parallel.size > 1 or recipe.model.quantize is not None
-            start = torch.device("cpu") if on_host else device
-            _check_model(recipe, spec, start, num_copies=parallel.local_size)
+            _check_model(recipe, spec, device, parallel)
             _check_parallel_layout(recipe, spec, parallel)
             with parallel.main_process_first():
                 if parallel.is_main:
@@ -162,7 +159,8 @@ def pretrain(
                         "several machines choose --out on a file system that they share."
                     )
                 corpus = load_corpus(recipe, spec, base, run, log)
-            setup = set_up_model(corpus, spec, base, device if parallel.size == 1 else start)
+            setup = set_up_model(corpus, spec, base, device, parallel)
+            del base  # its weights are freed when they have been copied
             context = RunContext(run, log, device, parallel, callbacks, started)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
@@ -328,12 +326,19 @@ def _find_missing_paths(
     return describe_missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
 
-def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies: int) -> None:
+def _check_model(recipe: Recipe, spec: Spec, device: torch.device, parallel: Parallel) -> None:
     """Raise RecipeError if the model does not fit in memory or does not suit the objectives.
 
-    The check runs before any data is read. `num_copies` is the number of copies of the model that
-    are built on the device.
+    The check runs before any data is read. `device` is the device to train on. With several
+    processes, the host needs memory for one copy of the model, since the first process gathers and
+    saves it. If every process has the whole model, it needs memory for all these copies.
     """
+    if parallel.size > 1 or recipe.model.quantize is not None:
+        device = torch.device("cpu")
+    is_whole = recipe.parallel.data == "ddp" or any(
+        one.encodes_with_model or not one.builds_single_model for one in recipe.objectives
+    )
+    num_copies = parallel.local_size if is_whole else 1
     needed, free = 4 * num_parameters(spec) * num_copies, hardware.available_memory(device)
     if needed > free:
         raise RecipeError(
@@ -341,7 +346,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, num_copies
             f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset. `trivium plan` "
             "says which GPUs suffice for it."
         )
-    if spec.counts and (num_copies > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
+    if spec.counts and (parallel.size > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
         raise RecipeError(
             "an n-gram model of counts reads its text once, in one process: leave the budget "
             "(train.steps, minutes, tokens, epochs) out and start it without torchrun."

@@ -111,7 +111,9 @@ def train_run(
         precision=precision,
         device=device,
         has_unused=len(recipe.objectives) > 1 or lm.spec.has_optional_weights,
+        weights=setup.weights,
     )
+    setup.weights = None  # and with them the weights of the base model
     optimizers = recipe.optimizer.build(module, precision)
     unfrozen = recipe.train.gradual_unfreezing
     carried = create_carried_state(module, batches.phases[-1].streams[0])

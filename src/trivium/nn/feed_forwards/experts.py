@@ -182,6 +182,11 @@ class ExpertsNetwork(FeedForwardModule):
         correction = torch.zeros(part.num_experts) if part.corrected else None
         self.register_buffer("correction", correction)
 
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Initialize the correction bias to 0."""
+        if self.correction is not None:
+            self.correction.zero_()
+
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:
         """All but `top_k` experts, to count the active parameters per token."""

@@ -1,0 +1,113 @@
+"""Weights are loaded part by part, into whole and sharded models on the meta device."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_models import ALL_SPECS, SPECS
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import spawn
+from torch.profiler import ProfilerActivity, profile
+from training_memory import peak
+
+from trivium.language_model import LanguageModel
+from trivium.models import build, with_fast_initialization
+from trivium.presets import presets
+from trivium.spec import ClassifierHead
+from trivium.train.distributed import Parallel, parallelize_step
+from trivium.train.starting_weights import StartingWeights
+from trivium.train.train_config import ParallelConfig
+from trivium.train.trainer import TrainStep
+from trivium.workflows.known_labels import KnownLabels
+from trivium.workflows.model_setup import match_weights
+
+CPU = torch.device("cpu")
+NO_TOKENIZER: Any = None
+
+
+def test_weights_do_not_depend_on_the_order_of_parts() -> None:
+    fast = [with_fast_initialization(presets[name]) for name in ("bert-tiny", "t5-tiny")]
+    names = (
+        "gpt2",
+        "llama",
+        "bert",
+        "deberta",
+        "t5",
+        "gpt-oss",
+        "albert",
+        "Mamba",
+        "lstm",
+        "bahdanau",
+    )
+    for described in (*(ALL_SPECS[name] for name in names), *fast):
+        module: Any = build(described, device="meta")
+        StartingWeights(described, 5, NO_TOKENIZER).load_into(module, CPU)
+        expected = build(described, seed=5).state_dict()
+        assert module.state_dict().keys() == expected.keys()
+        for name, weight in module.state_dict().items():
+            assert torch.equal(weight, expected[name]), (described.kind, name)
+
+
+def test_weights_of_a_base_model_and_rows_of_new_labels() -> None:
+    body = SPECS["bert"]
+    old, new = (ClassifierHead(pooling="first", num_labels=n) for n in (3, 5))
+    base = build(body.with_heads((old,)), seed=1).bfloat16()
+    described = body.with_heads((new,))
+    module: Any = build(described, device="meta")
+    labels = KnownLabels(("a", "b", "c"), ("a", "b", "c", "d", "e"))
+    weights, new_heads = match_weights(LanguageModel(base.spec, base, None), module, labels)
+    assert new_heads == ()
+    StartingWeights(described, 5, NO_TOKENIZER, weights).load_into(module, CPU)
+    initial, copied = build(described, seed=5).state_dict(), base.state_dict()
+    for name, weight in module.state_dict().items():
+        assert weight.dtype == torch.float32
+        if weight.shape == copied[name].shape:
+            assert torch.equal(weight, copied[name].float()), name
+        else:
+            assert torch.equal(weight[:3], copied[name].float()), name
+            assert torch.equal(weight[3:], initial[name][3:]), name
+
+
+@pytest.mark.slow
+def test_no_process_holds_the_whole_model(tmp_path: Path) -> None:
+    spawn(work, (2, str(tmp_path)), nprocs=2)
+
+
+def work(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    rendezvous, timeout = f"file://{folder}/rendezvous", timedelta(seconds=200)
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=timeout
+    )
+    described = presets["llama-tiny"].replace(vocab_size=301)
+    described = described.replace(decoder=described.decoder.replace(num_layers=12))
+    whole = build(described, seed=5)
+    bytes_of_model = sum(weight.nbytes for weight in whole.parameters())
+    bytes_of_layer = sum(weight.nbytes for weight in next(whole.blocks).parameters())
+    for tensor in (1, 2):
+        shape = 1, size // tensor, tensor
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "shard", "tensor"))
+        parallel = Parallel(rank, size, size, mesh, mesh["replica", "shard"]._flatten("data"))
+        module = build(described, device="meta")
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            step: nn.Module = parallelize_step(
+                TrainStep(module),
+                parallel,
+                ParallelConfig(data="fsdp", tensor=tensor),
+                precision=torch.float32,
+                device=CPU,
+                weights=StartingWeights(described, 5, NO_TOKENIZER),
+            )
+        assert isinstance(next(step.parameters()), DTensor)
+        # Weights of a layer, their random numbers, and the shards of one of them.
+        assert peak(profiler) < bytes_of_model / 2 + 3 * bytes_of_layer < bytes_of_model
+        for name, weight in module.state_dict().items():
+            assert torch.equal(weight.full_tensor(), whole.state_dict()[name]), name
+    dist.destroy_process_group()
