@@ -73,6 +73,8 @@ class ReferenceObjective(Alignment, GivenResponses):
     example has two responses to one prompt.
     """
 
+    encoding_reads_weights: ClassVar[bool] = True
+
     @abstractmethod
     def encode_pairs(
         self, examples: Sequence[Any], lm: LanguageModel
