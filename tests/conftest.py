@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,10 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TRIVIUM_LANGUAGE"] = "en"
+# The cache of the user who runs the tests stays as it is.
+if "TRIVIUM_CACHE" not in os.environ:
+    os.environ["TRIVIUM_CACHE"] = tempfile.mkdtemp(prefix="trivium-cache-")
+    atexit.register(shutil.rmtree, os.environ["TRIVIUM_CACHE"], ignore_errors=True)
 torch.set_num_threads(THREADS)
 # A shell that runs the tests in the background makes them ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

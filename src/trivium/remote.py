@@ -76,8 +76,13 @@ def cache_path(*keys: str) -> Path:
 
     Its name is a hash of the keys, in the folder $TRIVIUM_CACHE or ~/.cache/trivium.
     """
+    return cache_folder(hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16])
+
+
+def cache_folder(name: str) -> Path:
+    """Return the path of a folder of the cache: $TRIVIUM_CACHE or ~/.cache/trivium."""
     root = os.environ.get("TRIVIUM_CACHE") or Path.home() / ".cache" / "trivium"
-    return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+    return Path(root) / name
 
 
 def _get_file_system(url: str) -> Any:

@@ -186,7 +186,7 @@ def test_what_one_source_of_a_mix_holds_out_no_other_trains_on(kind, tmp_path):
 def test_another_seed_moves_nothing(tmp_path):
     path = write_records(tmp_path / "a.jsonl", [record("classification", n) for n in range(50)])
     source = {"paths": [str(path)], "validation": 0.2, "objective": {"kind": "classification"}}
-    several = [opened(tmp_path, dict(source), seed=seed)[0].valid for seed in (0, 1, 2)]
+    several = [[*opened(tmp_path, dict(source), seed=seed)[0].valid] for seed in (0, 1, 2)]
     assert several[0] == several[1] == several[2] != []
 
 

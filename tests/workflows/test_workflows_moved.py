@@ -12,8 +12,10 @@ import pytest
 from killed_runs import PRESETS, write_examples
 from run_settings import assert_equal_runs, quiet, settings
 
+from trivium.data.records import RecordOptions
 from trivium.errors import RecipeError
 from trivium.objectives import Objective
+from trivium.objectives.example_split import read_table
 from trivium.train.data_config import MixConfig
 from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.training import pretrain
@@ -33,7 +35,8 @@ def test_the_digest_of_examples_does_not_depend_on_their_place(kind, text, tmp_p
         rows = file.read_text()
         path.write_text(rows if place != "changed" else "".join(rows.splitlines(True)[1:]))
         config = MixConfig.model_construct(name="", paths=(str(path),), objective=objective)
-        source = ExampleSource(config, objective, list(objective.read([str(path)])), [])
+        table = read_table(objective, [str(path)], 0.0, RecordOptions(), tmp_path / "cache")
+        source = ExampleSource(config, objective, table)
         digests.append(Corpus(None, tokenizer, None, [source]).digests)
     assert digests[0] == digests[1] != digests[2]
 

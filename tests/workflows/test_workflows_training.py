@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
+from trivium.objectives.example_split import ExampleTable
 from trivium.report import read_run, summarize
 from trivium.spec import TransformerSpec
 from trivium.train import defaults, hardware, memory
@@ -374,13 +376,13 @@ def test_a_recipe_file_of_a_task_takes_its_model_and_data_from_the_call(encoder,
     assert f'init_from = "{encoder.path}"' in run.recipe.read_text()
 
 
-def test_examples_that_are_encoded_are_freed():
+@pytest.mark.parametrize("cache", [None, Path()])
+def test_examples_that_are_encoded_are_freed(cache):
     def corpus():
-        train, held_out = (
-            [SimpleNamespace(number=n, where=f"a.jsonl, line {n}") for n in range(count)]
-            for count in (5000, 1)
-        )
-        source = ExampleSource(cast(Any, None), cast(Any, None), train, held_out)
+        examples = [SimpleNamespace(number=n, where=f"a.jsonl, line {n}") for n in range(5001)]
+        hashes = np.arange(5001, dtype=np.uint64)
+        table = ExampleTable(examples, hashes, hashes, hashes >= 5000, cache)
+        source = ExampleSource(cast(Any, None), cast(Any, None), table)
         return Corpus(cast(Any, None), cast(Any, SimpleNamespace(fingerprint="a")), None, [source])
 
     freed = corpus()
@@ -388,6 +390,8 @@ def test_examples_that_are_encoded_are_freed():
     source.store_truncations(TRAIN, np.tile([0, 1, 0], (5000, 1)), None)
     freed.free_examples()
     assert (len(source.train), source.num_train) == (1000, 5000)
+    assert len(source.train.examples) == (1000 if cache is None else 5001)
+    assert [one.number for one in source.valid] == [5000]
     assert freed.digests == corpus().digests
 
 

@@ -1,17 +1,19 @@
 """Labelled examples as token ids: sequences of different lengths, padded only when batched.
 
-A folder of encoded examples contains a file `{field}.bin` for each field, with the int32 values of
-all examples. `index.npz` contains the length of each example. The files are memory-mapped when they
-are opened, so that the processes of a machine share the memory.
+A folder of encoded examples contains three files for each field: `{field}.bin` with the int32
+values of all examples, and `{field}.sizes.npy` and `{field}.starts.npy` with the length and the
+first index of each list. All files are memory-mapped when they are opened, so that the processes of
+a machine share the memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, round_up
 from trivium.files import replace_folder
 
-_INDEX_FILE = "index.npz"
+_INDEX_FILE = "index.json"
+_LABELS_FILE, _TRUNCATIONS_FILE = "sequence_labels.npy", "truncations.npy"
 _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 
@@ -57,6 +60,7 @@ class EncodedExamples:
     ) -> None:
         ragged = {name: Ragged.from_lists(rows) for name, rows in sequences.items()}
         self.pad_id, self._ragged = pad_id or 0, ragged
+        self._largest: dict[str, int] = {}  # the largest value of each field, once it is known
         self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
         for name, rows in ragged.items():
@@ -65,10 +69,10 @@ class EncodedExamples:
             same = np.array_equal(rows.sizes, ragged[like].sizes)
             assert same, f"{name} and {like} differ in length"
         assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
-        sizes = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
-        self.lengths: Ints = np.sum(sizes, axis=0)
+        totals = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
+        self.lengths: Ints = totals[0] if len(totals) == 1 else np.sum(totals, axis=0)
         """The number of tokens in each example, including decoder tokens, int64 [N]."""
-        whole = [(0, 1, 0)] * len(self) if truncations is None else truncations
+        whole = np.tile([0, 1, 0], (len(self), 1)) if truncations is None else truncations
         self.truncations: Ints = np.asarray(whole, dtype=np.int64).reshape(-1, 3)
 
     @classmethod
@@ -92,16 +96,22 @@ class EncodedExamples:
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
-        """Write encoded examples to a folder. `open` opens them again.
+        """Write encoded examples to a folder, which is replaced. `open` opens them again.
 
         `chunks` yields the examples in groups. The groups are written one after the other, so that
         only one is in memory.
         """
+        with replace_folder(folder) as new:
+            EncodedExamples.write(chunks, new)
+
+    @staticmethod
+    def write(chunks: Iterable[EncodedExamples], folder: Path) -> None:
+        """Write encoded examples to an existing folder, like `store`."""
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
         truncations: list[Ints] = []
-        pad_id = 0
-        with replace_folder(folder) as new, contextlib.ExitStack() as stack:
+        pad_id, largest = 0, dict[str, int]()
+        with contextlib.ExitStack() as stack:
             files: dict[str, BinaryIO] = {}
             for chunk in chunks:
                 pad_id = chunk.pad_id
@@ -110,24 +120,31 @@ class EncodedExamples:
                     labels.append(chunk._sequence_labels)
                 for name, ragged in chunk._ragged.items():
                     if name not in files:
-                        files[name] = stack.enter_context((new / f"{name}.bin").open("wb"))
-                    files[name].write(ragged.values.tobytes())
+                        files[name] = stack.enter_context((folder / f"{name}.bin").open("wb"))
+                    files[name].write(np.ascontiguousarray(ragged.values).data)
                     sizes.setdefault(name, []).append(ragged.sizes)
-            arrays: dict[str, Any] = {n: np.concatenate(each) for n, each in sizes.items()}
-            if labels:
-                arrays["sequence_labels"] = np.concatenate(labels)
-            arrays["cuts"] = np.concatenate(truncations)
-            np.savez(new / _INDEX_FILE, pad_id=np.array(pad_id), **arrays)
+                    largest[name] = max(largest.get(name, 0), chunk.largest_id(name))
+        for name, each in sizes.items():
+            Ragged(np.concatenate(each), np.empty(0, np.int32)).save_index(folder, name)
+        if labels:
+            np.save(folder / _LABELS_FILE, np.concatenate(labels))
+        np.save(folder / _TRUNCATIONS_FILE, np.concatenate(truncations))
+        index = {"pad_id": pad_id, "largest": largest}
+        (folder / _INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
 
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open the encoded examples in a folder written by `store`, memory-mapped."""
-        with np.load(folder / _INDEX_FILE) as stored:
-            arrays = dict(stored)
-        pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
-        truncations = arrays.pop("cuts")
-        ragged = {n: Ragged.memory_map(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
-        return cls(ragged, sequence_labels=labels, truncations=truncations, pad_id=pad_id)
+        index = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))
+        labels = folder / _LABELS_FILE
+        examples = cls(
+            {name: Ragged.memory_map(folder, name) for name in index["largest"]},
+            sequence_labels=np.load(labels, mmap_mode="r") if labels.is_file() else None,
+            truncations=np.load(folder / _TRUNCATIONS_FILE, mmap_mode="r"),
+            pad_id=index["pad_id"],
+        )
+        examples._largest = index["largest"]
+        return examples
 
     def __len__(self) -> int:
         return len(self._ragged["input_ids"].sizes)
@@ -139,7 +156,9 @@ class EncodedExamples:
 
     def largest_id(self, field: str) -> int:
         """Return the largest token id in a field, or 0 if the examples do not have the field."""
-        return int(self._ragged[field].values.max(initial=0)) if field in self._ragged else 0
+        if field not in self._largest and field in self._ragged:
+            self._largest[field] = int(self._ragged[field].values.max(initial=0))
+        return self._largest.get(field, 0)
 
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
         """Return the examples with the given indices as a batch, in this order.
@@ -175,11 +194,14 @@ class Ragged:
     Args:
         sizes: the length of each list, [N], or [N, K] if each of N examples has K lists.
         values: the values of all lists in a flat array.
+        starts: the index of the first value of each list, in the shape of `sizes`. If None, it is
+            computed.
     """
 
-    def __init__(self, sizes: Ints, values: NDArray[np.int32]) -> None:
-        self.sizes, self.values = sizes, values
-        self.starts = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape).astype(np.int64)
+    def __init__(self, sizes: Ints, values: NDArray[np.int32], starts: Ints | None = None) -> None:
+        if starts is None:
+            starts = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape).astype(np.int64)
+        self.sizes, self.values, self.starts = sizes, values, starts
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]] | Ragged, *, per_example: int = 1) -> Ragged:
@@ -195,18 +217,32 @@ class Ragged:
         return cls(sizes.reshape(-1, per_example) if per_example > 1 else sizes, values)
 
     @classmethod
-    def memory_map(cls, path: Path, sizes: Ints) -> Self:
-        """Create a ragged array whose values are memory-mapped from a file.
+    def memory_map(cls, folder: Path, name: str) -> Self:
+        """Memory-map the ragged array of a field. The files are those of the module's docstring.
 
-        If `sizes` are all 0, the file is not opened.
+        If all lists are empty, the file of values is not opened.
         """
-        empty = np.empty(0, np.int32)
-        return cls(sizes, np.memmap(path, np.int32, mode="r") if sizes.any() else empty)
+        sizes, starts = (np.load(path, mmap_mode="r") for path in cls._index_paths(folder, name))
+        file = folder / f"{name}.bin"
+        values = (
+            np.memmap(file, np.int32, mode="r") if file.stat().st_size else np.empty(0, np.int32)
+        )
+        return cls(sizes, values, starts)
+
+    def save_index(self, folder: Path, name: str) -> None:
+        """Write the length and the first index of every list to the files of a field."""
+        for path, array in zip(self._index_paths(folder, name), (self.sizes, self.starts)):
+            np.save(path, array)
+
+    @staticmethod
+    def _index_paths(folder: Path, name: str) -> tuple[Path, Path]:
+        """Return the paths of the lengths and of the first indices of a field."""
+        return folder / f"{name}.sizes.npy", folder / f"{name}.starts.npy"
 
     @property
     def totals(self) -> Ints:
         """The number of values in each example, summed over its lists, int64 [N]."""
-        return self.sizes.sum(axis=tuple(range(1, self.sizes.ndim)))
+        return self.sizes if self.sizes.ndim == 1 else self.sizes.sum(axis=1)
 
     def filter(self, mask: NDArray[np.bool_]) -> Ragged:
         """Return a ragged array of the examples for which `mask`, bool [N], is True."""

@@ -93,6 +93,18 @@ class BadRecords:
         self.kinds[kind] += 1
         self._first.setdefault(kind, error)
 
+    def to_notes(self) -> list[tuple[str, int, str]]:
+        """Return the counts as plain values: the kind, the count and the first error of each kind.
+
+        `restore` reads them again.
+        """
+        return [(kind, count, str(self._first[kind])) for kind, count in self.kinds.items()]
+
+    def restore(self, notes: Sequence[Sequence[Any]]) -> None:
+        """Replace the counts with those that `to_notes` has returned."""
+        self.kinds = Counter({kind: count for kind, count, _ in notes})
+        self._first = {kind: DataError(first) for kind, _, first in notes}
+
     @property
     def count(self) -> int:
         """The number of skipped records."""
@@ -132,6 +144,15 @@ class ReadReport:
         """
         count, first = self.layouts.get(line, (0, location))
         self.layouts[line] = count + 1, first
+
+    def to_notes(self) -> dict[str, Any]:
+        """Return the counts as plain values. `restore` reads them again."""
+        return {"layouts": self.layouts, "unused": self.unused, "notes": self.notes}
+
+    def restore(self, notes: Mapping[str, Any]) -> None:
+        """Replace the counts with those that `to_notes` has returned."""
+        self.layouts = {line: (count, where) for line, (count, where) in notes["layouts"].items()}
+        self.unused, self.notes = Counter(notes["unused"]), Counter(notes["notes"])
 
     @property
     def lines(self) -> list[str]:

@@ -31,13 +31,16 @@ class TokenArray:
             )
         self.ids, self.num_tokens = ids, len(ids)
 
-    def tokens_at(self, positions: Ints) -> Ints:
-        """Return the token ids at the given positions, as int64 of the same shape."""
-        return self.ids[positions].astype(np.int64)
+    def rows_at(self, starts: Ints, lengths: Ints, *, pad_id: int = 0) -> Ints:
+        """Return rows of consecutive tokens, int64 [B, T], as `ShardSplit.rows_at` does."""
+        rows = np.full((len(starts), lengths.max(initial=0)), pad_id, dtype=np.int64)
+        for row, start, length in zip(rows, starts.tolist(), lengths.tolist()):
+            row[:length] = self.ids[start : start + length]
+        return rows
 
-    def documents_at(self, positions: Ints) -> Ints:
-        """Return the document index of every position: zeros in the shape of `positions`."""
-        return np.zeros_like(positions)
+    def documents_at(self, starts: Ints, length: int) -> Ints:
+        """Return the document index of every token in B rows: zeros, int64 [B, length]."""
+        return np.zeros((len(starts), length), dtype=np.int64)
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the start and stop positions of documents.
@@ -117,22 +120,19 @@ class Rows:
 
     def _take_packed(self, row_indices: Ints, with_documents: bool) -> RowBatch:
         """Return the packed rows with the given indices."""
-        positions = row_indices[:, None] * self.length + np.arange(self.length)
-        lengths = np.full(len(row_indices), self.length, dtype=np.int64)
-        ids = self.split.tokens_at(positions)
+        starts, lengths = row_indices * self.length, np.full(len(row_indices), self.length)
+        ids = self.split.rows_at(starts, lengths)
         if not with_documents:
             return RowBatch(ids, lengths)
-        documents = self.split.documents_at(positions)
+        documents = self.split.documents_at(starts, self.length)
         return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
     def _take_documents(self, row_indices: Ints, with_documents: bool) -> RowBatch:
         """Return the documents with the given indices, each as one truncated and padded row."""
         starts, stops = self.split.document_bounds(row_indices)
         lengths = np.minimum(stops - starts, self.length)
-        columns = np.arange(lengths.max(initial=0))
-        is_token = columns < lengths[:, None]
-        positions = np.where(is_token, starts[:, None] + columns, starts[:, None])
-        ids = np.where(is_token, self.split.tokens_at(positions), self.pad_id)
+        ids = self.split.rows_at(starts, lengths, pad_id=self.pad_id)
+        is_token = np.arange(ids.shape[1]) < lengths[:, None]
         suffix = self.split.suffix_ids
         truncated = stops - starts > self.length
         if suffix and self.keep_suffix and truncated.any():

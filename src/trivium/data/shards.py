@@ -9,7 +9,9 @@ number of occurrences of every token.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -204,42 +206,74 @@ class ShardSplit:
         self._counts = _memory_map(counts_path(folder, name), number, manifest.vocab_size)
         self._tokens, self._offsets = list[NDArray](), list[NDArray]()
         for n, file in enumerate(info.files):
-            self._tokens.append(_memory_map(shard_path(folder, name, n), token, file.tokens))
-            offsets = _memory_map(path := index_path(folder, name, n), number, file.documents + 1)
+            # Slices of plain arrays are cheaper than those of `np.memmap`.
+            tokens = _memory_map(shard_path(folder, name, n), token, file.tokens)
+            self._tokens.append(np.asarray(tokens))
+            path = index_path(folder, name, n)
+            offsets = np.asarray(_memory_map(path, number, file.documents + 1))
             self._offsets.append(offsets)
             ends = int(offsets[0]), int(offsets[-1])
             if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
                 raise DataError(f"{path} does not rise from 0 to {file.tokens}. {_AGAIN}")
-        self._token_start = np.cumsum([0, *(file.tokens for file in info.files)])
+        self._token_start = [0, *itertools.accumulate(file.tokens for file in info.files)]
         self._document_start = np.cumsum([0, *(file.documents for file in info.files)])
 
     def counts(self) -> Ints:
         """Return the number of occurrences of every token in the split, int64 [V]."""
         return np.array(self._counts)
 
-    def tokens_at(self, positions: Ints) -> Ints:
-        """Return the token ids at the given positions, as int64 of the same shape.
+    def rows_at(self, starts: Ints, lengths: Ints, *, pad_id: int = 0) -> Ints:
+        """Return B rows of consecutive tokens, int64 [B, T], padded to the longest row.
 
         Raises DataError if an id is not in the vocabulary; the shard is then corrupt.
+
+        Args:
+            starts: the position of the first token of each row, int64 [B].
+            lengths: the number of tokens in each row, int64 [B].
+            pad_id: the id of the padding token.
         """
-        ids = np.empty(positions.shape, dtype=np.int64)
-        for shard, where in _group_by_shard(self._token_start, positions):
-            ids[where] = self._tokens[shard][positions[where] - self._token_start[shard]]
-        if ids.max(initial=0) >= self.vocab_size:
+        rows = np.full((len(starts), lengths.max(initial=0)), pad_id, dtype=np.int64)
+        for row, start, length in zip(rows, starts.tolist(), lengths.tolist()):
+            for shard, part, columns in self._split_by_shard(start, length):
+                row[columns] = self._tokens[shard][part]
+        if rows.max(initial=0) >= self.vocab_size:
             raise DataError(
-                f"{self._folder}: token {ids.max()} of {self.name} is not in the vocabulary of "
+                f"{self._folder}: token {rows.max()} of {self.name} is not in the vocabulary of "
                 f"{self.vocab_size}: the shards are damaged. {_AGAIN}"
             )
-        return ids
+        return rows
 
-    def documents_at(self, positions: Ints) -> Ints:
-        """Return the document index of every position, as int64 of the same shape."""
-        documents = np.empty(positions.shape, dtype=np.int64)
-        for shard, where in _group_by_shard(self._token_start, positions):
-            local = positions[where] - self._token_start[shard]
-            number = np.searchsorted(self._offsets[shard], local, side="right") - 1
-            documents[where] = number + self._document_start[shard]
+    def documents_at(self, starts: Ints, length: int) -> Ints:
+        """Return the document index of every token in B rows of `length` tokens, int64 [B, T].
+
+        `starts` are the positions of the first tokens of the rows, int64 [B].
+        """
+        documents = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(documents, starts.tolist()):
+            for shard, part, columns in self._split_by_shard(start, length):
+                offsets = self._offsets[shard]
+                first = int(offsets.searchsorted(part.start, side="right")) - 1
+                stop = int(offsets.searchsorted(part.stop))
+                bounds = np.array(offsets[first : stop + 1])
+                bounds[0], bounds[-1] = part.start, part.stop
+                before = int(self._document_start[shard])
+                numbers = np.arange(before + first, before + stop)
+                row[columns] = numbers.repeat(bounds[1:] - bounds[:-1])
         return documents
+
+    def _split_by_shard(self, start: int, length: int) -> Iterator[tuple[int, slice, slice]]:
+        """Split `length` consecutive token positions from `start` on by the shard.
+
+        Yields tuples: the index of a shard, the positions in this shard, and the same positions
+        counted from `start`.
+        """
+        done = 0
+        while done < length:
+            shard = bisect.bisect_right(self._token_start, start + done) - 1
+            first = start + done - self._token_start[shard]
+            count = min(length - done, len(self._tokens[shard]) - first)
+            yield shard, slice(first, first + count), slice(done, done + count)
+            done += count
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the start and stop positions of the documents with the given indices.
@@ -258,19 +292,19 @@ class ShardSplit:
     def document(self, index: int) -> Ints:
         """Return the token ids of one document, int64, including its prefix and suffix ids."""
         starts, stops = self.document_bounds(np.array([index]))
-        return self.tokens_at(np.arange(starts[0], stops[0]))
+        return self.rows_at(starts, stops - starts)[0]
 
 
-def _group_by_shard(starts: Ints, positions: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
-    """Group positions (or document indices) by the shard that contains them.
+def _group_by_shard(starts: Ints, documents: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
+    """Group document indices by the shard that contains them.
 
-    `starts` contains the first position of every shard, and the total length. Yields pairs (shard
-    index, mask of the positions in this shard). If there is only one shard, the mask is `...`.
+    `starts` contains the first document of every shard, and the total number. Yields pairs (shard
+    index, mask of the documents in this shard). If there is only one shard, the mask is `...`.
     """
     if len(starts) == 2:
         yield 0, ...
         return
-    shards = np.searchsorted(starts, positions, side="right") - 1
+    shards = np.searchsorted(starts, documents, side="right") - 1
     for shard in np.unique(shards):
         yield int(shard), shards == shard
 

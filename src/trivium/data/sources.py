@@ -111,6 +111,16 @@ def describe_missing_paths(paths: Sequence[str]) -> list[str]:
     ]
 
 
+def list_local_files(paths: Paths) -> list[str] | None:
+    """Return all files that paths refer to, whatever their suffixes, sorted within each folder.
+
+    Returns None if a path is not a local file or folder, but for example a dataset on the hub.
+    """
+    sources = [source for path in list_paths(paths) for source in _expand_path(path)]
+    local = all(os.path.isfile(source.name) for source in sources)
+    return [source.name for source in sources] if local else None
+
+
 def check_libraries(paths: Sequence[str]) -> None:
     """Raise MissingExtraError if a library that is needed to read the paths is not installed."""
     for path in paths:

@@ -26,6 +26,7 @@ from trivium.data.sources import Paths, Source, identify_source
 from trivium.errors import DataError
 from trivium.files import replace_file
 
+_MIN_SECTION = 1 << 12  # characters that are hashed together
 _SEARCH_LENGTH = 200  # characters that are searched for a line feed or space
 
 
@@ -212,6 +213,9 @@ class TextDigest:
     def update(self, part: str) -> None:
         """Add the next part of the text to the hash."""
         text = self._pending + part
+        if len(text) < _MIN_SECTION:  # most texts are hashed as a single section
+            self._pending = text
+            return
         # A part may end within a line end, a run of spaces or a combined character. Its end is
         # therefore hashed with the next part.
         boundary = next((i for i in range(len(text) - 1, 0, -1) if _is_boundary(text, i)), 0)

@@ -99,6 +99,7 @@ class Chat(LabelledObjective):
     Source: Radford et al. 2018, equation 1; Ouyang et al. 2022, section 3.5 (SFT).
     """
 
+    example_type: ClassVar[type | None] = Conversation
     kind: Literal["chat"] = "chat"
     supported_family: ClassVar[str | None] = "decoder-only"
     fields: ClassVar[Sequence[Slot]] = (

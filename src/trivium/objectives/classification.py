@@ -126,6 +126,7 @@ class TextClassification(SingleStackTask):
     """
 
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
+    example_type: ClassVar[type | None] = LabelledText
     kind: Literal["classification"] = "classification"
     fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)
     inputs: ClassVar[Sequence[Fields]] = (TEXT,)
@@ -319,10 +320,11 @@ class TextClassification(SingleStackTask):
         """Return the text of an example, or both texts of a pair joined with a space."""
         return example.as_text
 
-    def labels_by_example(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
-        """Return a sequence of labels for each example. For regression, the sequences are empty."""
+    def labels_by_example(self, examples: Sequence[LabelledText]) -> Iterator[Sequence[str]]:
+        """Yield a sequence of labels for each example. For regression, the sequences are empty."""
         kind = self.label_kind or infer_label_kind(examples)
-        return [() if kind == "regression" else self._split_labels(one, kind) for one in examples]
+        for one in examples:
+            yield () if kind == "regression" else self._split_labels(one, kind)
 
     def add_settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Add the label names, the label kind and the options of the task to the settings.
@@ -336,8 +338,9 @@ class TextClassification(SingleStackTask):
                 f"all {len(examples)} examples have the label {quote_names(names)}: classification "
                 "needs two classes or more."
             )
-        num_texts = len({one.text for one in examples})
-        if kind == "classes" and len(names) > min(max(100, len(examples) / 2), num_texts):
+        most = max(100, len(examples) / 2)
+        if kind == "classes" and len(names) > min(most, _count_texts(examples, len(names))):
+            num_texts = _count_texts(examples, len(examples))
             raise DataError(
                 f"{len(examples)} examples have {len(names)} different labels, such as "
                 f"{quote_names(names[:3])}, and {num_texts} different texts, such as "
@@ -564,6 +567,16 @@ class TextClassification(SingleStackTask):
         return array
 
 
+def _count_texts(examples: Sequence[LabelledText], limit: int) -> int:
+    """Return the number of different texts, counted only up to `limit`."""
+    texts = set[str]()
+    for one in examples:
+        texts.add(one.text)
+        if len(texts) >= limit:
+            break
+    return len(texts)
+
+
 def _join_labels(label: str | list[str]) -> str:
     """Return a label unchanged, or a list of labels as one string, separated by commas."""
     return label if isinstance(label, str) else ", ".join(label)
@@ -601,30 +614,33 @@ def infer_label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     """
     if not examples:
         raise DataError("there is no labelled example.")
-    lists = [isinstance(one.label, tuple) for one in examples]
-    if any(lists):
-        if not all(lists):
-            one, other = examples[lists.index(True)], examples[lists.index(False)]
+    places: dict[str | tuple[str, ...], str] = {}  # of the first example with each label
+    for one in examples:
+        places.setdefault(one.label, one.where)
+    lists = [label for label in places if isinstance(label, tuple)]
+    if lists:
+        other = next((label for label in places if not isinstance(label, tuple)), None)
+        if other is not None:
             raise DataError(
-                f"{other.where} has one label, {one.where} has a list. All labels are classes, "
-                "lists of classes, or numbers."
+                f"{places[other]} has one label, {places[lists[0]]} has a list. All labels are "
+                "classes, lists of classes, or numbers."
             )
         return "multi-label"
-    numbers = [_parse_number(one.label) for one in examples]
-    fractions = any(number is not None and number % 1 for number in numbers)
-    others = [one for one, number in zip(examples, numbers) if number is None]
-    names = {str(one.label).lower() for one in others}
+    numbers = {label: _parse_number(label) for label in places}
+    fractions = any(number is not None and number % 1 for number in numbers.values())
+    others = [str(label) for label, number in numbers.items() if number is None]
+    names = {label.lower() for label in others}
     not_finite = {name for name in names if name.strip("+-") in ("nan", "inf", "infinity")}
     if len(others) < len(numbers) and names <= (_MISSING if fractions else set()) | not_finite:
-        for one in others:
+        for label in others:
             raise DataError(
-                f'the label of {one.where} is "{one.label}" among numbers. Fill it in, or remove '
+                f'the label of {places[label]} is "{label}" among numbers. Fill it in, or remove '
                 "the example; where it is a class, set objective.label_kind=classes."
             )
-    commas = [one for one in others if re.fullmatch(r"[+-]?\d+,\d+", str(one.label))]
+    commas = [label for label in others if re.fullmatch(r"[+-]?\d+,\d+", label)]
     if commas and len(commas) == len(others):
         raise DataError(
-            f'the label of {commas[0].where} is "{commas[0].label}". Write numbers with a point '
+            f'the label of {places[commas[0]]} is "{commas[0]}". Write numbers with a point '
             "(3.5); for several labels in a cell set objective.label_kind=multi-label."
         )
     return "regression" if fractions and not others else "classes"

@@ -95,6 +95,7 @@ class KTO(ReferenceObjective):
     """
 
     needs_whole_step: ClassVar[bool] = True
+    example_type: ClassVar[type | None] = UnpairedPreference
     kind: Literal["kto"] = "kto"
     responses: ClassVar[Sequence[str]] = ("response",)
     fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, RESPONSE, LABEL, SYSTEM)

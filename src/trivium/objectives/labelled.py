@@ -44,6 +44,9 @@ class LabelledObjective(Objective):
     use fewer examples."""
     measures_cut_answers: ClassVar[bool] = False
     """Whether metrics count an example as wrong if its whole target has been truncated."""
+    example_type: ClassVar[type | None] = None
+    """The dataclass of the examples, if JSON can represent their fields. The examples are then kept
+    in a file instead of in the memory of every process."""
     fields: ClassVar[Sequence[Slot]] = ()
     """The fields of labelled records. The recipe key `NAME_field` sets the column of `NAME`."""
 
@@ -131,12 +134,12 @@ class LabelledObjective(Objective):
         """Return whether `objective.class_weights` can give rare labels more weight."""
         return False
 
-    def labels_by_example(self, examples: Sequence[Any]) -> list[Sequence[str]]:
-        """Return a sequence of labels for each example. By default, the sequences are empty.
+    def labels_by_example(self, examples: Sequence[Any]) -> Iterator[Sequence[str]]:
+        """Yield a sequence of labels for each example. By default, the sequences are empty.
 
         The labels are used to make both splits (training and validation) contain every label.
         """
-        return [() for _ in examples]
+        yield from (() for _ in examples)
 
     def adapt_to_model(self, settings: Settings, examples: Sequence[Any]) -> Self:
         """Adapt the objective to a model that was already fine-tuned for the same task.

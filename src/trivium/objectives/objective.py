@@ -65,7 +65,10 @@ class Objective(Choice, Config, ABC):
     builds_single_model: ClassVar[bool] = True
     """Whether `build` returns a single model, not a module that contains several models."""
     encodes_with_model: ClassVar[bool] = False
-    """Whether `encode` uses the weights of the model, for example for a reference model."""
+    """Whether `encode` uses the weights of the model, for example for a reference model.
+
+    Labelled examples are then encoded at every start of a run.
+    """
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` supports tensor parallelism, which shards the LM head."""
     supported_family: ClassVar[str | None] = None

@@ -124,6 +124,7 @@ class GivenResponses(LabelledObjective):
 class PreferencePairs(GivenResponses):
     """Base class of objectives on pairs of a chosen and a rejected response to a prompt."""
 
+    example_type: ClassVar[type | None] = Preference
     responses: ClassVar[Sequence[str]] = ("chosen", "rejected")
     fields: ClassVar[Sequence[Slot]] = (_PROMPT, CHOSEN, REJECTED, SYSTEM)
     chosen_field: str | None = column_key("column of the chosen (better) response", CHOSEN)

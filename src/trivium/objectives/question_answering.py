@@ -97,6 +97,7 @@ class QuestionAnswering(LabelledObjective):
     Source: Devlin et al. 2018, sections 4.2 and 4.3.
     """
 
+    example_type: ClassVar[type | None] = Question
     kind: Literal["qa"] = "qa"
     supported_family: ClassVar[str | None] = "encoder-only"
     measures_cut_answers: ClassVar[bool] = True

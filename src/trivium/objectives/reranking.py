@@ -93,6 +93,7 @@ class Reranking(SingleStackTask):
     a `CrossEncoder` of sentence-transformers with the same scores.
     """
 
+    example_type: ClassVar[type | None] = QueryDocument
     kind: Literal["reranking"] = "reranking"
     fields: ClassVar[Sequence[Slot]] = (TEXTS, LABEL, NEGATIVE)
     inputs: ClassVar[Sequence[Fields]] = (TEXTS,)

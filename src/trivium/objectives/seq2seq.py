@@ -97,6 +97,7 @@ class SourceToTarget(LabelledObjective):
     section 2.4, for prefixes.
     """
 
+    example_type: ClassVar[type | None] = SourceTarget
     supported_family: ClassVar[str | None] = "encoder-decoder"
     generates: ClassVar[bool] = True
 

@@ -114,6 +114,7 @@ class Tagging(SingleStackTask):
     """
 
     metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
+    example_type: ClassVar[type | None] = TaggedSentence
     kind: Literal["tagging"] = "tagging"
     inputs: ClassVar[Sequence[Fields]] = (Fields("words", ("words", "tokens")),)
     fields: ClassVar[Sequence[Slot]] = (("words and tags", (_WORDS_AND_TAGS, _TEXT_AND_SPANS)),)
@@ -212,9 +213,9 @@ class Tagging(SingleStackTask):
         single = "W" if any(name.startswith("W") for name in known_tags) else "S"
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
-    def labels_by_example(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
-        """Return the distinct tags of every sentence, to stratify the validation split."""
-        return [sorted({*one.tags}) for one in examples]
+    def labels_by_example(self, examples: Sequence[TaggedSentence]) -> Iterator[Sequence[str]]:
+        """Yield the distinct tags of every sentence, to stratify the validation split."""
+        return (sorted({*one.tags}) for one in examples)
 
     def _read_sentences(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
         """Yield the sentences of a column file.

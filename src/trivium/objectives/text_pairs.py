@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -73,6 +73,7 @@ class TextPairs(LabelledObjective):
     its first half is the query and its second half the passage.
     """
 
+    example_type: ClassVar[type | None] = TextPair
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
     pooling: Pooling | None = Field(
         None, description="pooling: mean, first or last; default: mean, for decoders last"

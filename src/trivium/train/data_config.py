@@ -92,6 +92,11 @@ class DataConfig(Config):
         "stop",
         description="labelled examples that cannot be read: stop with an error, or count and skip",
     )
+    cache: bool = Field(
+        True,
+        description="keep labelled examples in ~/.cache/trivium for other runs with the same data, "
+        "instead of in the run folder",
+    )
     keep_duplicates: bool = Field(False, description="keep exact duplicates of documents")
     special_tokens: SpecialTokens = Field(
         "text",

@@ -35,7 +35,7 @@ TEXT_KEYS = {
 LABELLED_KEYS = {
     "train.batch_examples": "train.batch_tokens",
     "train.eval_examples": "train.eval_tokens",
-    **dict.fromkeys(("train.metric", "train.average", "data.bad_records"), ""),
+    **dict.fromkeys(("train.metric", "train.average", "data.bad_records", "data.cache"), ""),
 }
 """Maps each key that affects only labelled examples to the corresponding key for text, or ""."""
 

@@ -31,7 +31,7 @@ class RunFolder:
 
     - the complete recipe (`recipe.toml`) and the files of a model folder
     - `shards/`, or `shards/NAME/` with several sources, and `texts/` (with `data.keep_text`)
-    - `examples/`: encoded labelled examples
+    - `examples/`: labelled examples that are not in the cache
     - `data/`: data that was passed from Python
     - `metrics.jsonl`, `run.json` (metadata for the report) and `report.html`
     - `samples.jsonl`: outputs of the model at every evaluation (with `train.samples`)

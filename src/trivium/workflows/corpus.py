@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
+import os
 import shutil
 import sys
 import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trivium.data.batch import Ints
 from trivium.data.documents import describe_text_columns, estimate_text_bytes
@@ -28,15 +32,17 @@ from trivium.data.splitting import (
     read_training_texts,
     write_split_texts,
 )
+from trivium.data.stored_examples import SelectedExamples
 from trivium.errors import DataError, RecipeError
 from trivium.files import STDIN, replace_file
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
 from trivium.models.base_model import Spec
 from trivium.objectives import LabelledObjective, Objective
-from trivium.objectives.example_split import hash_group, read_examples
+from trivium.objectives.example_split import ExampleTable, read_table
 from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled
+from trivium.remote import cache_folder
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
 from trivium.train.data_config import MixConfig, TokenizerFile
@@ -77,23 +83,37 @@ class TextSource:
 class ExampleSource:
     """A data source of labelled examples.
 
-    `train` contains all training examples until `Corpus.free_examples` is called, and only a sample
-    of them afterwards.
+    The examples are read from a file when they are needed (see `ExampleTable`).
 
     Args:
         config: the entry of the recipe for this source.
         objective: the objective that reads and encodes the examples.
-        train: the training examples.
-        valid: the validation examples.
+        table: all examples of the source, with their split.
     """
 
     config: MixConfig
     objective: LabelledObjective
-    train: list[Any]
-    valid: list[Any]
+    table: ExampleTable
 
     truncations: dict[str, Ints] = field(default_factory=dict, init=False)
     """The truncation counts [E, 3] of each encoded split (see `EncodedExamples`)."""
+
+    def __post_init__(self) -> None:
+        is_validation = np.asarray(self.table.is_validation)
+        self.train = SelectedExamples(self.table.examples, np.flatnonzero(~is_validation))
+        """The training examples; after `Corpus.free_examples`, only a sample of them."""
+        self.valid = SelectedExamples(self.table.examples, np.flatnonzero(is_validation))
+        """The validation examples."""
+
+    @property
+    def examples(self) -> SelectedExamples:
+        """The training and the validation examples together, in the order of the files."""
+        indices = np.sort(np.concatenate([self.train.indices, self.valid.indices]))
+        return SelectedExamples(self.table.examples, indices)
+
+    def select(self, split: str) -> SelectedExamples:
+        """Return the examples of a split, "train" or "validation"."""
+        return self.train if split == TRAIN else self.valid
 
     @property
     def num_train(self) -> int:
@@ -114,13 +134,14 @@ class ExampleSource:
         """
         return getattr(self.objective, side)(self.train)
 
-    def select_validation(self, limit: int | None) -> list[Any]:
+    def select_validation(self, limit: int | None) -> SelectedExamples:
         """Return at most `limit` validation examples, or all of them if `limit` is None.
 
         The selected examples are evenly spaced in the file, because files are often sorted.
         """
-        count = len(self.valid) if limit is None else min(limit, len(self.valid))
-        return [self.valid[number * len(self.valid) // count] for number in range(count)]
+        size = len(self.valid)
+        count = size if limit is None else min(limit, size)
+        return self.valid.select(np.arange(count) * size // max(1, count))
 
     def store_truncations(self, split: str, truncations: Ints, max_length: int | None) -> None:
         """Store the truncation counts of a split, and drop validation examples without targets.
@@ -143,7 +164,7 @@ class ExampleSource:
                 "positions."
             )
         if split != TRAIN and not self.objective.measures_cut_answers:
-            self.valid = list(itertools.compress(self.valid, kept))
+            self.valid = self.valid.select(np.flatnonzero(kept))
 
     def count_bytes(self, side: str = "texts") -> int:
         """Return the total size of the training texts in bytes. `side` is as in `texts`."""
@@ -264,10 +285,10 @@ class Corpus:
         contents: dict[str, Iterable[Any]] = {
             "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
             "token shards": (source.shards.manifest for source in self.text_sources),
-            "labelled files": (
-                repr(example).replace(example.where, "")  # files may move
+            "labelled files": (  # the examples without their files, which may move
+                source.table.contents[one.indices].tobytes()
                 for source in self.example_sources
-                for example in itertools.chain(source.train, source.valid)
+                for one in (source.train, source.valid)
             ),
         }
         for source in self.example_sources:
@@ -278,19 +299,23 @@ class Corpus:
         for name, parts in contents.items():
             digest = hashlib.blake2b(digest_size=16)
             for part in parts:
-                digest.update(repr(part).encode())
+                digest.update(part if isinstance(part, bytes) else repr(part).encode())
             digests[name] = digest.hexdigest()
         return digests
 
     def free_examples(self) -> None:
         """Keep only a sample of the training examples, to free memory.
 
-        Every process holds all examples as Python objects. A sample of about a thousand examples
-        per data source is kept, because it is needed to count unknown tokens.
+        A sample of about a thousand examples per data source is kept, because it is needed to count
+        unknown tokens.
         """
         _ = self.digests  # computed from all examples, then cached
         for source in self.example_sources:
-            source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
+            step = max(1, len(source.train) // _SAMPLED_EXAMPLES)
+            source.train = source.train.select(np.arange(0, len(source.train), step))
+            if source.table.cache is None:  # the examples are in memory
+                source.train, source.valid = source.train.copy(), source.valid.copy()
+                source.table = replace(source.table, examples=())
 
     def compute_unk_rates(self, *, has_targets: bool) -> dict[str, float]:
         """Return the fraction of unknown tokens by kind of text.
@@ -425,7 +450,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, log: Progres
     """
     config = _use_stored_files(config, run)
     if isinstance(config.objective, LabelledObjective):
-        return _read_examples(config, config.objective, recipe, log)
+        return _read_examples(config, config.objective, recipe, run, log)
     if are_shards(config.paths):
         return TextSource(config, Shards.open(config.paths[0]))
     keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates", "special_tokens"}
@@ -504,7 +529,11 @@ def _print_columns(
 
 
 def _read_examples(
-    config: MixConfig, objective: LabelledObjective, recipe: Recipe, log: ProgressLine
+    config: MixConfig,
+    objective: LabelledObjective,
+    recipe: Recipe,
+    run: RunFolder,
+    log: ProgressLine,
 ) -> ExampleSource:
     """Read the labelled examples of a data source, and warn about skipped records."""
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
@@ -513,12 +542,30 @@ def _read_examples(
         errors=recipe.data.errors, encoding=recipe.data.encoding, bad=bad, report=report
     )
     held_out = config.validation or 0.0
-    train, valid = read_examples(objective, config.paths, held_out, options)
+    cache = _choose_cache(recipe, run)
+    table = read_table(objective, config.paths, held_out, options, cache)
     objective.check_metric_libraries()
     _print_columns(recipe, config, report.lines, log)
     if bad is not None and bad.count:
-        warnings.warn("\n".join(bad.describe_skipped(len(train) + len(valid))), stacklevel=2)
-    return ExampleSource(config, objective, train, valid)
+        warnings.warn("\n".join(bad.describe_skipped(len(table.groups))), stacklevel=2)
+    return ExampleSource(config, objective, table)
+
+
+def _choose_cache(recipe: Recipe, run: RunFolder) -> Path:
+    """Return the folder for labelled examples: the cache, or a folder of the run.
+
+    The cache is shared by the runs on this machine. A folder of the run is used if the recipe says
+    so, if the cache cannot be written, and for processes on several machines, which share only the
+    run folder.
+    """
+    is_local = os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
+    if is_local and recipe.data.cache:
+        cache = cache_folder("examples")
+        with contextlib.suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            if os.access(cache, os.W_OK):
+                return cache
+    return run.examples
 
 
 def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressLine) -> None:
@@ -529,9 +576,10 @@ def _remove_validation_examples(sources: Sequence[ExampleSource], log: ProgressL
     """
     if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
         return  # a fraction of the examples: no group is in both splits
-    held_out = {hash_group(one) for source in sources for one in source.valid}
+    held_out = [source.table.groups[source.valid.indices] for source in sources]
     for source in sources:
-        train = [one for one in source.train if hash_group(one) not in held_out]
+        groups = source.table.groups[source.train.indices]
+        train = source.train.select(~np.isin(groups, np.concatenate(held_out)))
         if not train:
             raise DataError(
                 f"Every example of {', '.join(source.config.paths)} is also held out for "

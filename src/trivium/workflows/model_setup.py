@@ -104,7 +104,7 @@ def set_up_model(
     """
     settings = base.settings if base is not None else Settings()
     for source in corpus.example_sources:
-        examples = [*source.train, *source.valid]
+        examples = source.examples
         source.objective = source.objective.adapt_to_model(settings, examples).infer_keys(
             spec, examples
         )
@@ -115,7 +115,7 @@ def set_up_model(
         vocabulary = _build_vocabulary(corpus.tokenizer, settings)
     _check_same_labels(corpus)
     for source in corpus.example_sources:
-        settings = source.objective.add_settings(settings, [*source.train, *source.valid])
+        settings = source.objective.add_settings(settings, source.examples)
         settings = source.objective.with_label_statistics(settings, source.train)
         _warn_about_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
@@ -124,8 +124,7 @@ def set_up_model(
     if labels.base:
         settings = settings.with_labels(labels.final_labels, settings.label_kind)
     for source in corpus.example_sources:
-        examples = [*source.train, *source.valid]
-        source.objective = source.objective.with_labels(settings.labels, examples)
+        source.objective = source.objective.with_labels(settings.labels, source.examples)
     objectives = [source.objective for source in corpus.sources]
     recipe = corpus.recipe.with_objectives(objectives)
     settings = _with_prefixes(settings, objectives)
@@ -256,8 +255,8 @@ def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
 def _check_same_labels(corpus: Corpus) -> None:
     """Raise RecipeError if the labelled data sources of a mix have different tasks or labels."""
     known: dict[str, tuple[str, ...]] = {}
-    for source in corpus.example_sources:
-        names = source.objective.label_names([*source.train, *source.valid])
+    for source in corpus.example_sources if len(corpus.example_sources) > 1 else ():
+        names = source.objective.label_names(source.examples)
         if names:
             kind = getattr(source.objective, "label_kind", None) or "classes"
             task = source.objective.kind + f", {kind}" * (kind != "classes")

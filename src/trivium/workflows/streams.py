@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import shutil
+import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from trivium.data.data_cache import CacheEntry
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
-from trivium.errors import RecipeError
+from trivium.errors import RecipeError, TriviumError
 from trivium.inference.forward import check_ids
+from trivium.language_model import LanguageModel
+from trivium.objectives.example_split import record_warnings
 from trivium.objectives.labelled import check_example_ids
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
@@ -34,7 +41,7 @@ def build_streams(
 ) -> list[BatchStream]:
     """Build one batch stream for every data source that has data in the given split.
 
-    Rank 0 encodes the labelled examples to files, and all processes read these files.
+    Labelled examples are encoded to files, which all processes read.
 
     Args:
         recipe: the complete recipe of the run.
@@ -54,20 +61,13 @@ def build_streams(
     for number, source in enumerate(corpus.sources):
         objective = source.objective
         if isinstance(source, ExampleSource):
-            examples = source.train if split == TRAIN else source.valid
             data = None
-            if examples:
+            if source.select(split):
                 encoded = folder / f"{number}-{split}"
-                with parallel.main_process_first():
-                    # Encode in chunks, since ids as Python integers take ten times the memory.
-                    starts = range(0, len(examples), _EXAMPLES_AT_ONCE)
-                    parts = (examples[start : start + _EXAMPLES_AT_ONCE] for start in starts)
-                    chunks = (source.objective.encode(one, setup.lm) for one in parts)
-                    if parallel.is_main:
-                        EncodedExamples.store(chunks, encoded)
-                    elif source.objective.rolls_out:  # encode() stores the prompts in every process
-                        deque(chunks, maxlen=0)
-                    data = EncodedExamples.open(encoded)
+                if source.table.cache is None or source.objective.encodes_with_model:
+                    data = _encode_on_main(source, split, setup.lm, encoded, parallel)
+                else:
+                    data = _encode_or_open(source, split, setup.lm, encoded, parallel)
                 check_example_ids(data, spec)
                 source.store_truncations(split, data.truncations, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
@@ -107,6 +107,98 @@ def build_streams(
                 )
             streams.append(stream)
     return streams
+
+
+def _encode_chunks(
+    source: ExampleSource, split: str, lm: LanguageModel, starts: Sequence[int]
+) -> Iterator[EncodedExamples]:
+    """Encode some chunks of the examples of a split. Yields the encoded chunks.
+
+    `starts` are the indices of the first examples of the chunks, among those of `_chunk_starts`.
+    Examples are encoded in chunks, since ids as Python integers take ten times the memory.
+    """
+    examples = source.select(split)
+    for start in starts:
+        yield source.objective.encode(examples[start : start + _EXAMPLES_AT_ONCE], lm)
+
+
+def _chunk_starts(source: ExampleSource, split: str) -> Sequence[int]:
+    """Return the index of the first example of each chunk of a split."""
+    return range(0, len(source.select(split)), _EXAMPLES_AT_ONCE)
+
+
+def _encode_on_main(
+    source: ExampleSource, split: str, lm: LanguageModel, folder: Path, parallel: Parallel
+) -> EncodedExamples:
+    """Encode the examples of a split on rank 0 to a folder, and open it in all processes.
+
+    If the objective samples responses, all processes encode the prompts, since `encode` also stores
+    the prompts in the objective.
+    """
+    with parallel.main_process_first():
+        chunks = _encode_chunks(source, split, lm, _chunk_starts(source, split))
+        if parallel.is_main:
+            EncodedExamples.store(chunks, folder)
+        elif source.objective.rolls_out:
+            deque(chunks, maxlen=0)
+        return EncodedExamples.open(folder)
+
+
+def _encode_or_open(
+    source: ExampleSource, split: str, lm: LanguageModel, folder: Path, parallel: Parallel
+) -> EncodedExamples:
+    """Open the encoded examples of a split in the cache. If there are none, encode them.
+
+    The processes share the work: each one encodes a part of the examples. `folder` is a folder of
+    the run for these parts.
+    """
+    assert source.table.cache is not None
+    entry = CacheEntry(source.table.cache, "encoded", *_encoding_keys(source, split, lm))
+    with parallel.main_process_first():
+        is_missing = not entry.is_valid()
+    [is_missing] = parallel.all_reduce_max(is_missing)
+    if not is_missing:
+        for message in entry.read_notes()["warnings"]:
+            warnings.warn(message, stacklevel=2)
+        return EncodedExamples.open(entry.folder)
+
+    def encode(starts: Sequence[int]) -> list[tuple[str, list[str], TriviumError | None]]:
+        """Encode some chunks to a part. Returns its name, its warnings and the error, if any."""
+        name = str(starts[0])
+        try:
+            with record_warnings() as messages:
+                EncodedExamples.store(_encode_chunks(source, split, lm, starts), folder / name)
+        except TriviumError as error:
+            return [(name, [], error)]
+        return [(name, messages, None)]
+
+    parts = parallel.map(encode, _chunk_starts(source, split))
+    for _, _, error in parts:
+        if error is not None:
+            raise error
+    with parallel.main_process_first():
+        if parallel.is_main:
+            messages = dict.fromkeys(message for _, each, _ in parts for message in each)
+            with entry.write({"warnings": list(messages)}) as new:
+                chunks = (EncodedExamples.open(folder / name) for name, _, _ in parts)
+                EncodedExamples.write(chunks, new)
+            shutil.rmtree(folder)
+            with contextlib.suppress(OSError):  # not empty
+                folder.parent.rmdir()
+        return EncodedExamples.open(entry.folder)
+
+
+def _encoding_keys(source: ExampleSource, split: str, lm: LanguageModel) -> list[str]:
+    """Return texts that determine the encoded examples of a split, except for the code."""
+    contents = source.table.contents[source.select(split).indices]
+    keys = [
+        hashlib.sha256(contents.tobytes()).hexdigest(),
+        repr(source.objective),
+        repr(lm.settings),
+    ]
+    for tokenizer in (lm.text_tokenizer, lm.source_tokenizer):
+        keys += [tokenizer.fingerprint, f"{tokenizer.roles} {tokenizer.split_special_tokens}"]
+    return [*keys, repr(lm.spec), str(lm.max_length)]
 
 
 def build_phases(
