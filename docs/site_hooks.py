@@ -111,6 +111,13 @@ def on_page_context(context: Any, page: Any, config: Any, **_: Any) -> Any:
     return context
 
 
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Give the search dialog, which the theme leaves without a name, a name for screen readers."""
+    name = {"en": "Search", "zh": "\u641c\u7d22"}[_language(page.file.src_uri)]
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="{name}"')
+
+
 def _language(page: str) -> str:
     return "zh" if "zh" in page.split("/") else "en"
 

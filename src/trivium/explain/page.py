@@ -201,7 +201,7 @@ class Token(NamedTuple):
 
     text: str
     note: Label = ""
-    tone: Literal["", "predicted", "changed", "special", "dim"] = ""
+    tone: Literal["", "predicted", "changed", "special"] = ""
 
 
 @dataclass(frozen=True)
