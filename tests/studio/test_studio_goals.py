@@ -40,9 +40,9 @@ def test_the_commands():
         "--set optimizer.lr=1e-3 --set data.encoding=gbk --set objective.kind=causal"
     )
     assert text.build_check() == ["check", "a b.txt", "c", "--set", "data.encoding=gbk", "--json"]
-    forecast = text.build_forecast()
-    assert forecast is not None
-    assert shlex.join(forecast[:3]) == "plan llama-tiny --this-machine"
+    measured = text.build_measurement("out")
+    assert (measured["task"], measured["model"]) == (None, "llama-tiny")
+    assert measured["changes"][-3:] == list(changes)
     labelled = choose("classify", base="runs/fill-1", changes=("objective.text_field=review",))
     assert shlex.join(labelled.build_command("runs/x")) == (
         "finetune classification --model runs/fill-1 --data a.txt --out runs/x "
@@ -51,7 +51,7 @@ def test_the_commands():
     assert shlex.join(labelled.build_check()) == (
         "check a.txt --task classification --set objective.text_field=review --json"
     )
-    assert labelled.build_forecast() is None
+    assert labelled.build_measurement("out")["model"] == "runs/fill-1"
 
 
 def test_choices_that_are_refused():

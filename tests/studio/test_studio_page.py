@@ -25,7 +25,7 @@ from trivium.studio import studio_app  # noqa: E402
 from trivium.studio.goals import GOALS  # noqa: E402
 from trivium.studio.processes import StudioFolder  # noqa: E402
 from trivium.studio.studio_app import StudioApp, write_opener  # noqa: E402
-from trivium.studio.studio_page import build_studio_page  # noqa: E402
+from trivium.studio.studio_page import build_studio_page, describe_forecast  # noqa: E402
 from trivium.studio.studio_texts import LANGUAGES  # noqa: E402
 
 BROWSER = next(
@@ -76,6 +76,7 @@ def test_texts_have_the_same_fields_in_both_languages_and_are_used():
     derived |= {f"status.{name}" for name in statuses}
     derived |= {f"source.{name}" for name in ("sample", "upload", "path")}
     derived |= {f"size.{name}" for name in ("small", "medium", "large")}
+    derived |= {"progress.resumed", "progress.steps.resumed"}
     derived |= {f"export.{name}" for name in ("hf", "gguf")}
     english, chinese = LANGUAGES
     for key in (key for key in english if key.startswith("studio.")):
@@ -155,7 +156,7 @@ def test_what_is_understood_of_the_data(call, folder, tmp_path):
     shown = call("_describe_data", CHINESE, *choices(reviews, "classify"))
     assert "60 个" in shown
     assert "只有大小写不同的类别" in shown
-    command = call("_show_command", *choices(reviews, "classify"), "mine")
+    command = call("_show_command", ENGLISH, *choices(reviews, "classify"), "mine")
     assert command.startswith("trivium finetune classification --model modernbert-tiny --data ")
     assert command.endswith(" --set train.minutes=1 --set train.samples=true")
     assert "no such file" in call("_describe_data", ENGLISH, *choices(tmp_path / "absent.txt"))
@@ -164,7 +165,33 @@ def test_what_is_understood_of_the_data(call, folder, tmp_path):
     with pytest.raises(gr.Error, match="more than 0"):
         call("_start", ENGLISH, *choices(reviews, minutes=None), "mine")
     assert folder.list_runs() == []
-    assert "lengths" in call("_forecast", ENGLISH, *choices(reviews, "classify"))
+    assert "还没有文本" in call("_show_command", CHINESE, *choices(""), "mine")
+
+
+def test_the_forecast_says_what_was_measured():
+    forecast = {"tokens_per_second": 1234.5, "tokens": 74_070.0, "steps": 70.3, "seconds": 60.0}
+    forecast |= {"memory_bytes": 2**30, "free_bytes": 4 * 2**30, "warning": None}
+    text = {"documents": 7, "train_tokens": 37_035, "unigram_loss": 5.25, "forecast": forecast}
+    text |= {"first_loss": 8.5, "steps_to_beat_unigram": 700.0}
+    counts, speed, loss = describe_forecast(text, ENGLISH)
+    assert "37,035 tokens" in counts
+    for part in ("1,230 tokens per second", "70 steps", "2.0 passes", "1.0 GiB of 4.0 GiB"):
+        assert part in speed, part
+    assert "below 5.25" in loss
+    assert "begins at 8.50" in loss
+    assert "may end above" in loss
+    text["forecast"] = {**forecast, "steps": 900.0, "warning": "the run is <long>"}
+    *_, warning, loss = describe_forecast(text, ENGLISH)
+    assert "&lt;long&gt;" in warning.replace("\\", "")
+    assert "may end above" not in loss
+    labelled = {"train_examples": 64, "valid_examples": 8, "first_loss": 0.75, "forecast": forecast}
+    labelled["recipe"] = {"train": {"batch_examples": 32}}
+    counts, speed, loss = describe_forecast(labelled, CHINESE)
+    assert "64 个用于训练" in counts
+    assert "35.1 遍" in speed
+    assert "低于 0.75" in loss
+    labelled["forecast"] = None
+    assert "more than 20 seconds" in describe_forecast(labelled, ENGLISH)[1]
 
 
 def test_warnings_and_samples_are_escaped_and_translated(call, folder):
@@ -173,14 +200,17 @@ def test_warnings_and_samples_are_escaped_and_translated(call, folder):
     warning = "the gradients are large"
     record = {"step": 7, "tokens": 8, "seconds": 1.0, "train_loss": 2.0, "warning": warning}
     (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (folder.logs / "mine.log").write_text("\n$ trivium pretrain\n")  # ended without a message
     samples = [{"prompt": "<b>", "output": "<script>"}, {"text": "a", "predicted": ["x", "<i>"]}]
     (run / "samples.jsonl").write_text(json.dumps({"step": 7, "samples": samples}))
-    (run / "run.json").write_text("{}")
+    (run / "run.json").write_text('{"preparation_seconds": 0.75, "resumed": [3]}')
     line, _, status, warnings, stop, resume, links, curves, shown, *_ = call(
         "_update", None, None, CHINESE
     )
     assert "没有训练" in line
     assert "第 7 步" in status
+    assert "含准备共 1s" in status  # the preparation of the first start is not known
+    assert "没有已保存的进度" in status
     assert "7: the gradients are large" in warnings
     assert (stop.interactive, resume.interactive) == (False, False)
     assert 'href="report/mine"' in links
@@ -269,7 +299,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
             second = visit(address, "zh-CN", 390)  # two pages, one on a phone
             see(second, "busy", "continue-1")
             second.locator("#studio-start").click()
-            second.get_by_test_id("toast-body").get_by_text("one run trains at a time").wait_for()
+            second.get_by_test_id("toast-body").get_by_text("同一时间只进行一个训练").wait_for()
             open_tab(second, "训练")
             see(second, "status", "训练中")
             wide = "document.documentElement.scrollWidth - window.innerWidth"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -131,6 +132,35 @@ def test_models_to_start_from(folder):
     assert folder.list_bases("encoder-only") == ["runs/enc"]
     assert folder.list_bases(None) == []
     assert folder.read_state("damaged").metadata == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", ["continue", "classify"])
+def test_a_forecast_is_measured_and_leaves_nothing(folder, tmp_path, goal):
+    (tmp_path / "text.txt").write_text("".join(f"{n}. {SENTENCES}" for n in range(400)))
+    rows = [{"text": f"a {w} film {n}", "label": w} for n in range(50) for w in ("good", "bad")]
+    (tmp_path / "labelled.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"continue": "text.txt", "classify": "labelled.jsonl"}[goal]
+    settings = ("tokenizer.vocab_size=300", "data.length=32", "train.log_every=50")
+    choices = Choices(GOALS[goal], (str(tmp_path / data),), "small", 1.0, changes=settings)
+    before = {*folder.path.iterdir()}
+    measured = folder.measure(choices)
+    forecast = measured["forecast"]
+    speed = pytest.approx(forecast["tokens_per_second"] * 60.0)
+    assert forecast["tokens"] == speed
+    assert forecast["steps"] > 0
+    assert {*folder.path.iterdir()} == before
+    assert folder.list_runs() == []
+    if goal == "classify":
+        assert measured["train_examples"] + measured["valid_examples"] == 100
+        assert measured["first_loss"] == pytest.approx(math.log(2), abs=0.5)  # random guessing
+    else:
+        assert measured["documents"] == 400
+        # A model without knowledge gives all tokens about the same probability.
+        assert measured["first_loss"] == pytest.approx(math.log(measured["vocab_size"]), abs=1.0)
+        assert 0 < measured["unigram_loss"] < measured["first_loss"]
+    with pytest.raises(TriviumError, match="There is no file or folder"):
+        folder.measure(Choices(GOALS[goal], ("absent",), "small", 1.0))
 
 
 @pytest.mark.slow

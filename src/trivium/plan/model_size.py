@@ -20,7 +20,12 @@ from trivium.errors import RecipeError
 from trivium.messages import translated
 from trivium.models import num_parameters
 from trivium.objectives import Objective
-from trivium.plan.forecast import build_trainer_without_data, estimate_useful_epochs, forecast_run
+from trivium.plan.forecast import (
+    build_trainer_without_data,
+    estimate_useful_epochs,
+    forecast_run,
+    resolve_model_spec,
+)
 from trivium.presets import auto_presets, presets
 from trivium.progress import ProgressLine, labelled
 from trivium.train import defaults
@@ -189,7 +194,7 @@ def _measure_size(
     trainer, memory = build_trainer_without_data(recipe)
     forecast = forecast_run(trainer, memory)
     batch_tokens = forecast.tokens / forecast.steps
-    spec = trainer.train_step.model.spec  # type: ignore[union-attr]
+    spec, _ = resolve_model_spec(recipe)
     num_weights = num_parameters(spec) - spec.vocab_size * d_model
     epoch = num_bytes / _BYTES_PER_TOKEN
     tokens = forecast.tokens

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from trivium.data.documents import ReadOptions
 from trivium.errors import TriviumError
 from trivium.files import is_file_name
+from trivium.messages import english
 
 SIZES = ("small", "medium", "large")
 """The sizes of new models, smallest first."""
@@ -105,18 +107,13 @@ class Choices:
 
     def __post_init__(self) -> None:
         if not self.data:
-            raise TriviumError("there is no text yet: upload a file, give a path or take a sample.")
+            raise TriviumError(english("reason.studio_no_data"))
         if not (math.isfinite(self.minutes) and 0 < self.minutes <= MAX_MINUTES):
-            raise TriviumError(
-                f"the training time is {self.minutes:g} minutes, but must be more than 0 and at "
-                f"most {MAX_MINUTES:,}."
-            )
+            values = {"minutes": self.minutes, "most": MAX_MINUTES}
+            raise TriviumError(english("reason.studio_minutes", **values))
         for change in self.changes:
             if "=" not in change or change.startswith("-"):
-                raise TriviumError(
-                    f"{change!r} is not a setting: write one KEY=VALUE per line, such as "
-                    "optimizer.lr=3e-4."
-                )
+                raise TriviumError(english("reason.studio_setting", change=change))
 
     @property
     def model(self) -> str:
@@ -146,16 +143,15 @@ class Choices:
             task = ["--task", self.goal.task]
         return ["check", *self.data, *task, *_repeat_option("--set", kept), "--json"]
 
-    def build_forecast(self) -> list[str] | None:
-        """Return the arguments of `trivium plan` that measure the speed of the run.
-
-        Returns None for labelled examples, whose lengths only the run itself knows.
-        """
-        if self.goal.task is not None:
-            return None
-        data = _repeat_option("--data", self.data)
-        changes = _repeat_option("--set", self.all_changes)
-        return ["plan", self.model, "--this-machine", *data, *changes, "--json"]
+    def build_measurement(self, out: str) -> dict[str, Any]:
+        """Return the arguments of `measure_run` for the run. `out` is a folder for its files."""
+        return {
+            "task": self.goal.task,
+            "model": self.model,
+            "data": self.data,
+            "changes": self.all_changes,
+            "out": out,
+        }
 
 
 def split_lines(text: str | None) -> tuple[str, ...]:
@@ -170,10 +166,7 @@ def check_run_name(name: str | None) -> str:
     """
     name = (name or "").strip()
     if not name or not is_file_name(name) or name.startswith((".", "-")) or not name.isprintable():
-        raise TriviumError(
-            f"{name!r} cannot be the name of a run: write a name such as stories-1, without "
-            "slashes, and not beginning with a dot or a hyphen."
-        )
+        raise TriviumError(english("reason.studio_name", name=name))
     return name
 
 

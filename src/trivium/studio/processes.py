@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from typing import Any, Literal
 from trivium.data.samples import copy_samples
 from trivium.errors import TriviumError
 from trivium.files import file_lock, read_json_lines
-from trivium.messages import Language, translate_english
-from trivium.studio.goals import GOALS, check_run_name
+from trivium.messages import Language, english, translate_english
+from trivium.studio.goals import GOALS, Choices, check_run_name
 from trivium.train.run_folder import RunFolder
 
 Status = Literal["new", "preparing", "training", "finished", "stopped", "failed", "killed"]
@@ -162,7 +163,7 @@ class StudioFolder:
         """
         name = check_run_name(name)
         if (self.runs / name).exists() or self._log_file(name).exists():
-            raise TriviumError(f"there is already a run {name!r}: choose another name.")
+            raise TriviumError(english("reason.studio_name_taken", name=name))
         self._launch(name, arguments, language)
 
     def resume(self, name: str, minutes: float | None = None, language: Language = "en") -> None:
@@ -178,7 +179,7 @@ class StudioFolder:
         """
         state = self.read_state(name)
         if not state.can_resume:
-            raise TriviumError(f"{name} has no checkpoint to resume from: start a new run.")
+            raise TriviumError(english("reason.studio_no_checkpoint", name=name))
         command = "finetune" if state.task else "pretrain"
         changes = [] if minutes is None else ["--set", f"train.minutes={minutes:g}"]
         arguments = [command, "--resume", "--out", f"runs/{name}", *changes]
@@ -259,7 +260,7 @@ class StudioFolder:
             return text
         path = Path(text).expanduser().resolve()
         if not text or not (path.exists() or any(path.parent.glob(path.name))):
-            raise TriviumError(f"{text!r}: there is no such file or folder.")
+            raise TriviumError(english("reason.studio_no_file", path=text))
         return str(path)
 
     def get_sample(self, name: str) -> str:
@@ -282,6 +283,16 @@ class StudioFolder:
         done = self._run(arguments)
         return json.loads(done.stdout.splitlines()[-1])
 
+    def measure(self, choices: Choices) -> dict[str, Any]:
+        """Prepare a run and measure its first step in a process of its own.
+
+        Returns what `measure_run` returns. Raises TriviumError if the run cannot start.
+        """
+        with tempfile.TemporaryDirectory(prefix=".forecast-", dir=self.path) as out:
+            arguments = [json.dumps(choices.build_measurement(f"{out}/run"))]
+            done = self._run(arguments, "trivium.studio.measure")
+        return json.loads(done.stdout.splitlines()[-1])
+
     def export(self, name: str, kind: Literal["hf", "gguf"]) -> str:
         """Export the model of a finished run with `trivium export`.
 
@@ -294,11 +305,13 @@ class StudioFolder:
         out = f"exported/{check_run_name(name)}-{kind}"
         return ["export", f"runs/{name}", out, "--format", kind, "--overwrite"]
 
-    def _run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, arguments: Sequence[str], module: str = "trivium"
+    ) -> subprocess.CompletedProcess[str]:
         """Run a `trivium` command to its end in the studio's folder, and return its output."""
         try:
             done = subprocess.run(
-                _command(arguments),
+                _command(arguments, module),
                 cwd=self.path,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -308,10 +321,7 @@ class StudioFolder:
                 env=_environment("en"),
             )
         except subprocess.TimeoutExpired:
-            raise TriviumError(
-                f"this took longer than {_TIMEOUT:.0f} seconds and was stopped. Run it in a "
-                f"terminal: {format_command(arguments)}"
-            ) from None
+            raise TriviumError(english("reason.studio_timeout", seconds=_TIMEOUT)) from None
         if done.returncode:
             message = done.stderr.rpartition("error: ")[2].strip() or f"exit code {done.returncode}"
             raise TriviumError(message)
@@ -327,10 +337,8 @@ class StudioFolder:
             try:
                 lock = stack.enter_context(file_lock(self._lock_file))
             except BlockingIOError:
-                raise TriviumError(
-                    f"{running or 'another run'} is training: one run trains at a time. Wait for "
-                    "it or stop it."
-                ) from None
+                name = running or "another run"
+                raise TriviumError(english("reason.studio_busy", name=name)) from None
             lock.truncate(0)
             with self._log_file(name).open("a", encoding="utf-8") as log:
                 log.write(f"\n$ {format_command(arguments)}\n")
@@ -382,9 +390,9 @@ def format_command(arguments: Sequence[str]) -> str:
     return shlex.join(["trivium", *arguments])
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs `trivium` with the interpreter of this process."""
-    return [sys.executable, "-P", "-m", "trivium", *arguments]
+def _command(arguments: Sequence[str], module: str = "trivium") -> list[str]:
+    """Return the command that runs a module with the interpreter of this process."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def _environment(language: Language) -> dict[str, str]:

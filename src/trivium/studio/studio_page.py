@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -12,6 +12,7 @@ import gradio as gr
 import pandas as pd
 
 from trivium.errors import TriviumError
+from trivium.messages import translate_english
 from trivium.progress import format_duration
 from trivium.report.html_report import thin_curve
 from trivium.report.run_files import extract_curve, to_float
@@ -35,6 +36,8 @@ MAX_UPLOAD = 512 * 2**20
 STYLE = """
 #tabs button.selected { color: #1d4ed8; }
 .dark #tabs button.selected { color: #93c5fd; }
+#studio-upload .or { color: inherit; }
+#studio-changes textarea::placeholder { color: inherit; opacity: .7; }
 #studio-links a { margin-right: 1.5em; }
 #studio-samples ul { padding-left: 1.5em; list-style: disc; }
 #studio-samples :is(h2, h3) { margin-top: 1em; font-weight: 600; }
@@ -65,8 +68,9 @@ def show_errors(handler: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return handler(*values)
         except TriviumError as error:
+            message = _translate_error(error, values)
             request = next(value for value in values if isinstance(value, gr.Request))
-            raise make_error(error, request) from error
+            raise make_error(TriviumError(message), request) from error
 
     return handle
 
@@ -83,9 +87,18 @@ def write_errors(handler: Callable[..., str]) -> Callable[..., str]:
         try:
             return handler(*values)
         except TriviumError as error:
-            return f"\u26a0 {_escape_markdown(str(error))}"
+            return f"\u26a0 {_escape_markdown(_translate_error(error, values))}"
 
     return handle
+
+
+def _translate_error(error: TriviumError, values: Sequence[Any]) -> str:
+    """Return the message of an error in the language of the browser.
+
+    One of `values`, the arguments of an event handler, is the browser's request.
+    """
+    request = next(value for value in values if isinstance(value, gr.Request))
+    return translate_english(str(error), get_request_language(request))
 
 
 def build_studio_page(folder: StudioFolder) -> gr.Blocks:
@@ -267,14 +280,14 @@ class _NewRunForm:
             changes=split_lines(changes),
         )
 
-    def _show_command(self, *values: Any) -> str:
+    def _show_command(self, request: gr.Request, *values: Any) -> str:
         """Return the command of the chosen run, or the reason why there is none yet."""
         *choices, name = values
         try:
             out = f"runs/{check_run_name(name)}"
             return format_command(self._read_choices(*choices).build_command(out))
         except TriviumError as error:
-            return str(error)
+            return _translate_error(error, [request])
 
     def _describe_data(self, request: gr.Request, *chosen: Any) -> str:
         """Return what `trivium check` and the files say about the chosen data, in Markdown."""
@@ -311,27 +324,11 @@ class _NewRunForm:
         return "\n".join(line if line.startswith(" ") else f"- {line}" for line in lines)
 
     def _forecast(self, request: gr.Request, *chosen: Any) -> str:
-        """Return the forecast of the chosen run, measured on this machine."""
-        choices = self._read_choices(*chosen)
-        arguments = choices.build_forecast()
-        no_loss = translate("forecast.loss", request)
-        if arguments is None:
-            return translate("forecast.labelled", request)
+        """Return the forecast of the chosen run, measured on this machine, in Markdown."""
         is_busy = self._folder.find_training_run() is not None
-        plan = self._folder.run_json(arguments)
-        text = translate(
-            "forecast.measured",
-            request,
-            rate=plan["tokens_per_second"],
-            minutes=choices.minutes,
-            tokens=plan["tokens"],
-            steps=plan["steps"],
-            used=plan["memory_bytes"] / 2**30,
-            free=plan["free_bytes"] / 2**30,
-        )
+        measured = self._folder.measure(self._read_choices(*chosen))
         notes = [translate("forecast.busy", request)] if is_busy else []
-        notes += [plan["warning"]] if plan["warning"] else []
-        return "\n\n".join([text, *notes, no_loss])
+        return "\n\n".join([*describe_forecast(measured, request), *notes])
 
     def _start(self, request: gr.Request, *values: Any) -> tuple[str, str]:
         """Start the chosen run. Returns its name, and a name for the next run."""
@@ -366,6 +363,7 @@ class _RunTab:
             x_title=" ",
             y_title=" ",
             color_title=" ",
+            height=300,
             label=label("curves"),
             elem_id="studio-curves",
         )
@@ -473,6 +471,65 @@ class _RunTab:
         return translate("exported", request, folder=f"`{out}`", command=format_command(arguments))
 
 
+def describe_forecast(measured: Mapping[str, Any], request: gr.Request) -> list[str]:
+    """Return the forecast of a run as paragraphs in Markdown.
+
+    `measured` is what `trivium.studio.measure` returns.
+    """
+    say = functools.partial(translate, request=request)
+    if examples := measured.get("train_examples"):
+        texts = [say("forecast.examples", train=examples, valid=measured["valid_examples"])]
+    else:
+        counts = {"documents": measured["documents"], "tokens": measured["train_tokens"]}
+        texts = [say("forecast.tokens", **counts)]
+    forecast = measured.get("forecast")
+    if forecast is None:
+        texts.append(say("forecast.short"))
+    else:
+        tokens, steps = forecast["tokens"], forecast["steps"]
+        if examples:
+            passes = steps * measured["recipe"]["train"]["batch_examples"] / examples
+        else:
+            passes = tokens / measured["train_tokens"]
+        texts.append(
+            say(
+                "forecast.measured",
+                rate=_round(forecast["tokens_per_second"]),
+                time=format_duration(forecast["seconds"]),
+                tokens=_round(tokens),
+                steps=_round(steps),
+                passes=passes,
+                used=forecast["memory_bytes"] / 2**30,
+                free=forecast["free_bytes"] / 2**30,
+            )
+        )
+        if forecast["warning"]:
+            warning = translate_english(forecast["warning"], get_request_language(request))
+            texts.append(f"\u26a0 {_escape_markdown(warning)}")
+    return [*texts, describe_expected_loss(measured, request)]
+
+
+def describe_expected_loss(measured: Mapping[str, Any], request: gr.Request) -> str:
+    """Return what can be said about the loss of a run before it starts, as one paragraph.
+
+    The upper end is measured: for text, the loss of a unigram model; for labelled examples, the
+    loss before training. There is no known lower end.
+    """
+    first, baseline = measured["first_loss"], measured.get("unigram_loss")
+    if baseline is None:
+        return translate("forecast.loss.labelled", request, first=first)
+    enough = measured["steps_to_beat_unigram"]
+    text = translate("forecast.loss.text", request, first=first, baseline=baseline, enough=enough)
+    if (measured.get("forecast") or {"steps": 0.0})["steps"] < enough:
+        text += translate("forecast.loss.few", request)
+    return text
+
+
+def _round(value: float) -> float:
+    """Return a measured value, rounded to three significant digits."""
+    return float(f"{value:.3g}")
+
+
 def _list_sizes(goal: str) -> list[tuple[Any, str]]:
     """Return the menu of sizes of a goal, with the names of the presets."""
     return [(label(f"size.{size}"), size) for size in GOALS[goal].sizes]
@@ -483,16 +540,21 @@ def _describe_status(state: RunState, request: gr.Request) -> str:
     lines = [translate(f"status.{state.status}", request)]
     if state.error:
         lines.append(_escape_markdown(state.error))
+    if state.status in ("stopped", "failed", "killed"):
+        lines.append(translate("can_resume" if state.can_resume else "cannot_resume", request))
     if state.records:
         last, metadata = state.records[-1], state.metadata
         values: dict[str, Any] = {"step": last["step"], "tokens": last.get("tokens", 0)}
-        seconds = (to_float(last.get("seconds")) or 0.0) - (
-            to_float(metadata.get("preparation_seconds")) or 0.0
-        )
-        values["time"] = format_duration(max(0.0, seconds))
+        seconds = to_float(last.get("seconds")) or 0.0
         minutes = to_float(metadata.get("recipe", {}).get("train", {}).get("minutes"))
         key = "progress.steps" if minutes is None else "progress"
-        lines.append(translate(key, request, minutes=minutes, **values))
+        if metadata.get("resumed"):  # run.json has only the preparation of the last start
+            key += ".resumed"
+        else:
+            seconds -= to_float(metadata.get("preparation_seconds")) or 0.0
+        values["time"] = format_duration(max(0.0, seconds))
+        budget = format_duration(60.0 * (minutes or 0.0))
+        lines.append(translate(key, request, budget=budget, **values))
         losses = {}
         for key in _LOSSES:
             curve = extract_curve(state.records, key, "step")
@@ -537,7 +599,7 @@ def _make_link(address: str, text: str) -> str:
 def _make_curves(state: RunState, request: gr.Request) -> pd.DataFrame:
     """Return the losses of a run as a table with the columns step, loss and kind."""
     points = [
-        (x, y, translate(key, request))
+        (x, round(y, 4), translate(key, request))
         for key in _LOSSES
         for x, y in thin_curve(extract_curve(state.records, key, "step"))
     ]
