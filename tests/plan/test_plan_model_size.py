@@ -58,12 +58,12 @@ def test_the_chosen_values_are_those_of_the_size_with_the_lowest_predicted_loss(
 
 def test_a_faster_machine_and_a_longer_budget_get_a_larger_model(speeds):
     def width(minutes, factor):
-        speeds.update({size: factor * 1e6 / size for size in (64, 96, 128, 192, 256)})
+        speeds.update({size: factor * 8e7 / size**2 for size in (64, 96, 128, 192, 256)})
         tree = {"model": {"preset": "llama-auto"}, "train": {"minutes": minutes}}
         return build_sized_recipe(tree).model.d_model
 
-    assert width(1, 0.1) < width(20, 0.1)
-    assert width(1, 0.1) < width(1, 10)
+    assert width(1, 0.5) < width(20, 0.5)
+    assert width(1, 0.5) < width(1, 10)
 
 
 def test_the_users_values_stay(speeds, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from trivium.errors import TriviumError
 from trivium.objectives import task_kinds
-from trivium.presets import presets
+from trivium.presets import auto_presets, presets
 from trivium.studio.goals import GOALS, Choices, check_run_name, choose_run_name, split_lines
 from trivium.train.recipe_loading import build_recipe, load_recipe_tree
 
@@ -20,11 +20,12 @@ def choose(goal="continue", **changed):
 
 @pytest.mark.parametrize("goal", GOALS.values(), ids=list(GOALS))
 def test_presets_tasks_and_keys_of_every_goal_exist(goal):
-    assert {*goal.presets} <= {*presets}
+    assert {*goal.presets.values()} <= {*presets, *auto_presets}
     assert goal.task is None or goal.task in task_kinds()
-    for size in goal.sizes:
+    for size in goal.presets:
         choices = Choices(goal, ("a.txt",), size, 1.0)
-        tree = load_recipe_tree(goal.get_preset(size)) if goal.task is None else {}
+        preset = goal.get_preset(size)
+        tree = load_recipe_tree(auto_presets.get(preset, preset)) if goal.task is None else {}
         if goal.task is not None:
             tree = {"objective": {"kind": goal.task}, "model": {"preset": choices.model}}
         recipe = build_recipe(tree, [*choices.all_changes, 'data.paths=["a.txt"]'])

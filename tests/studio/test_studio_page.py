@@ -75,7 +75,7 @@ def test_texts_have_the_same_fields_in_both_languages_and_are_used():
     derived = {f"goal.{name}" for name in GOALS} | {f"about.{name}" for name in GOALS}
     derived |= {f"status.{name}" for name in statuses}
     derived |= {f"source.{name}" for name in ("sample", "upload", "path")}
-    derived |= {f"size.{name}" for name in ("small", "medium", "large")}
+    derived |= {f"size.{name}" for name in ("auto", "small", "medium", "large")}
     derived |= {"progress.resumed", "progress.steps.resumed"}
     derived |= {f"export.{name}" for name in ("hf", "gguf")}
     english, chinese = LANGUAGES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,9 +11,6 @@ from trivium.data.documents import ReadOptions
 from trivium.errors import TriviumError
 from trivium.files import is_file_name
 from trivium.messages import english
-
-SIZES = ("small", "medium", "large")
-"""The sizes of new models, smallest first."""
 
 MAX_MINUTES = 7 * 24 * 60
 
@@ -30,7 +27,7 @@ class Goal:
 
     Args:
         name: the identifier, also the first part of the names of runs.
-        presets: the preset of each size, smallest first.
+        presets: the preset of each size; the first is the default.
         task: the task of `trivium finetune`; None for `trivium pretrain`.
         samples: the bundled files to train on, in the folder of `trivium samples`.
         family: the architecture of trained models that the run may start from: "encoder-only" or
@@ -38,36 +35,39 @@ class Goal:
     """
 
     name: str
-    presets: tuple[str, ...]
+    presets: Mapping[str, str]
     task: str | None = None
     samples: tuple[str, ...] = ()
     family: str | None = None
 
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The sizes that have a preset."""
-        return SIZES[: len(self.presets)]
-
     def get_preset(self, size: str) -> str:
         """Return the preset of a size. Raises TriviumError for an unknown size."""
-        if size not in self.sizes:
+        if size not in self.presets:
             raise TriviumError(
-                f"there is no size {size!r} for {self.name}: choose {', '.join(self.sizes)}."
+                f"there is no size {size!r} for {self.name}: choose {', '.join(self.presets)}."
             )
-        return self.presets[self.sizes.index(size)]
+        return self.presets[size]
 
 
-_DECODERS = ("llama-tiny", "llama-mini", "llama-midi")
-_ENCODERS = ("modernbert-tiny", "modernbert-mini", "modernbert-midi")
+_DECODERS = {"small": "llama-tiny", "medium": "llama-mini", "large": "llama-midi"}
+_ENCODERS = {"small": "modernbert-tiny", "medium": "modernbert-mini", "large": "modernbert-midi"}
 
 GOALS = {
     goal.name: goal
     for goal in (
-        Goal("continue", _DECODERS, samples=("stories.txt", "english.txt", "chinese.txt")),
-        Goal("fill", _ENCODERS, samples=("english.txt", "chinese.txt", "stories.txt")),
+        Goal(
+            "continue",
+            {"auto": "llama-auto", **_DECODERS},
+            samples=("stories.txt", "poems.txt", "english.txt", "chinese.txt"),
+        ),
+        Goal(
+            "fill",
+            {"auto": "modernbert-auto", **_ENCODERS},
+            samples=("english.txt", "chinese.txt", "stories.txt"),
+        ),
         Goal(
             "translate",
-            ("transformer-tiny", "transformer-mini"),
+            {"small": "transformer-tiny", "medium": "transformer-mini"},
             task="translation",
             samples=("english-french.tsv",),
         ),

@@ -169,7 +169,10 @@ class _NewRunForm:
         self.facts = gr.Markdown(elem_id="studio-facts")
         with gr.Row():
             self.size = gr.Radio(
-                _list_sizes(first.name), value="small", label=label("size"), elem_id="studio-size"
+                _list_sizes(first.name),
+                value=next(iter(first.presets)),
+                label=label("size"),
+                elem_id="studio-size",
             )
             self.base = gr.Dropdown(
                 [(label("base.new"), "")],
@@ -235,7 +238,7 @@ class _NewRunForm:
             translate(f"about.{name}", request)
             + ("" if goal.samples else "\n\n" + translate("no_sample", request)),
             gr.Dropdown(list(goal.samples), value=(*goal.samples, None)[0]),
-            gr.Radio(_list_sizes(name), value="small"),
+            gr.Radio(_list_sizes(name), value=next(iter(GOALS[name].presets))),
             gr.Dropdown([(new, ""), *((one, one) for one in bases)], value="", visible=bool(bases)),
             choose_run_name(name, folder.list_runs()),
             gr.Textbox(label=translate("command", request, folder=folder.path)),
@@ -532,7 +535,7 @@ def _round(value: float) -> float:
 
 def _list_sizes(goal: str) -> list[tuple[Any, str]]:
     """Return the menu of sizes of a goal, with the names of the presets."""
-    return [(label(f"size.{size}"), size) for size in GOALS[goal].sizes]
+    return [(label(f"size.{size}"), size) for size in GOALS[goal].presets]
 
 
 def _describe_status(state: RunState, request: gr.Request) -> str:
