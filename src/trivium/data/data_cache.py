@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import trivium
 from trivium.errors import DataError
 from trivium.files import has_sha256, read_json, replace_folder, sha256, write_json
 
@@ -102,5 +101,5 @@ def digest_files(paths: Iterable[str]) -> str:
 @functools.cache
 def _digest_package() -> str:
     """Return a digest of the source code of this package."""
-    folder = Path(trivium.__file__).parent
+    folder = Path(__file__).parents[1]
     return digest_files(map(str, sorted(folder.rglob("*.py"))))
