@@ -12,14 +12,20 @@ import functools
 import hashlib
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import DataError
-from trivium.files import has_sha256, read_json, replace_folder, sha256, write_json
+from trivium.files import (
+    has_sha256,
+    read_json,
+    replace_folder,
+    seconds_since_change,
+    sha256,
+    write_json,
+)
 
 UNUSED_DAYS = 30
 _ENTRY_FILE = "entry.json"
@@ -83,10 +89,9 @@ class CacheEntry:
 
     def _delete_unused_entries(self) -> None:
         """Delete the entries of the same cache that have not been used for a long time."""
-        oldest = time.time() - UNUSED_DAYS * 24 * 3600
         for file in self.folder.parent.glob(f"*/{_ENTRY_FILE}"):
             with contextlib.suppress(OSError):  # another process deletes the entry, too
-                if file.parent.stat().st_mtime < oldest:
+                if seconds_since_change(file.parent) > UNUSED_DAYS * 24 * 3600:
                     shutil.rmtree(file.parent)
 
 
