@@ -4,9 +4,8 @@ The rows are classified texts of 12 words in JSON lines. Every number of process
 fine-tuning twice: first without a cache, then with the cache that the first start has left. A start
 with a thousand rows shows what a process needs without the data.
 
-The processor time is that of the process that needed most. It does not depend on other programs on
-the machine. Memory is the memory that a process shares with no other (RssAnon of Linux), at the
-first step.
+CPU seconds are those of rank 0, which also does what is done once. Memory is the memory that rank 0
+shares with no other process (RssAnon of Linux), at the first step.
 
     python benchmarks/labelled_data.py --rows 1000000 --processes 1 2 4
 """
@@ -103,7 +102,7 @@ def main() -> None:
     import trivium
 
     print(machine() + "\n")
-    columns = "seconds", "CPU seconds", "MB", "MB without data", "bytes per row"
+    columns = "seconds", "CPU seconds", "MB", f"CPU seconds, MB of {FEW_ROWS:,} rows"
     print(f"| processes | start | {' | '.join(columns)} |\n|---|---|{'---|' * len(columns)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -117,10 +116,12 @@ def main() -> None:
         for processes in options.processes:
             for kind in ("first", "second"):
                 cache, out = folder / f"cache-{processes}", folder / f"{processes}-{kind}"
-                _, _, base = start(model, few, out.with_name(f"{out.name}-few"), processes, cache)
+                few_out = out.with_name(f"{out.name}-few")
+                _, few_cpu, few_memory = start(model, few, few_out, processes, cache)
                 seconds, cpu, memory = start(model, many, out, processes, cache)
-                each = (memory - base) * 2**20 / options.rows
-                cells = f"{seconds:.1f} | {cpu:.1f} | {memory:.0f} | {base:.0f} | {each:.0f}"
+                cells = (
+                    f"{seconds:.1f} | {cpu:.1f} | {memory:.0f} | {few_cpu:.1f}, {few_memory:.0f}"
+                )
                 print(f"| {processes} | {kind} | {cells} |", flush=True)
 
 

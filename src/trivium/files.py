@@ -208,6 +208,11 @@ def has_sha256(path: str | Path, digest: str) -> bool:
     return True
 
 
+def seconds_since_change(path: Path) -> float:
+    """Return the time since a file or folder was last modified, in seconds."""
+    return time.time() - path.stat().st_mtime
+
+
 def read_json(path: str | Path) -> Any:
     """Return the content of a JSON file. Raises DataError if the file is missing or invalid."""
     try:

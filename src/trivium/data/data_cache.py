@@ -12,15 +12,20 @@ import functools
 import hashlib
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import trivium
 from trivium.errors import DataError
-from trivium.files import has_sha256, read_json, replace_folder, sha256, write_json
+from trivium.files import (
+    has_sha256,
+    read_json,
+    replace_folder,
+    seconds_since_change,
+    sha256,
+    write_json,
+)
 
 UNUSED_DAYS = 30
 _ENTRY_FILE = "entry.json"
@@ -84,10 +89,9 @@ class CacheEntry:
 
     def _delete_unused_entries(self) -> None:
         """Delete the entries of the same cache that have not been used for a long time."""
-        oldest = time.time() - UNUSED_DAYS * 24 * 3600
         for file in self.folder.parent.glob(f"*/{_ENTRY_FILE}"):
             with contextlib.suppress(OSError):  # another process deletes the entry, too
-                if file.parent.stat().st_mtime < oldest:
+                if seconds_since_change(file.parent) > UNUSED_DAYS * 24 * 3600:
                     shutil.rmtree(file.parent)
 
 
@@ -102,5 +106,5 @@ def digest_files(paths: Iterable[str]) -> str:
 @functools.cache
 def _digest_package() -> str:
     """Return a digest of the source code of this package."""
-    folder = Path(trivium.__file__).parent
+    folder = Path(__file__).parents[1]
     return digest_files(map(str, sorted(folder.rglob("*.py"))))
