@@ -579,8 +579,20 @@ def test_other_families_are_refused_with_the_list_of_those_that_can_be_written(
 def test_other_tokenizers_are_refused(trainer: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     lm = make_model("llama", tokenizer)
     lm.tokenizer = trainer(vocab_size=400).train(TEXTS * 3, progress=False)
-    with pytest.raises(TokenizerError, match=r"this \w+ tokenizer. Tokenizers that can be written"):
+    with pytest.raises(
+        TokenizerError, match=r"this \w+ tokenizer.*\. Tokenizers that can be"
+    ) as error:
         lm.save_gguf(tmp_path / "out")
+    assert ("zero-width joiner" in str(error.value)) == (trainer is Unigram)
+
+
+def test_an_encoder_whose_texts_have_other_special_tokens_is_refused(tmp_path: Path) -> None:
+    words = ByteBPE(vocab_size=400, special_tokens=("<|endoftext|>",)).train(TEXTS, progress=False)
+    with pytest.raises(TokenizerError, match="cls and sep around the texts"):
+        make_bert(words).save_gguf(tmp_path / "out")
+    words = Unigram(vocab_size=400).train(TEXTS * 3, progress=False)
+    with pytest.raises(TokenizerError, match="this unigram tokenizer: its Unigram"):
+        make_bert(words).save_gguf(tmp_path / "out")
 
 
 def test_an_unknown_pattern_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -695,6 +707,30 @@ def test_a_decoder_for_embeddings_has_the_same_vectors(
         [theirs] = server.post("/embedding", content=text)
         assert torch.tensor(theirs["embedding"][0]) @ ours > 0.99999
     assert "PARAMETER temperature" not in (tmp_path / "out" / MODELFILE).read_text()
+
+
+@pytest.mark.parametrize("added", [["<|im_start|>", "<|im_end|>"], ["", "<|im_end|>"], ["", ""]])
+def test_texts_of_a_decoder_for_embeddings_have_the_tokens_of_its_template(
+    added: list[str], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    before, after = ([token] if token else [] for token in added)
+    layout = json.loads(tokenizer.to_json())
+    layout["post_processor"] = json.loads(
+        tokenizers.processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            special_tokens=[(name, index) for name, index in tokenizer.special_tokens.items()],
+        ).__getstate__()
+    )
+    own = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(layout)))
+    lm = make_model("qwen3", own, headless=True)
+    lm.settings = lm.settings.with_task("contrastive", pooling="last")
+    server = LlamaCpp(lm.save_gguf(tmp_path / "out", weight_type="f32") / GGUF_FILE, embedding=True)
+    special = own.special_tokens
+    [ids] = own.encode_ids_batch(TEXTS[:1])
+    expected = [*(special[each] for each in before), *ids, *(special[each] for each in after)]
+    assert server.encode(TEXTS[0], adds_special=True) == expected
+    [theirs] = server.post("/embedding", content=TEXTS[0][:50])
+    assert torch.tensor(theirs["embedding"][0]) @ lm.embed(TEXTS[0][:50]) > 0.99999
 
 
 def test_the_prompt_of_embeddings_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
