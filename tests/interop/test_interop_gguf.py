@@ -318,7 +318,7 @@ def with_random_adapter(lm: LanguageModel) -> LanguageModel:
     layers = find_target_layers(lm.module, LoRA(targets=("all-linear",)))
     # PEFT does not adapt routers, nor these matrices of Mamba.
     left_out = ("router", "dt_proj")
-    if lm.settings.config["model_type"] == "mamba":
+    if lm.settings.config.get("model_type") == "mamba":
         left_out += ("output",)
     layers = {name: each for name, each in layers.items() if not name.endswith(left_out)}
     for index, (name, layer) in enumerate(layers.items()):
@@ -353,6 +353,29 @@ def test_an_adapter_is_added_to_the_file_of_the_base(
             assert (ours - log_probabilities(base, ids)).abs().max() > 0.1
             compared += 1
     assert compared
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gpt2", "bert"])
+def test_an_adapter_for_embeddings_is_added_to_the_file_of_the_base(
+    case: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gelu", "gelu_tanh"):
+        monkeypatch.setitem(ACTIVATIONS, name, ggml_gelu)
+    if case == "bert":
+        base = make_bert(WordPiece(vocab_size=400).train(TEXTS[:1] * 3, progress=False))
+    else:
+        base = make_model(case, tokenizer, headless=True)
+        base.settings = base.settings.with_task("contrastive", pooling="last")
+    lm = with_random_adapter(base)
+    base.save_gguf(tmp_path / "base", weight_type="f32")
+    lm.save_gguf_adapter(tmp_path / "tuned", weight_type="f32")
+    adapter = tmp_path / "tuned" / ADAPTER_FILE
+    server = LlamaCpp(tmp_path / "base" / GGUF_FILE, embedding=True, adapter=adapter)
+    for text in (TEXTS[0][:7], TEXTS[0][:50]):
+        [theirs] = server.post("/embedding", content=text)
+        vector = torch.tensor(theirs["embedding"][0])
+        assert vector @ lm.embed(text) > 0.9999
+        assert vector @ base.embed(text) < 0.999
 
 
 def test_adapters_that_llama_cpp_does_not_compute_are_refused(
@@ -579,8 +602,20 @@ def test_other_families_are_refused_with_the_list_of_those_that_can_be_written(
 def test_other_tokenizers_are_refused(trainer: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     lm = make_model("llama", tokenizer)
     lm.tokenizer = trainer(vocab_size=400).train(TEXTS * 3, progress=False)
-    with pytest.raises(TokenizerError, match=r"this \w+ tokenizer. Tokenizers that can be written"):
+    with pytest.raises(
+        TokenizerError, match=r"this \w+ tokenizer.*\. Tokenizers that can be"
+    ) as error:
         lm.save_gguf(tmp_path / "out")
+    assert ("zero-width joiner" in str(error.value)) == (trainer is Unigram)
+
+
+def test_an_encoder_whose_texts_have_other_special_tokens_is_refused(tmp_path: Path) -> None:
+    words = ByteBPE(vocab_size=400, special_tokens=("<|endoftext|>",)).train(TEXTS, progress=False)
+    with pytest.raises(TokenizerError, match="cls and sep around the texts"):
+        make_bert(words).save_gguf(tmp_path / "out")
+    words = Unigram(vocab_size=400).train(TEXTS * 3, progress=False)
+    with pytest.raises(TokenizerError, match="this unigram tokenizer: its Unigram"):
+        make_bert(words).save_gguf(tmp_path / "out")
 
 
 def test_an_unknown_pattern_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -677,6 +712,22 @@ def test_encoders_with_either_tokenizer_have_the_same_embeddings(
         assert server.encode(text, adds_special=True) == expected, text
 
 
+def test_modernbert_is_written_without_its_head(tmp_path: Path) -> None:
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    words = ByteBPE(vocab_size=400, special_tokens=specials).train(TEXTS[:1] * 3, progress=False)
+    roles = {f"{role}_token_id": getattr(words, f"{role}_id") for role in ("pad", "cls", "sep")}
+    config = transformers.ModernBertConfig(
+        vocab_size=words.vocab_size, **MODERNBERT, **roles, bos_token_id=None, eos_token_id=None
+    )
+    module = ours_of(randomize(transformers.ModernBertForMaskedLM(config), 1, std=0.2))
+    lm = LanguageModel(module.spec, module, words)
+    with pytest.warns(UserWarning, match=r"its head .mlm. is not written"):
+        lm.save_gguf(tmp_path / "out", weight_type="f32")
+    server = LlamaCpp(tmp_path / "out" / GGUF_FILE, embedding=True)
+    [theirs] = server.post("/embedding", content=TEXTS[0][:40])
+    assert torch.tensor(theirs["embedding"][0]) @ lm.embed(TEXTS[0][:40]) > 0.999
+
+
 @pytest.mark.parametrize(
     ("case", "pooling"),
     [*((case, "last") for case in CASES if "-" not in case), ("llama", "mean"), ("llama", "first")],
@@ -695,6 +746,30 @@ def test_a_decoder_for_embeddings_has_the_same_vectors(
         [theirs] = server.post("/embedding", content=text)
         assert torch.tensor(theirs["embedding"][0]) @ ours > 0.99999
     assert "PARAMETER temperature" not in (tmp_path / "out" / MODELFILE).read_text()
+
+
+@pytest.mark.parametrize("added", [["<|im_start|>", "<|im_end|>"], ["", "<|im_end|>"], ["", ""]])
+def test_texts_of_a_decoder_for_embeddings_have_the_tokens_of_its_template(
+    added: list[str], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    before, after = ([token] if token else [] for token in added)
+    layout = json.loads(tokenizer.to_json())
+    layout["post_processor"] = json.loads(
+        tokenizers.processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            special_tokens=[(name, index) for name, index in tokenizer.special_tokens.items()],
+        ).__getstate__()
+    )
+    own = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(layout)))
+    lm = make_model("qwen3", own, headless=True)
+    lm.settings = lm.settings.with_task("contrastive", pooling="last")
+    server = LlamaCpp(lm.save_gguf(tmp_path / "out", weight_type="f32") / GGUF_FILE, embedding=True)
+    special = own.special_tokens
+    [ids] = own.encode_ids_batch(TEXTS[:1])
+    expected = [*(special[each] for each in before), *ids, *(special[each] for each in after)]
+    assert server.encode(TEXTS[0], adds_special=True) == expected
+    [theirs] = server.post("/embedding", content=TEXTS[0][:50])
+    assert torch.tensor(theirs["embedding"][0]) @ lm.embed(TEXTS[0][:50]) > 0.99999
 
 
 def test_the_prompt_of_embeddings_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def write_gguf_adapter(
             f"this adapter also replaces {', '.join(sorted(adapter.weights)[:3])}, but an adapter "
             "in a GGUF file has only low-rank updates: export the merged model."
         )
-    family, config = find_family(module, model_type)
+    family, config = find_family(module, model_type, embeds=True)
     peft, tensors = read_adapter_to_peft(module, adapter, model_type)
     if peft["use_dora"]:
         raise SpecError("llama.cpp does not compute DoRA: export the merged model.")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.interop.convert import to_hf_config
+from trivium.interop.families import FAMILIES
 from trivium.models import LanguageModule, Transformer
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
@@ -330,8 +331,13 @@ def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> s
     arch = next(key for key, each in gguf.MODEL_ARCH_NAMES.items() if each == family.name)
     names = gguf.get_tensor_name_map(arch, layers)
     ends = (".weight", ".bias")
-    bare = name.partition(".")[2]  # without the name of the model, as in files without a head
-    new_name = names.get_name(name, ends) or names.get_name(bare, ends)
+    kind = config["model_type"]
+    base = FAMILIES[kind].base  # left out in the names of models without a head
+    if kind in ENCODERS:
+        name = name.removeprefix(base)
+    elif not name.startswith((base, "lm_head.")):
+        name = base + name
+    new_name = names.get_name(name, ends) or names.get_name(name.partition(".")[2], ends)
     assert new_name is not None, name
     return new_name
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from trivium.errors import SpecError, require_extra
 from trivium.interop.convert import to_hugging_face
-from trivium.interop.families import FAMILIES
 from trivium.interop.gguf_families import (
     ENCODERS,
     LlamaCppFamily,
@@ -196,9 +195,6 @@ def _convert_weights(
                 stacklevel=4,
             )
         return drop_heads(tensors)
-    base = FAMILIES[config["model_type"]].base  # left out in the names of some bare models
-    names = (name if name.startswith((base, "lm_head.")) else base + name for name in tensors)
-    tensors = dict(zip(names, tensors.values(), strict=True))
     embeddings = module.tokens.weight.detach()
     for name in family.output:
         tied = embeddings if name.endswith("weight") else embeddings.new_zeros(len(embeddings))

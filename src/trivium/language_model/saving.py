@@ -164,7 +164,7 @@ class SavingMixin(TextModel):
     ) -> Path:
         """Write a folder with the LoRA adapter alone as a GGUF file.
 
-        llama.cpp adds the adapter to the GGUF file of the base (`--lora`), and Ollama does so with
+        llama.cpp adds the adapter to the GGUF file of the base, and Ollama does so with
         the line ADAPTER in a Modelfile. Needs the extra `gguf`.
 
         Args:
