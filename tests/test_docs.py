@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from fake_hub import fake_hub
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from page_examples import (
@@ -65,6 +67,7 @@ RUN = [
     "coming_from.md",
     "serving.md",
     "hub_example.md",
+    "take_with_you.md",
     *TUTORIALS,
 ]
 
@@ -193,6 +196,16 @@ def test_a_tutorial_is_the_same_in_both_languages() -> None:
         assert links - Counter(targets(pages[1])) == Counter(), name
 
 
+@pytest.mark.parametrize("name", ["take_with_you.md", "runtimes.md"])
+def test_a_page_has_the_same_blocks_in_both_languages(name: str) -> None:
+    pages = [(folder / name).read_text(encoding="utf-8") for folder in (DOCS, DOCS / "zh")]
+    english, chinese = (
+        [re.findall(part, page, re.DOTALL | re.MULTILINE) for part in (r"^```.*?^```$", r"^#+ ")]
+        for page in pages
+    )
+    assert english == chinese
+
+
 def targets(page: Path) -> list[str]:
     """What a page links to, files by their path in the repository."""
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
@@ -258,20 +271,37 @@ def test_the_image_is_made_of_what_there_is() -> None:
         assert (ROOT / name).exists(), name
     for name in (project["readme"], *project["license-files"], "src"):
         assert re.search(rf"^COPY .*\b{name}\b", image, re.MULTILINE), name
+    # The code is copied after the dependencies are installed, so that an edit keeps their layer.
+    order = (
+        "COPY pyproject.toml",
+        "-c constraints.txt",
+        "COPY src",
+        "--no-deps --force-reinstall .",
+    )
+    assert sorted(order, key=image.index) == [*order]
     (extra,) = re.findall(r"pip install .*-c constraints\.txt '\.\[(\w+)\]'", image)
     assert extra in project["optional-dependencies"]
     assert values["USER"] not in ("root", "0")
     assert json.loads(values["ENTRYPOINT"]) == [*project["scripts"]]
-    (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))[
-        "services"
-    ].values()
-    assert service["build"]["args"].keys() <= {values["ARG"].partition("=")[0]}
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    gpu = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))
+    services, ((other, overlay),) = compose["services"], gpu["services"].items()
+    service = services[other]
+    argument = values["ARG"].partition("=")[0]
+    assert service["build"]["args"].keys() == overlay["build"]["args"].keys() == {argument}
     command = shlex.split(service["command"])
     check_command(command)
     port = command[command.index("--port") + 1]
     assert service["ports"] == [f"127.0.0.1:{port}:{values['EXPOSE']}"]
     assert f"http://127.0.0.1:{port}{PUBLIC}" in service["healthcheck"]["test"]
     assert service["volumes"] == [f"./runs:{values['WORKDIR']}:ro"]
+    (subnet,) = compose["networks"]["default"]["ipam"]["config"]
+    assert command[command.index("--forwarded-allow-ips") + 1] == subnet["subnet"]
+    proxy = shlex.split(services["proxy"]["command"])
+    assert proxy[proxy.index("--to") + 1] == f"{other}:{port}"
+    host = proxy[proxy.index("--from") + 1]
+    assert command[command.index("--allow-origin") + 1] == f"https://{host}"
+    assert services["proxy"]["depends_on"].keys() == {other}
     (key,) = service["environment"]
     assert key == next(one.envvar for one in load_command("serve").params if one.envvar)
     with pytest.raises(TriviumError, match="API key"):
@@ -370,13 +400,16 @@ def test_forms_of_output() -> None:
     "ignore:a text ends at its limit",
     "ignore:not in the vocabulary",
     "ignore:.is_gradient_checkpointing. is deprecated",  # by peft, of transformers
+    "ignore:Use 'content=:DeprecationWarning",  # by huggingface_hub, of its own uploads
 )
 @pytest.mark.parametrize("name", RUN)
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with SmallRunner(tmp_path) as runner:
+    uploads = name == "take_with_you.md"
+    hub = fake_hub(monkeypatch, tmp_path / "cache") if uploads else nullcontext()
+    with hub, SmallRunner(tmp_path) as runner:
         for command in EARLIER.get(name, ()):
             runner.run(command)
         check_page(DOCS / name, runner)

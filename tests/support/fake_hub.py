@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import huggingface_hub.constants
+from huggingface_hub import constants, hf_api
 
 WRITER, READER = "hf_writes", "hf_reads"
 COMMIT = "c" * 40
@@ -162,7 +162,6 @@ def fake_hub(monkeypatch: Any, cache: Any, token: str | None = WRITER) -> Iterat
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
     template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -172,7 +171,7 @@ def fake_hub(monkeypatch: Any, cache: Any, token: str | None = WRITER) -> Iterat
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
-    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.endpoint)
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
     if token is None:
         monkeypatch.delenv("HF_TOKEN", raising=False)
     else:
