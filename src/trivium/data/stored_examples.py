@@ -10,7 +10,6 @@ import mmap
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import GenericAlias
 from typing import Any, Self, overload
 
 import numpy as np
@@ -138,4 +137,4 @@ class SelectedExamples(Sequence[Any]):
 
 def _make_adapter(example_type: type) -> TypeAdapter[list[Any]]:
     """Return the adapter that converts a list of examples to JSON and back."""
-    return TypeAdapter(GenericAlias(list, (example_type,)))
+    return TypeAdapter(list[example_type])  # type: ignore[valid-type]
