@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-BUNDLED_MODELS = ("stories",)
+BUNDLED_MODELS = ("stories", "sample-encoder")
 """The names of the models, which every command accepts in place of a folder."""
 
 

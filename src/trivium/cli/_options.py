@@ -19,7 +19,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A run, a checkpoint, a saved model, the folder or name of a Hugging Face model, or "
-        "a model that comes with Trivium: stories.",
+        "a model that comes with Trivium: stories, sample-encoder.",
     ),
 ]
 Checkpoint = Annotated[

@@ -2,6 +2,8 @@
 
 Examples:
 
+  trivium fill-mask sample-encoder "He was born in New [MASK] City."
+
   trivium fill-mask runs/mine "The [MASK] was cloudy yesterday, but today it's rainy."
 
   trivium fill-mask runs/mine "It was [MASK] and [MASK]." --checkpoint 500 --top-k 3
