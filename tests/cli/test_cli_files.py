@@ -25,7 +25,7 @@ from trivium.models import build
 from trivium.objectives import Objective
 from trivium.objectives.calibration import Calibration, compute_calibration
 from trivium.objectives.classification import LabelledText, TextClassification
-from trivium.presets import presets
+from trivium.presets import auto_presets, presets
 from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.workflows.evaluate import evaluate
@@ -49,8 +49,8 @@ def output(capsys, *arguments: str, code: int = 0) -> list[str]:
 def test_presets(capsys):
     heading, *lines = output(capsys, "presets")
     names = [line.split()[0] for line in lines]
-    assert sorted(names) == sorted(presets)
-    small = [name.endswith(("-tiny", "-mini")) for name in names]
+    assert sorted(names) == sorted([*presets, *auto_presets])
+    small = [name.endswith(("-auto", "-tiny", "-mini")) for name in names]
     assert small == sorted(small, reverse=True)  # those for a small machine come first
     assert heading.split()[:3] == ["preset", "parameters", "vocabulary"]
     assert output(capsys, "presets", "bert-mini")[1].split()[:3] == ["bert-mini", "11.3M", "30,522"]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import rows_of
 from small_models import BIDIRECTIONAL, VOCABULARY, small_model, small_spec
 from torch.nn import functional as F
 
@@ -160,10 +161,11 @@ class Text:
         self.offsets = np.cumsum([0, *map(len, documents)])
         self.num_tokens, self.num_documents = len(self.tokens), len(documents)
 
-    def tokens_at(self, positions):
-        return self.tokens[positions]
+    def rows_at(self, starts, lengths, *, pad_id=0):
+        return rows_of(self.tokens, starts, lengths, pad_id)
 
-    def documents_at(self, positions):
+    def documents_at(self, starts, length):
+        positions = starts[:, None] + np.arange(length)
         return np.searchsorted(self.offsets, positions, side="right") - 1
 
     def document_bounds(self, documents):

@@ -27,11 +27,19 @@ class Split:
         self.tokens = np.random.default_rng(seed).integers(5, VOCABULARY, size)
         self.num_tokens = size
 
-    def tokens_at(self, positions):
-        return self.tokens[positions]
+    def rows_at(self, starts, lengths, *, pad_id=0):
+        return rows_of(self.tokens, starts, lengths, pad_id)
 
-    def documents_at(self, positions):
-        return positions // 17
+    def documents_at(self, starts, length):
+        return (starts[:, None] + np.arange(length)) // 17
+
+
+def rows_of(tokens, starts, lengths, pad_id):
+    """Rows of consecutive tokens, padded to the longest row."""
+    rows = np.full((len(starts), max(lengths, default=0)), pad_id)
+    for row, start, length in zip(rows, starts, lengths, strict=True):
+        row[:length] = tokens[start : start + length]
+    return rows
 
 
 class LabelledCausal(Causal):

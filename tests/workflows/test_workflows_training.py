@@ -255,7 +255,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
         "metrics    on 2 of the validation examples during training, "
         f"and on all {evaluation['num_examples']} at the end",
         f"evaluating on {evaluation['num_examples']} of {evaluation['num_examples']} validation",
-        f"(on {evaluation['num_examples']} validation examples, in ",
+        f"(on {evaluation['num_examples']} validation examples, evaluated in ",
     ):
         assert words in printed
     # Targets in another script: the old tokenizer cannot write them. The run looks unfinished.

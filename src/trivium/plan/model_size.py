@@ -55,7 +55,7 @@ class SizedModel:
     Args:
         num_layers: the number of layers of every stack.
         d_model: the width.
-        num_weights: the number of weights without token embeddings.
+        num_weights: the number of weights without token embeddings and output matrix.
         steps: the number of training steps that fit into the budget.
         loss: the predicted loss after these steps in nats per byte of children's stories.
         values: the values that this size sets in a recipe, by dotted key.
@@ -111,7 +111,7 @@ def predict_loss(num_weights: int, steps: float) -> float:
     default number of tokens per step, 8 times the width.
 
     Args:
-        num_weights: the number of weights without token embeddings.
+        num_weights: the number of weights without token embeddings and output matrix.
         steps: the number of training steps.
     """
     steps_term = (_S0 / max(1.0, steps)) ** _S_EXPONENT
@@ -195,7 +195,7 @@ def _measure_size(
     forecast = forecast_run(trainer, memory)
     batch_tokens = forecast.tokens / forecast.steps
     spec, _ = resolve_model_spec(recipe)
-    num_weights = num_parameters(spec) - spec.vocab_size * d_model
+    num_weights = num_parameters(spec.replace(vocab_size=1))
     epoch = num_bytes / _BYTES_PER_TOKEN
     tokens = forecast.tokens
     if math.isfinite(epoch) and spec.family == "decoder-only":
