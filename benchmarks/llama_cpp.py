@@ -47,7 +47,7 @@ def make_models(preset: str, vocab_size: int, folder: Path) -> None:
     for kind in TYPES:
         write_gguf(
             folder / f"{kind}.gguf", lm.module, tokenizer, lm.settings,
-            weight_type=kind, max_length=512,
+            weight_type=kind, max_length=spec.max_length or 512,
         )  # fmt: skip
 
 
