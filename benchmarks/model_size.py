@@ -6,6 +6,7 @@ losses. Decoders train on the bundled stories, encoders on the bundled articles.
 
     python benchmarks/model_size.py --presets llama-auto modernbert-auto --minutes 2
     python benchmarks/model_size.py --presets llama-auto --minutes 20 --widths 192 256 384
+    python benchmarks/model_size.py --fit
 """
 
 from __future__ import annotations
@@ -13,22 +14,64 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
+from scipy.optimize import curve_fit
 from side_by_side import machine
 
 from trivium import pretrain
 from trivium.data.samples import easy_text_paths, sample_path
+from trivium.models import num_parameters
 from trivium.plan import model_size
 from trivium.plan.model_size import SizedModel
 from trivium.presets import auto_presets, presets
+from trivium.train.model_config import ModelConfig
+
+RUNS = (
+    (4, 256, 130, 0.859), (4, 128, 518, 0.758), (4, 128, 430, 0.7759), (4, 64, 1100, 0.7837),
+    (4, 96, 800, 0.7524), (4, 128, 600, 0.7440), (4, 192, 340, 0.7501), (4, 256, 210, 0.7735),
+    (4, 256, 1557, 0.609), (5, 192, 11_000, 0.503),
+)  # fmt: skip
+"""Runs of `llama-mini` on the bundled stories: layers, width, steps, nats per byte.
+
+The last two have a vocabulary of 4,096 tokens instead of 8,192, and the last one has 1,536 tokens
+per step and reads the text seven times.
+"""
+
+
+def fit() -> None:
+    """Fit the formula of `predict_loss` to the runs, and print its constants and its errors."""
+    layers, widths, steps, losses = np.array(RUNS).T
+    weights = [
+        num_parameters(
+            ModelConfig.model_validate(
+                {
+                    "preset": "llama-mini", "d_model": int(width),
+                    "decoder": {"num_layers": int(count)},
+                }
+            ).build_spec().replace(vocab_size=1)  # type: ignore[union-attr]
+        )
+        for count, width in zip(layers, widths, strict=True)
+    ]  # fmt: skip
+
+    def predict(x: Any, floor: float, n0: float, a: float, s0: float, b: float) -> Any:
+        return floor + (n0 / x[0]) ** a + (s0 / x[1]) ** b
+
+    x = np.stack([np.array(weights, dtype=float), steps])
+    start = 0.2, 2000.0, 0.25, 10.0, 0.25
+    values, _ = curve_fit(predict, x, losses, p0=start, bounds=(0.0, [0.5, 1e6, 1.0, 1e3, 2.0]))
+    print("floor, N0, exponent of N, S0, exponent of S:", np.round(values, 4).tolist())
+    for run, predicted in zip(RUNS, predict(x, *values), strict=True):
+        print(run, f"predicted {predicted:.4f}")
 
 
 def measure_sizes(preset: str, minutes: float, widths: list[int]) -> list[SizedModel]:
     """The speed and the predicted loss of every width."""
     tree = {"model": {"preset": preset}, "train": {"minutes": minutes}}
     return [
-        model_size._measure_size(tree, preset, layers, width, num_bytes=1e7)
+        model_size._measure_size(tree, preset, layers, width)
         for layers, width in model_size._SIZES
         if width in widths
     ]
@@ -64,7 +107,11 @@ def main() -> None:
     parser.add_argument(
         "--steps", nargs="+", type=int, help="of each width, in place of those that fit"
     )
+    parser.add_argument("--fit", action="store_true", help="fit the formula to earlier runs")
     options = parser.parse_args()
+    if options.fit:
+        fit()
+        return
     print(
         f"{machine()}\n\n| preset | layers x width | steps | nats/token | nats/byte | predicted |"
     )

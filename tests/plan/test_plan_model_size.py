@@ -8,11 +8,13 @@ import tomllib
 import pytest
 from run_settings import quiet
 
+from trivium.data.prepare import prepare
 from trivium.errors import RecipeError
 from trivium.plan import model_size
 from trivium.plan.forecast import Forecast
 from trivium.plan.model_size import build_sized_recipe, predict_loss
 from trivium.presets import auto_presets, presets
+from trivium.text import Tokenizer
 from trivium.train.recipe_loading import load_recipe, read_origins
 from trivium.workflows.training import finetune, pretrain
 
@@ -92,6 +94,35 @@ def test_little_text_gets_a_smaller_model(speeds, tmp_path):
     plenty = build_sized_recipe(tree)
     little = build_sized_recipe({**tree, "data": {"paths": [str(text)]}})
     assert little.model.d_model < plenty.model.d_model
+
+
+def test_text_that_has_a_tokenizer_keeps_it(speeds, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"The {n} birds sang in tree {n}." for n in range(200)))
+    tokenizer = Tokenizer.train("byte-bpe", text, vocab_size=300, progress=False)
+    tokenizer.save(tmp_path / "tokenizer")
+    prepare([str(text)], tokenizer, tmp_path / "shards")
+    tree = {"model": {"preset": "llama-auto"}, "train": {"minutes": 5}}
+    shards = build_sized_recipe({**tree, "data": {"paths": [str(tmp_path / "shards")]}})
+    assert shards.model.d_model is not None
+    assert not shards.origin_of("tokenizer.vocab_size")
+    path = {"path": str(tmp_path / "tokenizer")}
+    own = build_sized_recipe({**tree, "tokenizer": path, "data": {"paths": [str(text)]}})
+    assert own.tokenizer.path == path["path"]
+
+
+def test_a_size_that_does_not_fit_in_memory_is_not_chosen(speeds, monkeypatch):
+    speeds |= dict.fromkeys((64, 96, 128, 192, 256), 1e9)
+    build = model_size.build_trainer_without_data
+
+    def build_small(recipe):
+        if recipe.model.d_model > 128:
+            raise RecipeError("the model does not fit")
+        return build(recipe)
+
+    monkeypatch.setattr(model_size, "build_trainer_without_data", build_small)
+    tree = {"model": {"preset": "llama-auto"}, "train": {"minutes": 5}}
+    assert build_sized_recipe(tree).model.d_model == 128
 
 
 def test_the_predicted_loss_falls_with_the_weights_and_with_the_steps():

@@ -42,10 +42,11 @@ _SIZES = (
 # vocabulary than this.
 _HEAD_DIM, _SMALL_VOCABULARY = 64, 8192
 _BYTES_PER_TOKEN = 4.0  # in English, with a vocabulary of 8,192 tokens
+_MEASUREMENTS = 2  # the faster one counts, because other programs only slow a measurement down
 # Nats per byte of children's stories after S steps of a decoder with N weights in its blocks:
-# _FLOOR + (_N0 / N)^_N_EXPONENT + (_S0 / S)^_S_EXPONENT, fitted to the runs of 2 to 25 minutes in
-# benchmarks/RESULTS.md. It also gives the order of the sizes of encoders.
-_FLOOR, _N0, _N_EXPONENT, _S0, _S_EXPONENT = 0.2, 2519.0, 0.271, 10.57, 0.280
+# _FLOOR + (_N0 / N)^_N_EXPONENT + (_S0 / S)^_S_EXPONENT, fitted to the runs in
+# benchmarks/model_size.py (`--fit`).
+_FLOOR, _N0, _N_EXPONENT, _S0, _S_EXPONENT = 0.175, 1874.0, 0.2505, 10.70, 0.2659
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def build_sized_recipe(
 def predict_loss(num_weights: int, steps: float) -> float:
     """Return the predicted loss of a decoder in nats per byte of children's stories.
 
-    On other text the loss differs, but the order of the sizes is similar. The formula holds for the
-    default number of tokens per step, 8 times the width.
+    The formula holds for the default number of tokens per step, 8 times the width. On other text
+    and for other models, the loss differs; only the order of the sizes is used.
 
     Args:
         num_weights: the number of weights without token embeddings and output matrix.
@@ -149,20 +150,23 @@ def _iter_sizes(tree: Mapping[str, Any], preset: str) -> Iterator[SizedModel]:
 
     `tree` is the recipe as a nested dict, with the user's values.
     """
-    paths = as_list(tree.get("data", {}).get("paths")) or ()
-    num_bytes = math.inf if not paths or are_shards(paths) else estimate_text_bytes(paths)
-    best = rises = 0.0
-    for num_layers, d_model in _SIZES:
-        size = _measure_size(tree, preset, num_layers, d_model, num_bytes)
+    best, rises = math.inf, 0
+    for index, (num_layers, d_model) in enumerate(_SIZES):
+        try:
+            size = _measure_size(tree, preset, num_layers, d_model)
+        except RecipeError:
+            if index == 0:
+                raise
+            return  # a larger model does not fit in memory
         yield size
-        rises = rises + 1 if best and size.loss > best else 0
-        best = min(best or size.loss, size.loss)
+        rises = rises + 1 if size.loss > best else 0
+        best = min(best, size.loss)
         if rises == 2:
             return
 
 
 def _measure_size(
-    tree: Mapping[str, Any], preset: str, num_layers: int, d_model: int, num_bytes: float
+    tree: Mapping[str, Any], preset: str, num_layers: int, d_model: int
 ) -> SizedModel:
     """Measure the speed of a size on this machine, and predict its loss.
 
@@ -171,9 +175,14 @@ def _measure_size(
         preset: the auto preset.
         num_layers: the number of layers of every stack.
         d_model: the width.
-        num_bytes: the size of the training text in bytes; infinite if it is not known.
+
+    Raises:
+        RecipeError: the recipe is invalid, or the model does not fit in memory.
     """
     base = auto_presets[preset]
+    paths = as_list(tree.get("data", {}).get("paths")) or ()
+    has_shards = are_shards(paths)
+    num_bytes = estimate_text_bytes(paths) if paths and not has_shards else math.inf
     values: dict[str, Any] = {"model.preset": base, "model.d_model": d_model, "defaults": "fast"}
     for stack in ("encoder", "decoder"):
         if getattr(presets[base], stack) is not None:
@@ -185,14 +194,14 @@ def _measure_size(
         vocab_size = defaults.vocabulary_size(presets[base], round(num_bytes))
     measured = copy.deepcopy(dict(tree))
     measured.setdefault("data", {}).pop("paths", None)
-    if not are_shards(as_list(tree.get("data", {}).get("paths")) or ()):
-        if "path" not in tree.get("tokenizer", {}):
-            values["tokenizer.vocab_size"] = vocab_size
-    else:
-        measured["tokenizer"] = {"vocab_size": vocab_size}  # of about this size
+    if has_shards:  # they have a tokenizer, of about this size
+        measured["tokenizer"] = {"vocab_size": vocab_size}
+    elif "path" not in tree.get("tokenizer", {}):
+        values["tokenizer.vocab_size"] = vocab_size
     recipe = build_recipe(measured, size=RecipeLayer(values, "measured"))
     trainer, memory = build_trainer_without_data(recipe)
-    forecast = forecast_run(trainer, memory)
+    forecasts = [forecast_run(trainer, memory) for _ in range(_MEASUREMENTS)]
+    forecast = max(forecasts, key=lambda one: one.tokens_per_second)
     batch_tokens = forecast.tokens / forecast.steps
     spec, _ = resolve_model_spec(recipe)
     num_weights = num_parameters(spec.replace(vocab_size=1))

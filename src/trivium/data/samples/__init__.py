@@ -48,7 +48,7 @@ _BY_SA = "https://creativecommons.org/licenses/by-sa/3.0/"
 _BY_4 = "https://creativecommons.org/licenses/by/4.0/"
 _CDLA = "https://cdla.dev/sharing-1-0/"
 _TINY_STORIES = "stories of TinyStories (Ronen Eldan and Yuanzhi Li 2023, arXiv:2305.07759)"
-_POEMS = "poems of the Tang and Song dynasties"
+_POEMS = "poems of the Tang dynasty"
 _POEMS_URL = "https://github.com/chinese-poetry/chinese-poetry"
 BUNDLED_TEXTS = {
     "english.txt": BundledText(
@@ -66,7 +66,7 @@ BUNDLED_TEXTS = {
     "stories.txt": BundledText(f"11,344 {_TINY_STORIES}", "CDLA-Sharing-1.0", _CDLA, ("en",)),
     "stories.valid.txt": BundledText(f"366 {_TINY_STORIES}", "CDLA-Sharing-1.0", _CDLA, ("en",)),
     "poems.txt": BundledText(f"12,968 {_POEMS}", "public domain", _POEMS_URL, ("zh",)),
-    "poems.valid.txt": BundledText(f"758 {_POEMS}", "public domain", _POEMS_URL, ("zh",)),
+    "poems.valid.txt": BundledText(f"572 {_POEMS}", "public domain", _POEMS_URL, ("zh",)),
     "movies.jsonl": BundledText(
         "1,000 sentences of film reviews (Bo Pang and Lillian Lee 2005)",
         "CC BY 4.0",
@@ -127,7 +127,7 @@ def easy_text_paths(language: str) -> tuple[Path, Path]:
     The first file is for training and the second for validation. No text is in both files.
 
     - "en": children's stories, a part of TinyStories (9.6 MB; CDLA-Sharing-1.0)
-    - "zh": poems of the Tang and Song dynasties in simplified characters (3.0 MB; public domain)
+    - "zh": poems of the Tang dynasty in simplified characters (3.0 MB; public domain)
 
     Raises DataError if there is no such text in this language.
     """
