@@ -172,9 +172,10 @@ def test_the_forecast_says_what_was_measured():
     forecast = {"tokens_per_second": 1234.5, "tokens": 74_070.0, "steps": 70.3, "seconds": 60.0}
     forecast |= {"memory_bytes": 2**30, "free_bytes": 4 * 2**30, "warning": None}
     text = {"documents": 7, "train_tokens": 37_035, "unigram_loss": 5.25, "forecast": forecast}
-    text |= {"first_loss": 8.5, "steps_to_beat_unigram": 700.0}
-    counts, speed, loss = describe_forecast(text, ENGLISH)
+    text |= {"first_loss": 8.5, "steps_to_beat_unigram": 700.0, "num_parameters": 1_234_567}
+    counts, model, speed, loss = describe_forecast(text, ENGLISH)
     assert "37,035 tokens" in counts
+    assert "1,234,567" in model
     for part in ("1,230 tokens per second", "70 steps", "2.0 passes", "1.0 GiB of 4.0 GiB"):
         assert part in speed, part
     assert "below 5.25" in loss
@@ -185,13 +186,13 @@ def test_the_forecast_says_what_was_measured():
     assert "&lt;long&gt;" in warning.replace("\\", "")
     assert "may end above" not in loss
     labelled = {"train_examples": 64, "valid_examples": 8, "first_loss": 0.75, "forecast": forecast}
-    labelled["recipe"] = {"train": {"batch_examples": 32}}
-    counts, speed, loss = describe_forecast(labelled, CHINESE)
+    labelled |= {"recipe": {"train": {"batch_examples": 32}}, "num_parameters": 1_234_567}
+    counts, _, speed, loss = describe_forecast(labelled, CHINESE)
     assert "64 个用于训练" in counts
     assert "35.1 遍" in speed
     assert "低于 0.75" in loss
     labelled["forecast"] = None
-    assert "more than 20 seconds" in describe_forecast(labelled, ENGLISH)[1]
+    assert "more than 20 seconds" in describe_forecast(labelled, ENGLISH)[2]
 
 
 def test_warnings_and_samples_are_escaped_and_translated(call, folder):

@@ -485,6 +485,7 @@ def describe_forecast(measured: Mapping[str, Any], request: gr.Request) -> list[
     else:
         counts = {"documents": measured["documents"], "tokens": measured["train_tokens"]}
         texts = [say("forecast.tokens", **counts)]
+    texts.append(say("forecast.model", parameters=measured["num_parameters"]))
     forecast = measured.get("forecast")
     if forecast is None:
         texts.append(say("forecast.short"))
