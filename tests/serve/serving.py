@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import sys
@@ -238,13 +239,17 @@ def running(paths: dict[str, str], **options: Any) -> Iterator[RunningServer]:
 
 
 def _describe_hanging(server: ApiServer, thread: threading.Thread) -> str:
-    """The connections, tasks and stack of a server that does not end."""
-    state, frame = server.server_state, sys._current_frames().get(thread.ident or 0)
-    open_ones = [
-        (getattr(one, "client", None), getattr(one, "scope", None)) for one in state.connections
-    ]
-    stack = "".join(traceback.format_stack(frame))
-    return f"the server does not end: {open_ones}, {state.tasks}\n{stack}"
+    """The stacks of all threads, then the connections and tasks of a server that does not end."""
+    names = {each.ident: each.name for each in threading.enumerate()}
+    lines = ["the server does not end"]
+    for ident, frame in sys._current_frames().items():
+        lines.append(f"thread {names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-4:])}")
+    for connection in server.server_state.connections:
+        scope = getattr(connection, "scope", None) or {}
+        lines.append(f"connection {getattr(connection, 'client', None)}: {scope.get('path')}")
+    loop = server.servers[0].get_loop()
+    lines += [f"task {task}" for task in asyncio.all_tasks(loop)]
+    return "\n".join(lines)
 
 
 def check_error(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
