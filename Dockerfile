@@ -12,9 +12,11 @@ ARG PIP_EXTRA_INDEX_URL=
 WORKDIR /opt/trivium
 
 # The dependencies, with an empty package in place of the code: an edit of the code keeps this layer.
+# The folder build/ is removed, because setuptools would prefer its newer, empty __init__.py.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p src/trivium && touch src/trivium/__init__.py \
-    && pip install --no-cache-dir -c constraints.txt '.[serve]'
+    && pip install --no-cache-dir -c constraints.txt '.[serve]' \
+    && rm -rf build src
 
 COPY src ./src
 RUN pip install --no-cache-dir --no-deps --force-reinstall .

@@ -1,14 +1,23 @@
 """Many clients at once: `trivium serve` against `transformers serve`, equal weights and requests.
 
-Both serve the same folder of random GPT-2-shaped weights behind OpenAI's `/v1/completions`. Clients
-send streaming requests of different lengths one after the other until the time is up. Reported are
-generated tokens per second, the time to the first token and to the last, the numbers of requests
-that were answered, refused (status 429: the queue is full) and lost, and the server's memory before
-the first request of the clients and after the last. A second case asks for one token per request:
-what a request on a kept connection costs besides its tokens.
+Both serve the same folder of random GPT-2-shaped weights, or the exported model `--folder`, behind
+OpenAI's `/v1/completions`. Clients send streaming requests of different lengths one after the other
+until the time is up. Reported are generated tokens per second, the time to the first token and to
+the last, the number of requests by their end, and the server's memory before the first request of
+the clients, at half time, and after the last request. A request is
+
+- answered if its stream ends with [DONE];
+- refused if the server's queue is full (status 429);
+- timed out if the server ends it after its time limit (status 504, or this error in the stream);
+- lost otherwise: another error, a broken connection, or no byte within `ANSWER_SECONDS`.
+
+A second case asks for one token per request: what a request on a kept connection costs besides its
+tokens.
 
     python benchmarks/serve_load.py --clients 32 --seconds 60
     python benchmarks/serve_load.py --sides trivium --clients 200 --seconds 120
+    trivium export stories stories
+    python benchmarks/serve_load.py --sides trivium --clients 200 --folder stories --new-tokens 2 4
 """
 
 from __future__ import annotations
@@ -34,24 +43,29 @@ import httpx
 from side_by_side import Figures, compare, is_child, parser
 
 WORDS, NEW_TOKENS = (4, 8, 16, 32), (8, 16, 32, 64)
-START_SECONDS, ANSWER_SECONDS = 180.0, 120.0
+# The clients wait longer than `trivium serve`, which ends a request after 120 s.
+START_SECONDS, ANSWER_SECONDS = 180.0, 180.0
+
+
+def read_texts() -> list[str]:
+    """The first 300 documents of the bundled text."""
+    from trivium.data import read_documents
+    from trivium.data.samples import sample_path
+
+    documents = read_documents(sample_path("en"))
+    return [document.text for _, document in zip(range(300), documents)]
 
 
 def make_folder(folder: Path, preset: str) -> None:
     """Random weights with a tokenizer of the bundled text, as both servers read them."""
-    from trivium.data import read_documents
-    from trivium.data.samples import sample_path
     from trivium.language_model import LanguageModel
     from trivium.models import build
     from trivium.presets import presets
     from trivium.text import Tokenizer
 
-    documents = read_documents(sample_path("en"))
-    texts = [document.text for _, document in zip(range(300), documents)]
-    tokenizer = Tokenizer.train("byte-bpe", texts=texts, vocab_size=4000, progress=False)
+    tokenizer = Tokenizer.train("byte-bpe", texts=read_texts(), vocab_size=4000, progress=False)
     spec = presets[preset].replace(vocab_size=tokenizer.vocab_size)
     LanguageModel(spec, build(spec, seed=0), tokenizer).save_hf(folder)
-    (folder / "prompts.json").write_text(json.dumps(texts[:30]))
 
 
 @contextlib.contextmanager
@@ -105,6 +119,10 @@ def resident_megabytes(process: subprocess.Popen) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+class TimedOutError(Exception):
+    """The server has ended a request after its time limit."""
+
+
 class Load:
     """Clients that send one request after the other, and what they saw."""
 
@@ -113,7 +131,7 @@ class Load:
     ) -> None:
         self.url, self.model, self.new_tokens = url, model, new_tokens
         self.words = " ".join(texts).split()
-        self.tokens = self.lost = self.refused = 0
+        self.tokens = self.lost = self.refused = self.timed_out = 0
         self.first_token: list[float] = []
         self.whole: list[float] = []
         self.transport: httpx.AsyncBaseTransport | None = None
@@ -129,11 +147,12 @@ class Load:
         client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, transport=self.transport)
         async with client as http:
             await self._request(http, random.Random(0))  # loads the model where that is lazy
-            self.tokens = self.lost = self.refused = 0
+            self.tokens = self.lost = self.refused = self.timed_out = 0
             self.first_token, self.whole, before = [], [], memory()
             started = time.perf_counter()
             stop = started + seconds
-            await asyncio.gather(*(self._client(http, n, stop) for n in range(clients)))
+            tasks = (self._client(http, n, stop) for n in range(clients))
+            at_half, *_ = await asyncio.gather(_measure_later(memory, seconds / 2), *tasks)
             elapsed = time.perf_counter() - started
         return {
             "tokens/s": self.tokens / elapsed,
@@ -144,8 +163,10 @@ class Load:
             "request, 99 % s": quantile(self.whole, 0.99),
             "requests": len(self.whole),
             "refused": self.refused,
+            "timed out": self.timed_out,
             "lost": self.lost,
             "MB at start": before,
+            "MB at half time": at_half,
             "MB at end": memory(),
         }
 
@@ -154,6 +175,8 @@ class Load:
         while time.perf_counter() < stop:
             try:
                 await self._request(http, rng)
+            except TimedOutError:
+                self.timed_out += 1
             except (httpx.HTTPError, ValueError):
                 self.lost += 1
 
@@ -167,23 +190,36 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        started, pieces, usage = time.perf_counter(), 0, None
+        started, pieces, usage, done = time.perf_counter(), 0, None, False
         async with http.stream("POST", f"{self.url}/v1/completions", json=body) as response:
             if response.status_code == 429:
                 self.refused += 1
                 await asyncio.sleep(float(response.headers.get("retry-after", 1)))
                 return
+            if response.status_code == 504:
+                raise TimedOutError
             response.raise_for_status()
             async for line in response.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                done |= line == "data: [DONE]"
+                if not line.startswith("data: ") or done:
                     continue
                 event = json.loads(line[6:])
+                if error := event.get("error"):
+                    raise TimedOutError if error.get("code") == "timeout" else ValueError(error)
                 if event.get("choices") and not pieces:
                     self.first_token.append(time.perf_counter() - started)
                 pieces += bool(event.get("choices"))
                 usage = event.get("usage") or usage
+        if not done:
+            raise ValueError("the stream has no end")
         self.whole.append(time.perf_counter() - started)
         self.tokens += usage["completion_tokens"] if usage else pieces
+
+
+async def _measure_later(memory: Callable[[], float], seconds: float) -> float:
+    """The memory after some seconds."""
+    await asyncio.sleep(seconds)
+    return memory()
 
 
 def run_trivium(job: argparse.Namespace, *, slots: int | None = None) -> Figures:
@@ -204,9 +240,8 @@ def run_transformers(job: argparse.Namespace, *options: str) -> Figures:
 
 def _run(job: argparse.Namespace, command: list[str], port: int, model: str) -> Figures:
     url = f"http://127.0.0.1:{port}"
-    texts = json.loads(Path(job.folder, "prompts.json").read_text())
     with server(command, url) as process:
-        load = Load(url, model, texts, job.new_tokens)
+        load = Load(url, model, read_texts()[:30], job.new_tokens)
         memory = functools.partial(resident_megabytes, process)
         return asyncio.run(load.run(job.clients, job.seconds, memory))
 
@@ -224,17 +259,21 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=60.0, help="of load on each side")
     options.add_argument("--slots", type=int, default=16, help="texts generated at a time")
     options.add_argument("--preset", default="gpt2-mini")
+    options.add_argument("--folder", type=Path, help="an exported model in place of the preset")
+    options.add_argument("--new-tokens", type=int, nargs="+", default=NEW_TOKENS, metavar="N")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, "model")
-        make_folder(folder, chosen.preset)
+        folder = chosen.folder or Path(place, "model")
+        if chosen.folder is None:
+            make_folder(folder, chosen.preset)
+        name = chosen.preset if chosen.folder is None else folder.name
         names = ("clients", "seconds", "slots")
         job = {"folder": str(folder), **{name: getattr(chosen, name) for name in names}}
         cases = {
-            f"{chosen.preset}, {chosen.clients} clients": {**job, "new_tokens": NEW_TOKENS},
-            f"{chosen.preset}, one client, one token": {**job, "clients": 1, "new_tokens": (1,)},
+            f"{name}, {chosen.clients} clients": {**job, "new_tokens": chosen.new_tokens},
+            f"{name}, one client, one token": {**job, "clients": 1, "new_tokens": (1,)},
         }
         compare(chosen, SIDES, cases)
 

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 import time
+import types
 from pathlib import Path
 
 import httpx
@@ -290,34 +291,49 @@ def test_sizes_and_partial_figures_of_generation(capsys):
     assert printed.count(" ms\n") == 6
 
 
-def test_load_counts_tokens_and_lost_requests():
+def test_load_counts_tokens_and_requests_by_their_end(monkeypatch):
     serve_load = program("serve_load")
     calls = []
+    # Every request takes 10 ms of this clock, whatever the machine does.
+    clock = types.SimpleNamespace(perf_counter=lambda: 0.01 * len(calls))
+    monkeypatch.setattr(serve_load, "time", clock)
+    piece = json.dumps({"choices": [{"text": "a"}]})
+    usage = json.dumps({"choices": [], "usage": {"completion_tokens": 3}})
+    late, broken = (
+        json.dumps({"error": {"code": code, "message": "m"}})
+        for code in ("timeout", "internal_error")
+    )
+    bodies = {2: [piece, late], 3: [piece, broken], 4: [piece, piece]}  # 4: cut off
 
     def answer(request):
         calls.append(json.loads(request.content))
-        if len(calls) % 5 == 0:
-            return httpx.Response(500)
-        if len(calls) % 7 == 0:
-            return httpx.Response(429, headers={"Retry-After": "0"})
-        lines = [json.dumps({"choices": [{"text": "a"}]})] * 3
-        lines.append(json.dumps({"choices": [], "usage": {"completion_tokens": 3}}))
-        return httpx.Response(200, text="".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]))
+        kind = len(calls) % 10
+        if kind in (5, 6, 7):
+            status = {5: 500, 6: 429, 7: 504}[kind]
+            return httpx.Response(status, headers={"Retry-After": "0"})
+        if kind == 8:
+            raise httpx.ReadTimeout("no byte", request=request)
+        lines = bodies.get(kind, [piece, piece, piece, usage, "[DONE]"])
+        return httpx.Response(200, text="".join(f"data: {line}\n\n" for line in lines))
 
     async def run():
         load = serve_load.Load("http://test", "m", ["a b c d"] * 30)
         load.transport = httpx.MockTransport(answer)
-        return await load.run(2, 0.05, iter((11.0, 13.0)).__next__)
+        return await load.run(2, 1.0, iter((11.0, 12.0, 13.0)).__next__)
 
     figures = asyncio.run(run())
     assert calls[0]["stream_options"] == {"include_usage": True}
-    assert figures["lost"] > 0
-    assert figures["tokens/s"] > 0
-    assert figures["refused"] > 0
-    assert figures["requests"] + figures["refused"] + figures["lost"] == len(calls) - 1
+    ends = [number % 10 for number in range(2, len(calls) + 1)]  # call 1 only loads the model
+    assert figures["requests"] == sum(end in (0, 1, 9) for end in ends)
+    assert figures["refused"] == ends.count(6)
+    assert figures["timed out"] == ends.count(2) + ends.count(7)
+    assert figures["lost"] == sum(end in (3, 4, 5, 8) for end in ends)
+    assert figures["tokens/s"] == pytest.approx(3 * figures["requests"] / (0.01 * len(ends)))
+    assert len(ends) >= 100
     assert figures["first token, median s"] <= figures["request, median s"]
     assert figures["request, median s"] <= figures["request, 95 % s"] <= figures["request, 99 % s"]
-    assert (figures["MB at start"], figures["MB at end"]) == (11.0, 13.0)
+    memory = [figures[f"MB at {when}"] for when in ("start", "half time", "end")]
+    assert memory == [11.0, 12.0, 13.0]
     for count in (1, 2, 20, 99):
         values = random.sample(range(1, 1 + count), count)
         for fraction in (0.5, 0.95, 0.99):

@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import threading
+import types
 
 import pytest
 import sentencepiece
@@ -221,7 +222,8 @@ def timed_kind(monkeypatch, kind, seconds, needed=0):
     Its alphabet has `needed` tokens.
     """
     calls, clock = [], [0.0]
-    monkeypatch.setattr(trainers.time, "monotonic", lambda: clock[0])
+    # Of this module alone: a server in another thread could sleep for hours on such a clock.
+    monkeypatch.setattr(trainers, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
 
     def train_backend(self, texts):
         self.check_size(needed)

@@ -9,9 +9,7 @@ number of occurrences of every token.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -215,7 +213,7 @@ class ShardSplit:
             ends = int(offsets[0]), int(offsets[-1])
             if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
                 raise DataError(f"{path} does not rise from 0 to {file.tokens}. {_AGAIN}")
-        self._token_start = [0, *itertools.accumulate(file.tokens for file in info.files)]
+        self._token_start = np.cumsum([0, *(file.tokens for file in info.files)])
         self._document_start = np.cumsum([0, *(file.documents for file in info.files)])
 
     def counts(self) -> Ints:
@@ -233,9 +231,16 @@ class ShardSplit:
             pad_id: the id of the padding token.
         """
         rows = np.full((len(starts), lengths.max(initial=0)), pad_id, dtype=np.int64)
-        for row, start, length in zip(rows, starts.tolist(), lengths.tolist()):
-            for shard, part, columns in self._split_by_shard(start, length):
-                row[columns] = self._tokens[shard][part]
+        shards = self._token_start[1:-1].searchsorted(starts, side="right")
+        local = starts - self._token_start[shards]
+        for row, shard, start, length in zip(
+            rows, shards.tolist(), local.tolist(), lengths.tolist(), strict=True
+        ):
+            part = self._tokens[shard][start : start + length]
+            while len(part) < length:  # the row continues in the next shard
+                shard += 1
+                part = np.concatenate([part, self._tokens[shard][: length - len(part)]])
+            row[:length] = part
         if rows.max(initial=0) >= self.vocab_size:
             raise DataError(
                 f"{self._folder}: token {rows.max()} of {self.name} is not in the vocabulary of "
@@ -248,32 +253,26 @@ class ShardSplit:
 
         `starts` are the positions of the first tokens of the rows, int64 [B].
         """
-        documents = np.empty((len(starts), length), dtype=np.int64)
-        for row, start in zip(documents, starts.tolist()):
-            for shard, part, columns in self._split_by_shard(start, length):
-                offsets = self._offsets[shard]
-                first = int(offsets.searchsorted(part.start, side="right")) - 1
-                stop = int(offsets.searchsorted(part.stop))
-                bounds = np.array(offsets[first : stop + 1])
-                bounds[0], bounds[-1] = part.start, part.stop
-                before = int(self._document_start[shard])
-                numbers = np.arange(before + first, before + stop)
-                row[columns] = numbers.repeat(bounds[1:] - bounds[:-1])
+        first = self._find_documents(starts)
+        counts = self._find_documents(starts + length - 1) - first
+        # The documents that begin inside a row have the next `counts` numbers after `first`. The
+        # number of the current document increases by one at the beginning of each of them.
+        rows = np.repeat(np.arange(len(starts)), counts)
+        numbers = np.arange(len(rows)) + np.repeat(first + 1 + counts - np.cumsum(counts), counts)
+        columns = self.document_bounds(numbers)[0] - starts[rows]
+        size = len(starts) * length
+        documents = np.bincount(rows * length + columns, minlength=size).reshape(-1, length)
+        documents[:, 0] += first
+        return documents.cumsum(axis=1, out=documents)
+
+    def _find_documents(self, positions: Ints) -> Ints:
+        """Return the index of the document at each position, in the shape of `positions`."""
+        documents = np.empty(positions.shape, dtype=np.int64)
+        for shard, where in _group_by_shard(self._token_start, positions):
+            local = positions[where] - self._token_start[shard]
+            number = self._offsets[shard].searchsorted(local, side="right") - 1
+            documents[where] = number + self._document_start[shard]
         return documents
-
-    def _split_by_shard(self, start: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-        """Split `length` consecutive token positions from `start` on by the shard.
-
-        Yields tuples: the index of a shard, the positions in this shard, and the same positions
-        counted from `start`.
-        """
-        done = 0
-        while done < length:
-            shard = bisect.bisect_right(self._token_start, start + done) - 1
-            first = start + done - self._token_start[shard]
-            count = min(length - done, len(self._tokens[shard]) - first)
-            yield shard, slice(first, first + count), slice(done, done + count)
-            done += count
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the start and stop positions of the documents with the given indices.
@@ -295,16 +294,16 @@ class ShardSplit:
         return self.rows_at(starts, stops - starts)[0]
 
 
-def _group_by_shard(starts: Ints, documents: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
-    """Group document indices by the shard that contains them.
+def _group_by_shard(starts: Ints, positions: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
+    """Group positions (or document indices) by the shard that contains them.
 
-    `starts` contains the first document of every shard, and the total number. Yields pairs (shard
-    index, mask of the documents in this shard). If there is only one shard, the mask is `...`.
+    `starts` contains the first position of every shard, and the total length. Yields pairs (shard
+    index, mask of the positions in this shard). If there is only one shard, the mask is `...`.
     """
     if len(starts) == 2:
         yield 0, ...
         return
-    shards = np.searchsorted(starts, documents, side="right") - 1
+    shards = np.searchsorted(starts, positions, side="right") - 1
     for shard in np.unique(shards):
         yield int(shard), shards == shard
 

@@ -7,6 +7,7 @@ of llama.cpp's converter (`convert_hf_to_gguf.py`).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -325,11 +326,7 @@ def name_tensors(
 
 def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> str:
     """Return the name in GGUF of a tensor with a Hugging Face name."""
-    import gguf
-
-    layers = config.get("num_hidden_layers", config.get("n_layer"))
-    arch = next(key for key, each in gguf.MODEL_ARCH_NAMES.items() if each == family.name)
-    names = gguf.get_tensor_name_map(arch, layers)
+    names = _load_name_map(family.name, config.get("num_hidden_layers", config.get("n_layer")))
     ends = (".weight", ".bias")
     kind = config["model_type"]
     base = FAMILIES[kind].base  # left out in the names of models without a head
@@ -340,6 +337,15 @@ def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> s
     new_name = names.get_name(name, ends) or names.get_name(name.partition(".")[2], ends)
     assert new_name is not None, name
     return new_name
+
+
+@functools.cache
+def _load_name_map(name: str, layers: int) -> Any:
+    """Return gguf's table of names for an architecture of llama.cpp, which is slow to build."""
+    import gguf
+
+    arch = next(key for key, each in gguf.MODEL_ARCH_NAMES.items() if each == name)
+    return gguf.get_tensor_name_map(arch, layers)
 
 
 def order_rows(
