@@ -15,6 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
+import yaml
 from page_examples import DOCS, run_examples
 from serving import wait_until
 
@@ -179,6 +180,55 @@ def test_the_page_works_behind_a_proxy(file, page, command, paths, certificate, 
                 assert send("POST", address, headers, json=body).status_code == 403
         if BROWSER is not None:
             generate_in_browser(origin, path, port)
+
+
+@pytest.mark.slow
+def test_the_proxy_of_compose_sends_https_to_the_server(paths, certificate, tmp_path):
+    """The commands of compose.yaml at other ports. Caddy also redirects from port 80."""
+    try:
+        socket.create_server(("127.0.0.1", 80)).close()
+    except OSError as error:
+        pytest.skip(f"port 80: {error}")
+    compose = (DOCS.parent / "compose.yaml").read_text(encoding="utf-8")
+    compose = compose.replace("${TRIVIUM_HOST:-localhost}", "localhost")
+    services = yaml.safe_load(compose)["services"]
+    port, server_port = free_port(), free_port()
+    server = [sys.executable, "-m", "trivium", *shlex.split(services["trivium"]["command"])]
+    server[server.index("story") : server.index("--host")] = [paths["plain"], "--no-playground"]
+    server[server.index("--port") + 1] = str(server_port)
+    server[server.index("--allow-origin") + 1] += f":{port}"
+    caddy, *proxy = shlex.split(services["proxy"]["command"])
+    proxy[proxy.index("--from") + 1] += f":{port}"
+    proxy[proxy.index("--to") + 1] = f"127.0.0.1:{server_port}"
+    # Without the tools in PATH, Caddy cannot add its certificate to those of the system.
+    proxy = [str(shutil.which(caddy)), *proxy]
+    root = tmp_path / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+    (tmp_path / "server").mkdir()
+    with (
+        process(server, lambda: accepts(server_port), tmp_path / "server", TRIVIUM_API_KEY=KEY),
+        process(
+            proxy,
+            lambda: accepts(port) and root.exists(),
+            tmp_path,
+            PATH="",
+            HOME=str(tmp_path),
+            XDG_DATA_HOME=str(tmp_path),
+        ),
+        httpx.Client(
+            base_url=f"https://localhost:{port}",
+            verify=ssl.create_default_context(cafile=str(root)),
+            headers={"Origin": f"https://localhost:{port}"},
+            timeout=60,
+        ) as client,
+    ):
+        body = {"model": "plain", "prompt": "a", "max_tokens": 2}
+        assert client.post("/v1/completions", json=body).status_code == 401
+        answer = client.post("/v1/completions", json=body, auth=("", KEY))
+        assert answer.status_code == 200, answer.text
+        with client.stream(
+            "POST", "/v1/completions", json={**body, "stream": True}, auth=("", KEY)
+        ) as stream:
+            assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
 
 
 def generate_in_browser(origin, path, port):
