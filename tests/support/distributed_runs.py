@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from run_settings import quiet, settings
 
 from trivium.objectives.classification import TextClassification
+from trivium.objectives.preference import PreferenceOptimization
 from trivium.plan import forecast
 from trivium.train import trainer
 from trivium.train.run_folder import RunFolder
@@ -35,9 +37,11 @@ def train(jobs: list[dict[str, Any]]) -> None:
     """Call `pretrain` or `finetune` (the key "command") with each job's other keys."""
     for job in jobs:
         arguments = {"command": "pretrain", **job}
-        killed, noted = arguments.pop("kill", None), arguments.pop("note_answers", None)
-        if noted is not None:
-            note_answers(Path(noted))
+        killed = arguments.pop("kill", None)
+        if (folder := arguments.pop("note_answers", None)) is not None:
+            note_sizes(TextClassification, "predict", Path(folder))
+        if (folder := arguments.pop("note_references", None)) is not None:
+            note_sizes(PreferenceOptimization, "encode", Path(folder))
         if killed is not None and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             kill_in_step(*killed)
         getattr(training, arguments.pop("command"))(**arguments, console=quiet())
@@ -55,16 +59,18 @@ def kill_in_step(rank: str, step: int) -> None:
     trainer.forward_backward = killed
 
 
-def note_answers(folder: Path) -> None:
-    """Let every process write how many texts it classifies for metrics, a line each time."""
-    original = TextClassification.predict
+def note_sizes(kind: type, method: str, folder: Path) -> None:
+    """Let every process write how many examples a method gets, a line at each call."""
+    original = getattr(kind, method)
 
-    def noted(self: TextClassification, lm: Any, examples: Any) -> Any:
+    def noted(self: Any, *arguments: Any) -> Any:
+        # `predict` gets the model first, `encode` the examples.
+        (examples,) = (each for each in arguments if isinstance(each, Sequence))
         with (folder / os.environ.get("RANK", "0")).open("a") as file:
             file.write(f"{len(examples)}\n")
-        return original(self, lm, examples)
+        return original(self, *arguments)
 
-    TextClassification.predict = noted
+    setattr(kind, method, noted)
 
 
 def curve(folder: str | os.PathLike[str]) -> dict[tuple[int, str], float]:

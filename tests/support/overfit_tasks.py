@@ -59,7 +59,9 @@ def overfit(
 ) -> tuple[LabelledObjective, LanguageModel, float]:
     """The model after some steps on one batch of all examples, and its last loss."""
     objective, lm = untrained(objective, examples, family)
-    rows = objective.encode(examples, lm).take(range(len(objective.encode(examples, lm))))
+    encoded = objective.encode(examples, lm)
+    objective.remember_encoded(examples, encoded)
+    rows = encoded.take(range(len(encoded)))
     batch = objective.prepare(rows, RowRandom(0, [0]), lm.tokenizer.vocabulary)
     tensors, counts = to_device(batch, CPU), objective.loss_denominators(batch)
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=lr)

@@ -220,6 +220,45 @@ def test_two_processes_answer_a_part_of_the_held_out_examples_each(reviews, enco
 
 
 @pytest.mark.slow
+def test_two_processes_compute_a_part_of_the_reference_each(tmp_path):
+    """More examples than a process takes at once, with metrics that need the reference of all."""
+    numbers = range(700)
+    answers = {
+        "preference": [{"chosen": f"{2 * n}", "rejected": f"{n + 1} or so"} for n in numbers],
+        "kto": [{"response": f"{n + n % 3}", "label": n % 3 == 0} for n in numbers],
+    }
+    jobs, singles = [], {}
+    for kind, layout in (("preference", DDP), ("preference", FSDP_ALONE), ("kto", DDP)):
+        data = tmp_path / f"{kind}.jsonl"
+        lines = ({"prompt": f"{n}+{n}=", **each} for n, each in enumerate(answers[kind]))
+        data.write_text("\n".join(map(json.dumps, lines)))
+        for parallel in ({}, layout):
+            out = tmp_path / f"{kind}-{parallel.get('data', 'one')}"
+            if not out.exists():
+                changes = small(0.0, **parallel)
+                del changes["data"], changes["train"]["batch_tokens"]
+                del changes["train"]["eval_tokens"]
+                changes["train"] |= {"batch_examples": 11, "steps": 4}
+                job = {"command": "finetune", "task": kind, "model": "gpt2-tiny", "data": data}
+                job |= {"validation": 0.4, "out": out, "changes": changes}
+                if parallel:
+                    jobs.append(job)
+                else:
+                    train([job])
+        singles[out] = tmp_path / f"{kind}-one"
+    counted = tmp_path / "references"
+    counted.mkdir()
+    jobs[0]["note_references"] = counted
+    run_processes(2, jobs)
+    for out, single in singles.items():
+        assert len(curve(single)) > 12
+        assert curve(out) == pytest.approx(curve(single), rel=1e-4, abs=1e-5), out.name
+    shares = [sum(map(int, file.read_text().split())) for file in sorted(counted.iterdir())]
+    assert len(shares) == 2
+    assert min(shares) > 0.4 * sum(shares)
+
+
+@pytest.mark.slow
 def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, pairs, tmp_path):
     def job(name, out, dropout, **parallel):
         if name == "pairs":

@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,14 +61,17 @@ class EncodedExamples:
         ragged = {name: Ragged.from_lists(rows) for name, rows in sequences.items()}
         self.pad_id, self._ragged = pad_id or 0, ragged
         self._largest: dict[str, int] = {}  # the largest value of each field, once it is known
-        self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
+        self.sequence_labels: NDArray[Any] | None = None
+        """The labels of whole sequences, as given."""
+        if sequence_labels is not None:
+            self.sequence_labels = np.asarray(sequence_labels)
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
         for name, rows in ragged.items():
             like = labelled if name in ("decoder_input_ids", "labels") else "input_ids"
             assert len(rows.sizes) == len(self), f"{name} has another number of examples"
             same = np.array_equal(rows.sizes, ragged[like].sizes)
             assert same, f"{name} and {like} differ in length"
-        assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
+        assert self.sequence_labels is None or len(self.sequence_labels) == len(self)
         totals = [ragged[name].totals for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: Ints = totals[0] if len(totals) == 1 else np.sum(totals, axis=0)
         """The number of tokens in each example, including decoder tokens, int64 [N]."""
@@ -116,8 +119,8 @@ class EncodedExamples:
             for chunk in chunks:
                 pad_id = chunk.pad_id
                 truncations.append(chunk.truncations)
-                if chunk._sequence_labels is not None:
-                    labels.append(chunk._sequence_labels)
+                if chunk.sequence_labels is not None:
+                    labels.append(chunk.sequence_labels)
                 for name, ragged in chunk._ragged.items():
                     if name not in files:
                         files[name] = stack.enter_context((folder / f"{name}.bin").open("wb"))
@@ -174,8 +177,8 @@ class EncodedExamples:
         }
         if "decoder_input_ids" in arrays:
             arrays["decoder_lengths"] = self._ragged["decoder_input_ids"].sizes[row_indices]
-        if self._sequence_labels is not None:
-            arrays["sequence_labels"] = self._sequence_labels[row_indices]
+        if self.sequence_labels is not None:
+            arrays["sequence_labels"] = self.sequence_labels[row_indices]
         return RowBatch(lengths=self._ragged["input_ids"].sizes[row_indices], **arrays)
 
 

@@ -18,6 +18,7 @@ from trivium.data.records import Record, RecordOptions, read_records
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Schema, Slot
 from trivium.errors import MissingExtraError
+from trivium.inference import forward
 from trivium.inference.forward import check_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -27,7 +28,7 @@ from trivium.objectives.task_metrics import Metrics
 from trivium.text.inputs import TextInput, encode_inputs
 from trivium.text.vocabulary import Vocabulary
 
-_BATCH = 16  # examples per batch when metrics are computed
+_POSITIONS_AT_ONCE = 8192  # tokens of a batch when metrics are computed, including padding
 
 
 class LabelledObjective(Objective):
@@ -193,6 +194,13 @@ class LabelledObjective(Objective):
         The attribute `truncations` of the result has the numbers of removed tokens.
         """
 
+    def remember_encoded(self, examples: Sequence[Any], encoded: EncodedExamples) -> None:
+        """Store what the metrics need of the encoded examples. By default, nothing is stored.
+
+        A run calls this method in every process once for each split, after all of its examples have
+        been encoded. `encode`, in contrast, gets only a part of the examples in each process.
+        """
+
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Return an iterator over the input texts of the encoder.
 
@@ -278,10 +286,8 @@ def batch_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]
 
     Each item is a pair: the indices of the B examples in the batch, int64 [B], and their rows.
     """
-    order = np.argsort(-encoded.lengths, kind="stable")
-    for start in range(0, len(order), _BATCH):
-        indices = order[start : start + _BATCH]
-        yield indices, encoded.take(indices)
+    for indices in forward.batch_by_length(encoded.lengths.tolist(), _POSITIONS_AT_ONCE):
+        yield np.array(indices), encoded.take(indices)
 
 
 def encode_texts(

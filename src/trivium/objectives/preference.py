@@ -8,6 +8,7 @@ model.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.encoded import EncodedExamples, Ragged, Truncations
+from trivium.data.encoded import EncodedExamples, Ragged, Truncations, has_target
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.messages import english
@@ -214,12 +215,15 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return stack_pairs(rows), merge_truncations(truncations)
 
     def build_labels(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
-        """Return `logq` [N, 2], the reference log-probabilities of both responses, as labels.
-
-        They are also stored for `compute_metrics`.
-        """
-        self._reference.update(zip((one.where for one in examples), logq))
+        """Return `logq` [N, 2], the reference log-probabilities of both responses, as labels."""
         return logq
+
+    def remember_encoded(self, examples: Sequence[Preference], encoded: EncodedExamples) -> None:
+        """Store the reference log-probabilities of the examples for `compute_metrics`."""
+        kept = itertools.compress(examples, has_target(encoded.truncations))
+        assert encoded.sequence_labels is not None
+        labels = np.array(encoded.sequence_labels)
+        self._reference.update(zip((one.where for one in kept), labels, strict=True))
 
     def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.

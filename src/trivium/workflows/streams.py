@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import shutil
 import warnings
@@ -31,7 +32,8 @@ from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
-_EXAMPLES_AT_ONCE = 1 << 14
+# The maximum number of examples that are encoded at a time without and with the model.
+_EXAMPLES_AT_ONCE, _FORWARDED_AT_ONCE = 1 << 14, 1 << 8
 # Added to the seed to derive a new row order, for phases with a different row length.
 _ORDER = 1 << 21
 
@@ -63,11 +65,9 @@ def build_streams(
         if isinstance(source, ExampleSource):
             data = None
             if source.select(split):
-                encoded = folder / f"{number}-{split}"
-                if source.table.cache is None or source.objective.encodes_with_model:
-                    data = _encode_on_main(source, split, setup.lm, encoded, parallel)
-                else:
-                    data = _encode_or_open(source, split, setup.lm, encoded, parallel)
+                encode = _encode_prompts if source.objective.rolls_out else _encode_or_open
+                data = encode(source, split, setup.lm, folder / f"{number}-{split}", parallel)
+                source.objective.remember_encoded(source.select(split), data)
                 check_example_ids(data, spec)
                 source.store_truncations(split, data.truncations, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
@@ -110,37 +110,45 @@ def build_streams(
 
 
 def _encode_chunks(
-    source: ExampleSource, split: str, lm: LanguageModel, starts: Sequence[int]
+    source: ExampleSource, split: str, lm: LanguageModel, chunks: Sequence[slice]
 ) -> Iterator[EncodedExamples]:
-    """Encode some chunks of the examples of a split. Yields the encoded chunks.
+    """Encode some chunks of the examples of a split (see `_split_into_chunks`).
 
-    `starts` are the indices of the first examples of the chunks, among those of `_chunk_starts`.
-    Examples are encoded in chunks, since ids as Python integers take ten times the memory.
+    Yields the encoded chunks.
     """
     examples = source.select(split)
-    for start in starts:
-        yield source.objective.encode(examples[start : start + _EXAMPLES_AT_ONCE], lm)
+    for chunk in chunks:
+        yield source.objective.encode(examples[chunk], lm)
 
 
-def _chunk_starts(source: ExampleSource, split: str) -> Sequence[int]:
-    """Return the index of the first example of each chunk of a split."""
-    return range(0, len(source.select(split)), _EXAMPLES_AT_ONCE)
+def _split_into_chunks(source: ExampleSource, split: str) -> Sequence[slice]:
+    """Split the examples of a split into chunks of similar size, which are encoded one at a time.
+
+    Token ids as Python integers take ten times the memory of those in files. The chunks do not
+    depend on the number of processes. They are small if the model takes part, so that all processes
+    get an equal share.
+    """
+    size = _FORWARDED_AT_ONCE if source.objective.encodes_with_model else _EXAMPLES_AT_ONCE
+    total = len(source.select(split))
+    count = math.ceil(total / size)
+    ends = [total * number // count for number in range(count + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 
-def _encode_on_main(
+def _encode_prompts(
     source: ExampleSource, split: str, lm: LanguageModel, folder: Path, parallel: Parallel
 ) -> EncodedExamples:
-    """Encode the examples of a split on rank 0 to a folder, and open it in all processes.
+    """Encode the prompts of a split, for an objective that samples responses.
 
-    If the objective samples responses, all processes encode the prompts, since `encode` also stores
-    the prompts in the objective.
+    All processes encode all prompts, since `encode` also stores them in the objective. Rank 0
+    writes them to a folder, which all processes open.
     """
     with parallel.main_process_first():
-        chunks = _encode_chunks(source, split, lm, _chunk_starts(source, split))
+        encoded = _encode_chunks(source, split, lm, _split_into_chunks(source, split))
         if parallel.is_main:
-            EncodedExamples.store(chunks, folder)
-        elif source.objective.rolls_out:
-            deque(chunks, maxlen=0)
+            EncodedExamples.store(encoded, folder)
+        else:
+            deque(encoded, maxlen=0)
         return EncodedExamples.open(folder)
 
 
@@ -149,43 +157,49 @@ def _encode_or_open(
 ) -> EncodedExamples:
     """Open the encoded examples of a split in the cache. If there are none, encode them.
 
-    The processes share the work: each one encodes a part of the examples. `folder` is a folder of
-    the run for these parts.
+    The processes share the work: each one encodes a part of the examples. If there is no cache, or
+    if the result depends on the weights of the model, it is stored in `folder`, a folder of the
+    run.
     """
-    assert source.table.cache is not None
-    entry = CacheEntry(source.table.cache, "encoded", *_encoding_keys(source, split, lm))
-    with parallel.main_process_first():
-        is_missing = not entry.is_valid()
-    [is_missing] = parallel.all_reduce_max(is_missing)
-    if not is_missing:
-        for message in entry.read_notes()["warnings"]:
-            warnings.warn(message, stacklevel=2)
-        return EncodedExamples.open(entry.folder)
+    entry = None
+    if source.table.cache is not None and not source.objective.encodes_with_model:
+        entry = CacheEntry(source.table.cache, "encoded", *_encoding_keys(source, split, lm))
+        with parallel.main_process_first():
+            is_missing = not entry.is_valid()
+        [is_missing] = parallel.all_reduce_max(is_missing)
+        if not is_missing:
+            for message in entry.read_notes()["warnings"]:
+                warnings.warn(message, stacklevel=2)
+            return EncodedExamples.open(entry.folder)
+    parts_folder = folder.with_name(f"{folder.name}-parts")
 
-    def encode(starts: Sequence[int]) -> list[tuple[str, list[str], TriviumError | None]]:
-        """Encode some chunks to a part. Returns its name, its warnings and the error, if any."""
-        name = str(starts[0])
+    def encode(chunks: Sequence[slice]) -> list[tuple[Path, list[str], TriviumError | None]]:
+        """Encode some chunks to a folder. Returns it, its warnings and the error, if any."""
+        part = parts_folder / str(chunks[0].start)
         try:
             with record_warnings() as messages:
-                EncodedExamples.store(_encode_chunks(source, split, lm, starts), folder / name)
+                EncodedExamples.store(_encode_chunks(source, split, lm, chunks), part)
         except TriviumError as error:
-            return [(name, [], error)]
-        return [(name, messages, None)]
+            return [(part, [], error)]
+        return [(part, messages, None)]
 
-    parts = parallel.map(encode, _chunk_starts(source, split))
+    parts = parallel.map(encode, _split_into_chunks(source, split))
     for _, _, error in parts:
         if error is not None:
             raise error
     with parallel.main_process_first():
         if parallel.is_main:
             messages = dict.fromkeys(message for _, each, _ in parts for message in each)
-            with entry.write({"warnings": list(messages)}) as new:
-                chunks = (EncodedExamples.open(folder / name) for name, _, _ in parts)
-                EncodedExamples.write(chunks, new)
-            shutil.rmtree(folder)
+            opened = (EncodedExamples.open(part) for part, _, _ in parts)
+            if entry is None:
+                EncodedExamples.store(opened, folder)
+            else:
+                with entry.write({"warnings": list(messages)}) as new:
+                    EncodedExamples.write(opened, new)
+            shutil.rmtree(parts_folder)
             with contextlib.suppress(OSError):  # not empty
                 folder.parent.rmdir()
-        return EncodedExamples.open(entry.folder)
+        return EncodedExamples.open(folder if entry is None else entry.folder)
 
 
 def _encoding_keys(source: ExampleSource, split: str, lm: LanguageModel) -> list[str]:
