@@ -196,7 +196,10 @@ def test_a_tutorial_is_the_same_in_both_languages() -> None:
         assert links - Counter(targets(pages[1])) == Counter(), name
 
 
-@pytest.mark.parametrize("name", ["take_with_you.md", "runtimes.md"])
+SAME_IN_CHINESE = ("take_with_you.md", "runtimes.md", "deployment.md", "distributed.md")
+
+
+@pytest.mark.parametrize("name", SAME_IN_CHINESE)
 def test_a_page_has_the_same_blocks_in_both_languages(name: str) -> None:
     pages = [(folder / name).read_text(encoding="utf-8") for folder in (DOCS, DOCS / "zh")]
     english, chinese = (
