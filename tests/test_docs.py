@@ -196,7 +196,13 @@ def test_a_tutorial_is_the_same_in_both_languages() -> None:
         assert links - Counter(targets(pages[1])) == Counter(), name
 
 
-SAME_IN_CHINESE = ("take_with_you.md", "runtimes.md", "deployment.md", "distributed.md")
+SAME_IN_CHINESE = (
+    "take_with_you.md",
+    "runtimes.md",
+    "deployment.md",
+    "distributed.md",
+    "large_data.md",
+)
 
 
 @pytest.mark.parametrize("name", SAME_IN_CHINESE)
