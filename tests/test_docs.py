@@ -165,13 +165,14 @@ def test_the_switch_of_languages_leads_to_the_same_page() -> None:
     for english, chinese in (
         ("index.md", "zh/index.md"),
         ("serving.md", "zh/serving.md"),
+        ("parts.md", "zh/parts.md"),
         ("reference/cli/serve.md", "zh/reference/cli/serve.md"),
         ("tutorials/bert.md", "tutorials/zh/bert.md"),
         ("book/en/llama.md", "book/zh/llama.md"),
     ):
         assert hooks._translation(english) == chinese
         assert hooks._translation(chinese) == english
-    assert hooks._translation("parts.md") == "zh/index.md"  # only in English
+    assert hooks._translation("architecture.md") == "zh/index.md"  # only in English
     assert hooks._translation("reference/recipe/train.md") == "zh/recipe.md"
     assert hooks._translation("zh/recipe.md") == "reference/recipe/index.md"
     for page in NAMES:
@@ -202,6 +203,7 @@ SAME_IN_CHINESE = (
     "deployment.md",
     "distributed.md",
     "large_data.md",
+    "parts.md",
 )
 
 
