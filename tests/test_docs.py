@@ -204,6 +204,7 @@ SAME_IN_CHINESE = (
     "distributed.md",
     "large_data.md",
     "parts.md",
+    "callbacks.md",
 )
 
 
