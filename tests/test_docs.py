@@ -205,6 +205,7 @@ SAME_IN_CHINESE = (
     "large_data.md",
     "parts.md",
     "callbacks.md",
+    "tools.md",
 )
 
 
