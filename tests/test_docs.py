@@ -206,6 +206,8 @@ SAME_IN_CHINESE = (
     "parts.md",
     "callbacks.md",
     "tools.md",
+    "rates.md",
+    "hub_example.md",
 )
 
 
