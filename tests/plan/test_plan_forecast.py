@@ -10,6 +10,7 @@ import torch
 from run_settings import quiet, settings
 
 from trivium import cli
+from trivium.messages import translate_english
 from trivium.models import num_parameters
 from trivium.plan import forecast
 from trivium.plan.forecast import Forecast
@@ -127,5 +128,7 @@ def test_what_does_not_fit_or_takes_days_or_too_few_steps_is_warned_of(capsys):
     assert "are few to learn from" in str(replace(fine, minutes=16.7).warning)
     assert "days" in str(replace(fine, tokens_per_second=1.0).warning)
     assert "micro_batch_tokens" in str(replace(fine, memory_bytes=2**32).warning)
+    days = translate_english(str(replace(fine, tokens_per_second=1.0).warning), "zh")
+    assert "约需 12 天" in days
     assert cli.main(["plan", "llama-65b", "--this-machine"]) == 1
     assert "GiB are free on cpu" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from trivium.adapt.quantize import quantize_base
 from trivium.data.documents import ReadOptions, estimate_text_bytes, read_documents
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
-from trivium.messages import translated
+from trivium.messages import english, translate_english, translated
 from trivium.models.base_model import Spec
 from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_duration, labelled
@@ -97,23 +97,16 @@ class Forecast:
 
     @property
     def warning(self) -> str | None:
-        """A warning if memory may not suffice, or if the run is very long or short; else None."""
+        """A warning if memory may not suffice, or if the run is very long or short; else None.
+
+        The warning is English, because the records of a run contain it.
+        """
         if self.memory_bytes > self.free_bytes:
-            return (
-                "the memory may not suffice: set a smaller train.micro_batch_tokens, a shorter "
-                "data.length or a smaller model"
-            )
+            return english("warning.memory_may_not_suffice")
         if self.seconds > _MANY_DAYS * 86_400:
-            return (
-                f"this run takes about {self.seconds / 86_400:.0f} days here: give it fewer steps, "
-                "or a smaller model; `trivium plan --gpus` says how long it takes on GPUs"
-            )
+            return english("warning.takes_days", days=self.seconds / 86_400)
         if self.minutes is not None and self.steps < _FEW_STEPS:
-            return (
-                f"{self.steps:.0f} steps are few to learn from, if the speed stays so: set a "
-                "larger train.minutes, smaller steps (train.batch_tokens, of labelled examples "
-                "train.batch_examples) or a smaller model"
-            )
+            return english("warning.few_steps", steps=self.steps)
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,7 +207,7 @@ def print_forecast(
     if parallel.is_main and not (trainer.recipe.labelled or trainer.recipe.mix):
         _print_epochs(trainer, forecast, metadata["num_parameters"], log)
     if forecast.warning is not None:
-        log.warn(forecast.warning)
+        log.warn(translate_english(forecast.warning))
     return {"forecast": forecast.to_dict()}
 
 
