@@ -21,6 +21,7 @@ from trivium.messages import translate_english, translated
 from trivium.models import active_parameters, build
 from trivium.models.base_model import Spec
 from trivium.plan.forecast import build_trainer_without_data, forecast_run, resolve_model_spec
+from trivium.plan.launch import Launcher, format_launch
 from trivium.plan.layouts import Workload
 from trivium.plan.model_size import build_sized_recipe
 from trivium.plan.training_plan import TrainingPlan, find_fewest_gpus, plan_training
@@ -46,6 +47,7 @@ def print_plan(
     batch_tokens: float | None,
     length: int | None,
     tokens_per_second_per_gpu: float | None,
+    launch: Launcher | None,
     as_json: bool,
 ) -> None:
     """Print the training plan of a preset or recipe, or a table of plans for a model family.
@@ -59,10 +61,11 @@ def print_plan(
         batch_tokens: tokens per step; None uses the published number.
         length: tokens per row; None uses the published number.
         tokens_per_second_per_gpu: a measured throughput, which replaces the predicted throughput.
+        launch: prints the command or the script that starts the run, in place of the plan.
         as_json: whether to print JSON.
 
     Raises:
-        RecipeError: the number of tokens per step is unknown.
+        RecipeError: the number of tokens per step is unknown, or the run cannot be launched.
     """
     models, state = (
         {} if overrides or is_own_size(name) else _load_published_models(name),
@@ -84,7 +87,14 @@ def print_plan(
         work = Workload(model.spec, row, step, find_gpu(gpu), gpus or 1, **state)
         work = find_fewest_gpus(work) if gpus is None else work
         plans.append(plan_training(label, work, total, measured=tokens_per_second_per_gpu))
-    if as_json:
+    if launch is not None:
+        if len(plans) > 1:
+            raise RecipeError(
+                f"--launch starts one model, and {name} is a family: give one of "
+                f"{', '.join(plan.name for plan in plans)}."
+            )
+        typer.echo(format_launch(plans[0], launch, overrides), nl=False)
+    elif as_json:
         records = [plan.to_dict() for plan in plans]
         print_json(records[0] if len(records) == 1 else records)
     elif len(plans) == 1:

@@ -8,6 +8,8 @@ Examples:
 
   trivium plan llama
 
+  trivium plan llama-7b --gpus 64 --launch slurm > llama.sh
+
   trivium plan gpt2 --gpus 8 --gpu rtx-4090 --tokens 10e9 --json
 
   trivium plan bert-mini --this-machine --data my_texts/
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -49,6 +51,11 @@ class _GPUOptions:
     )
     tokens_per_second_per_gpu: float | None = option(
         None, "measured throughput, which replaces the predicted one", unset=False, min=1e-3
+    )
+    launch: Literal["torchrun", "slurm"] | None = option(
+        None,
+        "print the command or the Slurm script that starts the run, in place of the plan",
+        unset=False,
     )
 
 
@@ -83,6 +90,8 @@ def plan(
             f"--{unused[0]} is for a plan for GPUs, and --this-machine uses the recipe: "
             "leave it out, and change the recipe with --set, such as --set train.steps=500."
         )
+    if as_json and on_gpus["launch"]:
+        raise RecipeError("--launch prints a command and --json a plan: give one of them.")
     if data and not this_machine:
         raise RecipeError("--data is for a plan with --this-machine: leave it out.")
     with exit_on_interrupt():
